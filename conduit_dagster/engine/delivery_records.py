@@ -84,7 +84,8 @@ class DeliveryRecords:
         metadata = {SOURCE_CONNECTOR_ID: node_id(self._pipeline, origin.source)}
         metadata |= {COLLECTION: origin.namespace} if origin.namespace else {}
         record = row or Record(origin.position, metadata)
-        record.position, record.metadata = origin.position, metadata
+        # what the row itself says, such as that it is a truncate, stays
+        record.position, record.metadata = origin.position, record.metadata | metadata
         return StagedRecord(origin.source, origin.ordinal, record)
 
 

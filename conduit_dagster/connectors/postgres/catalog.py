@@ -15,7 +15,7 @@ from conduit_dagster.connectors.postgres.connection import Connection, connect
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
 
-Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "text"]
+Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "hstore", "text"]
 
 _QUERY = """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(b.typname, t.typname),
@@ -38,6 +38,7 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("json", "jsonb"), "json"),
     "bool": "boolean",
     "bytea": "bytea",
+    "hstore": "hstore",
 }
 _BITS = {"int2": 15, "int4": 31, "int8": 63}
 _LIFETIME = 60.0
@@ -51,7 +52,7 @@ class Column(NamedTuple):
     type: str
     kind: Kind
     bits: int = 0
-    """Bits of an integer without its sign."""
+    """Bits of an integer without its sign; of an array, those of its elements."""
     required: bool = False
     """NULL is refused, and no trigger could fill it in."""
     has_default: bool = False
@@ -59,6 +60,8 @@ class Column(NamedTuple):
     """Computed by the database: it can't be written."""
     known: bool = True
     """False if the table does not exist yet and the type is still open."""
+    element: Kind = "text"
+    """Kind of an array's elements."""
 
 
 _WRITABLE = """
@@ -85,8 +88,13 @@ def read_table(connection: Connection, name: TableName) -> Table | None:
 
 def _column(row: tuple[Any, ...]) -> Column:
     name, shown, base, category, required, has_default, generated = row
-    kind: Kind = "array" if category == "A" else _KINDS.get(base, "text")
-    return Column(name, shown, kind, _BITS.get(base, 0), required and not has_default, has_default, generated)
+    is_array = category == "A"
+    # an array type is named after that of its elements, with an underscore in front
+    single = base[1:] if is_array else base
+    of_one: Kind = _KINDS.get(single, "text")
+    kind: Kind = "array" if is_array else of_one
+    bits = _BITS.get(single, 0)
+    return Column(name, shown, kind, bits, required and not has_default, has_default, generated, element=of_one)
 
 
 class TableCache:

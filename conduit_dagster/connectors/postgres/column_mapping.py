@@ -117,6 +117,10 @@ class ColumnLayout:
             return self._column(field)
         return None if column is None or column.generated else column
 
+    def takes(self, field: str) -> bool:
+        """Return whether the field has a column of its own."""
+        return self._column(field) is not None
+
     def _no_column(self, fields: Sequence[str]) -> CellError:
         names = ", ".join(fields[:5])
         return CellError("unmapped", f"the table {self.table.name} has no column for {names}: see mapping, unmapped")

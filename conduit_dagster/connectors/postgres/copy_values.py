@@ -23,7 +23,8 @@ NULL_MARK = b"\x1d"
 _NULL = msgspec.Raw(NULL_MARK)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _BOOLEANS = {True: "true", False: "false"}
-_encode_json = msgspec.json.Encoder().encode
+# as text a number of a document would come back as a string
+_encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def column_cells(values: Sequence[Any], column: Column) -> Sequence[Cell]:
@@ -72,7 +73,9 @@ def _text(value: Any, column: Column) -> str:
     if column.kind == "json":
         return _json_text(value)
     if column.kind == "array" and isinstance(value, list | tuple):
-        return _array(value)
+        return _array(value, column._replace(kind=column.element))
+    if column.kind == "hstore" and isinstance(value, dict):
+        return _hstore(value)
     render = _RENDER.get(type(value))
     if render is None:
         raise _misfit(value, column)
@@ -151,20 +154,28 @@ def _json_text(value: Any) -> str:
     return text
 
 
-def _array(values: Sequence[Any]) -> str:
-    return "{" + ",".join(map(_element, values)) + "}"
+def _array(values: Sequence[Any], element: Column) -> str:
+    return "{" + ",".join([_element(value, element) for value in values]) + "}"
 
 
-def _element(value: Any) -> str:
+def _element(value: Any, element: Column) -> str:
     if value is None:
         return "NULL"
-    if isinstance(value, list | tuple):
-        return _array(value)
-    if isinstance(value, bool):
-        return _BOOLEANS[value]
-    if isinstance(value, int | float):
-        return repr(value)
-    text = value if isinstance(value, str) else _json_text(value)
+    # a list in an array of documents is a document, not another dimension
+    if isinstance(value, list | tuple) and element.kind != "json":
+        return _array(value, element)
+    return _quoted(_text(value, element))
+
+
+def _hstore(values: dict[str, Any]) -> str:
+    return ",".join(f"{_quoted(key)}=>{_hstore_value(value)}" for key, value in values.items())
+
+
+def _hstore_value(value: Any) -> str:
+    return "NULL" if value is None else _quoted(value if isinstance(value, str) else _json_text(value))
+
+
+def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

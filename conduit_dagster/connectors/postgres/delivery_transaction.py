@@ -10,10 +10,10 @@ from typing import NamedTuple, cast
 import psycopg
 from psycopg import errors, sql
 
-from conduit_dagster.connectors.postgres.catalog import common, read_table
+from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.connection import Connection
-from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
-from conduit_dagster.connectors.postgres.merge import MERGE, Merge
+from conduit_dagster.connectors.postgres.merge import Merge
+from conduit_dagster.connectors.postgres.merge_statements import MERGE
 from conduit_dagster.connectors.postgres.row_search import RowSearch
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import (
@@ -24,7 +24,8 @@ from conduit_dagster.connectors.postgres.sqlstates import (
     copy_line,
     is_about_table,
 )
-from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing
+from conduit_dagster.connectors.postgres.staged_rows import LineGroup
+from conduit_dagster.connectors.postgres.table_changes import create_table, empty_tables
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, Slice, batches
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
@@ -203,6 +204,11 @@ class TablePublisher:
         except RowError:
             if delivery.records == 1:
                 raise
+        except TableError as error:
+            if not isinstance(error.cause, errors.ForeignKeyViolation):
+                raise
+            # table by table a row may come before the one that it refers to
+            return self._write(connection, delivery, strict=True)
         found = self._search(connection, delivery)
         if not found:
             # inserts were grouped: in the records' own order none may be refused
@@ -295,6 +301,9 @@ class TablePublisher:
                 raise Rejected(one.place, Nack("postgres.unmapped", message))
 
     def _batch(self, connection: Connection, batch: CopyBatch, progress: _Progress) -> None:
+        if batch.emptied:
+            empty_tables(connection, batch, self._settings.create_table == "auto")
+            return
         if not batch.group.merge:
             names = sql.SQL(", ").join(map(sql.Identifier, batch.group.columns))
             statement = sql.SQL("COPY {} ({}) FROM STDIN").format(batch.group.table.quoted, names)
@@ -338,23 +347,3 @@ class _Progress:
         half, self._half = self._half, None
         if half is not None:
             half()
-
-
-def create_table(connection: Connection, name: TableName, found: list[Missing]) -> None:
-    """Create a table that is still missing, inside the transaction that fills it."""
-    connection.execute(_statement(name, found))
-
-
-def _statement(name: TableName, found: list[Missing]) -> sql.Composed:
-    # what is beyond the limit gets no column, and its records are refused
-    columns = list(dict.fromkeys(column for one in found for column in one.types))[:MOST_COLUMNS]
-    types = {column: common(one.types.get(column) for one in found) or "text" for column in columns}
-    # the types come from a fixed list of our own
-    items: list[sql.Composable] = [
-        sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind))  # pyright: ignore[reportArgumentType]
-        for column, kind in types.items()
-    ]
-    key = next((one.key for one in found if one.key), ())
-    if key and set(key) <= types.keys():
-        items.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
-    return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(name.quoted, sql.SQL(", ").join(items))

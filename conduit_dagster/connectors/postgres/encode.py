@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from conduit_dagster.connectors.postgres.catalog import Column, column_type, common
-from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, document, documents, key_document
+from conduit_dagster.connectors.postgres.change_marks import is_truncate
+from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, documents
 from conduit_dagster.connectors.postgres.copy_values import NULL_MARK, Cell, column_cells
+from conduit_dagster.connectors.postgres.keyed_rows import KeyedRow, KeyedRows
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError
-from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing
+from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing, old_names
 from conduit_dagster.record import Document, Record
 
 # JSON with one value per line has no control characters besides line ends: these can serve as placeholders
@@ -54,9 +56,10 @@ def _marked(data: bytes) -> bytes:
 
 MOST_COLUMNS = 1_600
 """Maximum number of columns of a table."""
-_HELPERS = ("order", "operation", "last", "first", "deleted", "is last", "twice")
+_HELPERS = ("order", "operation", "last", "first", "deleted", "is last", "doubtful", "moved")
 _RESERVED = frozenset(f"conduit {name}" for name in _HELPERS)
 """Columns of the temporary tables of a merge, which also have those of the table itself."""
+_TRUNCATE_LINE = b"truncate\n"
 
 
 class Encoded(NamedTuple):
@@ -71,47 +74,46 @@ class Encoded(NamedTuple):
         return self.data.splitlines(keepends=True)
 
 
-class _Row(NamedTuple):
-    """A record that is applied by its key."""
-
-    operation: str
-    values: Document
-    key: tuple[str, ...]
-
-
 class TableEncoder:
     """Encoder of blocks for one table; one record that can't be a row makes the whole block raise."""
 
     def __init__(self, settings: PostgresDestinationSettings, layout: ColumnLayout) -> None:
         self._settings = settings
         self._layout = layout
-        self._key = settings.key_columns
+        self._keyed = KeyedRows(settings, layout)
         self._updates = settings.on_conflict != "error"
         self._merged: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._moving: set[tuple[str, ...]] = set()
         self._types: dict[str, str | None] = {}
-        self._found_key = self._key
+        self._found_key = settings.key_columns
 
     def encode(self, records: list[Record]) -> list[Encoded]:
         """Return the rows of all records; rows of one group keep their order."""
         if {record.operation for record in records} == {"create"} and not self._updates:
             return self._inserts(records, range(len(records)))
-        rows = [self._row(record) for record in records]
-        if not self._updates and all(row is None or row.operation == "c" for row in rows):
-            return self._inserts(records, range(len(records)))
-        return list(self._mixed(records, rows))
+        return [one for places in _between_truncates(records) for one in self._encode(records, places)]
+
+    def _encode(self, records: list[Record], places: Sequence[int]) -> Iterable[Encoded]:
+        if is_truncate(records[places[0]]):
+            group = LineGroup(self._layout.table.name, (), truncates=True)
+            return [Encoded(places, group, _TRUNCATE_LINE * len(places))]
+        rows = {place: self._keyed.row(records[place]) for place in places}
+        self._found_key = self._found_key or next((row.key for row in rows.values() if row), ())
+        if not self._updates and all(row is None or row.change == "c" for row in rows.values()):
+            return self._inserts([records[place] for place in places], places)
+        return self._mixed(records, rows)
 
     def renew(self) -> bool:
         """Return whether the table turned out to have changed, so that refused records must be tried again."""
         return self._layout.renew()
 
     def missing(self) -> Missing | None:
-        """Return the table if it has to be created, else None."""
+        """Return the table if it has to be created, else None; what is only truncated need not be."""
         table = self._layout.table
-        return None if table.exists else Missing(table.name, self._types, self._found_key)
+        return Missing(table.name, self._types, self._found_key) if self._types and not table.exists else None
 
-    def _mixed(self, records: list[Record], rows: list[_Row | None]) -> Iterable[Encoded]:
-        kinds = [None if row is None else row.key for row in rows]
-        for key, run in groupby(range(len(rows)), kinds.__getitem__):
+    def _mixed(self, records: list[Record], rows: dict[int, KeyedRow | None]) -> Iterable[Encoded]:
+        for key, run in groupby(rows, lambda place: row.key if (row := rows[place]) else None):
             places = list(run)
             if key is None:
                 yield from self._inserts([records[place] for place in places], places)
@@ -180,74 +182,48 @@ class TableEncoder:
 
     # -- by key -------------------------------------------------------------------------------------------------
 
-    def _row(self, record: Record) -> _Row | None:
-        """Return the record as a row applied by its key; None for a record that is simply inserted."""
-        operation = record.operation
-        after = None if operation == "delete" else document(record.after, self._settings.raw_column)
-        key = self._key_of(record, after)
-        if key is None:
-            if operation in ("create", "snapshot"):
-                return None
-            wanted = ", ".join(self._key) or "a document in .Key, or the setting key"
-            raise CellError("no_key", f"{operation} needs a key: {wanted}")
-        self._found_key = self._found_key or tuple(key)
-        if after is None:
-            return _Row("d", key, tuple(key))
-        values = {**self._layout.by_column(self._layout.gathered([after])[0]), **key}
-        is_create = operation == "create" and self._settings.on_conflict != "update"
-        return _Row("c" if is_create else "u", values, tuple(key))
-
-    def _key_of(self, record: Record, after: Document | None) -> Document | None:
-        """Return the key by column; None if the record has no key or only a part of it."""
-        named = key_document(record.key)
-        if not self._key:
-            key = self._layout.by_column(named) if named else None
-        else:
-            parts = [part for part in (named, after, record.before) if isinstance(part, dict)]
-            key = {name: _first(parts, self._layout.field_of(name)) for name in self._key}
-        if key is None or None in key.values():
-            return None
-        for name in key:
-            self._layout.named(name)
-        return key
-
-    def _merge(self, rows: list[_Row], places: Sequence[int], key: tuple[str, ...]) -> Encoded:
+    def _merge(self, rows: list[KeyedRow], places: Sequence[int], key: tuple[str, ...]) -> Encoded:
+        if any(row.old for row in rows):
+            # and so for later blocks: while the cells of lines stay the same, one COPY takes all of them
+            self._moving.add(key)
+        old = key if key in self._moving else ()
         names = self._merged_columns(rows, key)
-        columns = [self._layout.named(name)._replace(required=False) for name in names]
+        columns = [self._layout.named(name)._replace(required=False) for name in (*names, *old)]
         self._check_count(columns)
         values = [[row.values.get(name) for row in rows] for name in names]
+        values += [[row.old.get(name) for row in rows] for name in old]
         bits = {name: 1 << place for place, name in enumerate(names)}
-        marks = [f"{row.operation}{sum(bits[name] for name in row.values):x}" for row in rows]
+        marks = [f"{row.change}{sum(bits[name] for name in row.values):x}" for row in rows]
         data = copy_lines([marks, *(column_cells(*pair) for pair in zip(values, columns, strict=True))])
         self._note_order(rows)
         self._note_types(columns, values)
-        return Encoded(places, LineGroup(self._layout.table.name, names, True, key), data)
+        return Encoded(places, LineGroup(self._layout.table.name, names, True, key, moves=bool(old)), data)
 
-    def _check_merged(self, names: tuple[str, ...]) -> None:
-        if taken := _RESERVED.intersection(names):
+    def _check_merged(self, names: tuple[str, ...], key: tuple[str, ...]) -> None:
+        if taken := _RESERVED.union(old_names(key)).intersection(names):
             message = f"no row with the column {min(taken)!r} can be applied by its key: see the setting mapping"
             raise CellError("column_name", message)
-        if len(names) > MOST_COLUMNS - len(_RESERVED):
-            raise _too_many(self._layout.table.name, MOST_COLUMNS - len(_RESERVED))
+        if len(names) > (limit := MOST_COLUMNS - len(_RESERVED) - len(key)):
+            raise _too_many(self._layout.table.name, limit)
 
-    def _merged_columns(self, rows: list[_Row], key: tuple[str, ...]) -> tuple[str, ...]:
-        """Return all columns seen so far: while they stay the same, one COPY takes all blocks."""
+    def _merged_columns(self, rows: list[KeyedRow], key: tuple[str, ...]) -> tuple[str, ...]:
+        """Return all columns seen so far, left out or not: while they stay the same, one COPY takes all blocks."""
         known = set(self._merged.get(key, ()))
-        found = known.union(*(row.values for row in rows))
+        found = known.union(*(row.values for row in rows), *(row.lacks for row in rows))
         if len(found) > len(known):
             # in an order that all tasks agree on, whether the table exists yet or not
             names = tuple(sorted(found))
-            self._check_merged(names)
+            self._check_merged(names, key)
             self._merged[key] = names
         return self._merged[key]
 
     # -- for a table that is to be created ----------------------------------------------------------------------
 
     def _note_key(self, record: Record) -> None:
-        if not self._found_key and (key := self._key_of(record, None)):
+        if not self._found_key and (key := self._keyed.key_of(record, None)):
             self._found_key = tuple(key)
 
-    def _note_order(self, rows: list[_Row]) -> None:
+    def _note_order(self, rows: list[KeyedRow]) -> None:
         """Keep the order in which columns appeared, for people who look at the table."""
         if not self._layout.table.exists:
             for name in chain.from_iterable(row.values for row in rows):
@@ -260,12 +236,15 @@ class TableEncoder:
             self._types[column.name] = common((self._types.get(column.name), column_type(column_values)))
 
 
+def _between_truncates(records: list[Record]) -> list[Sequence[int]]:
+    """Return the places of records in runs: of truncates only, or of none."""
+    if not any(map(is_truncate, records)):
+        return [range(len(records))]
+    return [list(run) for _, run in groupby(range(len(records)), lambda place: is_truncate(records[place]))]
+
+
 def _too_many(table: TableName, limit: int) -> CellError:
     return CellError("too_many_columns", f"the table {table} would get more than {limit:,} columns with this record")
-
-
-def _first(parts: list[Document], field: str) -> Any:
-    return next((part[field] for part in parts if field in part), None)
 
 
 def _with_key(document: Document, key: object) -> Document:

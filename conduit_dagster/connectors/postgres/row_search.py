@@ -65,7 +65,7 @@ class RowSearch:
     def _refused(self, batch: CopyBatch, window: Sequence[Slice]) -> RowError | None:
         try:
             with self._connection.transaction():
-                self._write(CopyBatch(batch.group, _joined(window)))
+                self._write(batch._replace(slices=_joined(window)))
         except RowError as error:
             return error
         return None

@@ -49,6 +49,9 @@ class NamedTableError(RowError):
     """A database error about the table that a record names: the record is to be nacked."""
 
 
+NO_ROW = "P0C01"
+"""State of our own: an update left out what it did not change, and there is no row that has it."""
+_OWN = {NO_ROW: "unchanged_toast"}
 _FATAL = {
     "42501": (
         "postgres.no_privilege",
@@ -187,6 +190,8 @@ def copy_line(error: psycopg.Error, relation: str) -> int | None:
 
 def state_name(state: str) -> str:
     """Return a state's name, ``unique_violation`` for ``23505``, or the state itself if it has none."""
+    if state in _OWN:
+        return _OWN[state]
     try:
         name = errors.lookup(state).__name__
     except KeyError:

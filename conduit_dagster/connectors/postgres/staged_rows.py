@@ -11,6 +11,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
+from conduit_dagster.connectors.postgres.keyed_rows import MOVES, PARTIAL
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.record import Operation, Record
 from conduit_dagster.recovery.errors import FatalError
@@ -27,8 +29,17 @@ class LineGroup(msgspec.Struct, frozen=True):
     table: TableName
     columns: tuple[str, ...]
     merge: bool = False
-    """Each line begins with an operation (``c``, ``u`` or ``d``) and, in hex, which of the columns it holds."""
+    """Each line begins with a ``Change`` and, in hex, which of the columns it holds."""
     key: tuple[str, ...] = ()
+    moves: bool = False
+    """Each line ends with the key that the row had; of a merge in which rows get another key."""
+    truncates: bool = False
+    """Each line stands for a truncate of the table, and says nothing else."""
+
+
+def old_names(key: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names, where rows are merged, of the columns with the key that a row had."""
+    return tuple(f"conduit old {place}" for place in range(len(key)))
 
 
 class LineRun(NamedTuple):
@@ -102,7 +113,7 @@ def _decoded(body: bytes, kind: type[_T], url: str) -> _T:
 
 _ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _NAMED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_OPERATIONS: dict[str, Operation] = {"c": "create", "u": "update", "d": "delete"}
+_OPERATIONS: dict[str, Operation] = {"c": "create", "d": "delete"}
 
 
 def staged_row(delivery: Delivery, place: int) -> Record:
@@ -130,15 +141,20 @@ def _row(delivery: Delivery, part: Part, place: int) -> Record:
 
 
 def _record(group: LineGroup, line: str) -> Record:
+    if group.truncates:
+        return Record(0, {TRUNCATE: "true"}, operation="delete")
     cells = line.split("\t")
     if not group.merge:
         return Record(0, {}, _values(group.columns, cells))
-    operation, held = cells[0][0], int(cells[0][1:], 16)
-    every = _values(group.columns, cells[1:])
-    values = {name: value for bit, (name, value) in enumerate(every.items()) if held >> bit & 1}
+    change, held = cells[0][0], int(cells[0][1:], 16)
+    every = _values((*group.columns, *old_names(group.key if group.moves else ())), cells[1:])
+    values = {name: every[name] for bit, name in enumerate(group.columns) if held >> bit & 1}
+    lacks = [name for name in group.columns if name not in values]
     key = {name: values[name] for name in group.key}
-    after = None if operation == "d" else values
-    return Record(0, {}, after, key, None, _OPERATIONS[operation])
+    old = {name: every[own] for name, own in zip(group.key, old_names(group.key), strict=True) if change in MOVES}
+    after = None if change == "d" else values
+    metadata = {UNCHANGED_TOAST: ",".join(lacks)} if change in PARTIAL else {}
+    return Record(0, metadata, after, key, old or None, _OPERATIONS.get(change, "update"))
 
 
 def _values(columns: tuple[str, ...], cells: list[str]) -> dict[str, str | None]:

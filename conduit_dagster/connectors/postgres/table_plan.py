@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from typing import IO, NamedTuple
 
@@ -26,10 +26,12 @@ class Slice(NamedTuple):
 
 
 class CopyBatch(NamedTuple):
-    """The lines of one COPY."""
+    """The lines of one COPY, or of truncates that follow one another."""
 
     group: LineGroup
     slices: list[Slice]
+    emptied: tuple[TableName, ...] = ()
+    """Tables of the truncates: emptied by one statement, since their foreign keys may refer to one another."""
 
     def place(self, line: int) -> int:
         """Return the place in the delivery of the COPY's n-th line, counted from 1."""
@@ -70,24 +72,46 @@ def _read(file: IO[bytes], left: int) -> Iterator[bytes]:
 def batches(slices: list[tuple[LineGroup, Slice]], strict: bool = False) -> list[CopyBatch]:
     """Return batches whose order has the same effect as the records' order.
 
-    Tables come in the order of their first record. Within a table, inserts between two merges are grouped by their
-    columns; merges keep their order. The order of records of different tables is not kept.
+    A truncate is applied after all records before it and before all behind it, whatever their tables. Between two of
+    them tables come in the order of their first record. Within a table, inserts between two merges are grouped by
+    their columns; merges keep their order. The order of records of different tables is not kept.
 
-    ``strict``: inserts keep their order as well, so that the first bad record of a table is the one refused; this may
-    take many more batches.
+    ``strict``: all records keep their order, of different tables as well, so that a row which others refer to is there
+    while it is needed, and the first bad record is the one refused; this may take many more batches.
     """
+    found: list[CopyBatch] = []
+    for truncates, run in groupby(slices, lambda pair: pair[0].truncates):
+        pairs = list(run)
+        if truncates:
+            found.append(_emptying(pairs))
+        else:
+            found += _in_order(pairs) if strict else _by_table(pairs)
+    return found
+
+
+def _emptying(run: list[tuple[LineGroup, Slice]]) -> CopyBatch:
+    tables = dict.fromkeys(group.table for group, _ in run)
+    return CopyBatch(run[0][0], [one for _, one in run], tuple(tables))
+
+
+def _in_order(run: Iterable[tuple[LineGroup, Slice]]) -> Iterator[CopyBatch]:
+    for group, pairs in groupby(run, lambda pair: pair[0]):
+        yield CopyBatch(group, [one for _, one in pairs])
+
+
+def _by_table(run: Iterable[tuple[LineGroup, Slice]]) -> list[CopyBatch]:
     found: dict[TableName, list[CopyBatch]] = {}
-    for group, one in slices:
-        _into(found.setdefault(group.table, []), group, one, strict)
+    for group, one in run:
+        _into(found.setdefault(group.table, []), group, one)
     return [batch for table in found.values() for batch in table]
 
 
-def _into(table: list[CopyBatch], group: LineGroup, one: Slice, strict: bool) -> None:
+def _into(table: list[CopyBatch], group: LineGroup, one: Slice) -> None:
     for batch in reversed(table):
         if batch.group == group:
             batch.slices.append(one)
             return
-        if strict or batch.group.merge or group.merge:
+        if batch.group.merge or group.merge:
             break
     table.append(CopyBatch(group, [one]))
 

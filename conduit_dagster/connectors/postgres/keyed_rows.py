@@ -1,0 +1,102 @@
+"""Rows applied by their key: what a record does to which row."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NamedTuple
+
+from conduit_dagster.connectors.postgres.change_marks import unchanged_fields
+from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, document, key_document
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
+from conduit_dagster.connectors.postgres.sqlstates import CellError
+from conduit_dagster.record import Data, Document, Record
+
+Change = Literal["c", "u", "p", "m", "q", "d"]
+"""Create; update or insert; update of a row that must exist; the same two for a row that gets another key; delete."""
+MOVES: Final = frozenset({"m", "q"})
+PARTIAL: Final = frozenset({"p", "q"})
+"""Changes that can't insert: the record lacks values that only the existing row has."""
+
+
+class KeyedRow(NamedTuple):
+    """A record that is applied by its key."""
+
+    change: Change
+    values: Document
+    key: tuple[str, ...]
+    old: Document
+    """Key of the row before the change, by column; empty if the key stays."""
+    lacks: tuple[str, ...]
+    """Columns that a partial change leaves out."""
+
+
+class KeyedRows:
+    """Reader of one table's records: their keys, values and changes."""
+
+    def __init__(self, settings: PostgresDestinationSettings, layout: ColumnLayout) -> None:
+        self._settings = settings
+        self._layout = layout
+        self._key = settings.key_columns
+
+    def row(self, record: Record) -> KeyedRow | None:
+        """Return the record as a row applied by its key; None for a record that is simply inserted."""
+        operation = record.operation
+        after = None if operation == "delete" else document(record.after, self._settings.raw_column)
+        key = self.key_of(record, after)
+        if key is None:
+            if operation in ("create", "snapshot"):
+                return None
+            wanted = ", ".join(self._key) or "a document in .Key, or the setting key"
+            raise CellError("no_key", f"{operation} needs a key: {wanted}")
+        names = tuple(key)
+        if after is None:
+            return KeyedRow("d", key, names, {}, ())
+        values = {**self._layout.by_column(self._layout.gathered([after])[0]), **key}
+        if operation != "update":
+            is_create = operation == "create" and self._settings.on_conflict != "update"
+            return KeyedRow("c" if is_create else "u", values, names, {}, ())
+        return self._updated(record, values, key)
+
+    def key_of(self, record: Record, after: Document | None) -> Document | None:
+        """Return the key by column; None if the record has no key or only a part of it."""
+        named = key_document(record.key)
+        if not self._key:
+            key = self._layout.by_column(named) if named else None
+        else:
+            parts = [part for part in (named, after, record.before) if isinstance(part, dict)]
+            key = {name: _first(parts, self._layout.field_of(name)) for name in self._key}
+        if key is None or None in key.values():
+            return None
+        for name in key:
+            self._layout.named(name)
+        return key
+
+    def _updated(self, record: Record, values: Document, key: Document) -> KeyedRow:
+        old = self._old_key(record.before, key)
+        changes: tuple[Change, Change] = ("m", "q") if old else ("u", "p")
+        lacks = self._left_out(record, values)
+        return KeyedRow(changes[bool(lacks)], values, tuple(key), old, lacks)
+
+    def _old_key(self, before: Data, key: Document) -> Document:
+        """Return the key that the row had, by column; empty if the record names none or the same."""
+        if not isinstance(before, dict):
+            return {}
+        found = {name: before.get(self._layout.field_of(name)) for name in key}
+        old = {name: key[name] if value is None else value for name, value in found.items()}
+        return {} if old == key else old
+
+    def _left_out(self, record: Record, values: Document) -> tuple[str, ...]:
+        """Return the columns of the table whose values the record left out because they did not change."""
+        renames = self._settings.renames
+        columns = {field: renames.get(field, field) for field in unchanged_fields(record)}
+        lacks = {field: name for field, name in columns.items() if name not in values}
+        placed = tuple(name for field, name in lacks.items() if self._layout.takes(field))
+        if len(placed) < len(lacks) and self._settings.unmapped == "json":
+            # as a part of that object it would be lost: the object is replaced as a whole
+            fix = "add columns for them, or set REPLICA IDENTITY FULL on the source's table"
+            message = f"the update left out unchanged values that have no column: {', '.join(lacks)}; {fix}"
+            raise CellError("unchanged_unmapped", message)
+        return placed
+
+
+def _first(parts: list[Document], field: str) -> Any:
+    return next((part[field] for part in parts if field in part), None)

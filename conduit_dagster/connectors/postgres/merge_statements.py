@@ -1,0 +1,77 @@
+"""Statements of a merge: their texts' placeholders, filled with the names of one group of lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from psycopg import sql
+
+from conduit_dagster.connectors.postgres.keyed_rows import MOVES
+from conduit_dagster.connectors.postgres.staged_rows import LineGroup, old_names
+
+MERGE = "conduit_merge"
+_ORDER = sql.Identifier("conduit order")
+_OPERATION = sql.Identifier("conduit operation")
+OnConflict = Literal["error", "update", "ignore"]
+_FIX = (
+    "left out columns that it did not change: copy the row again, for example by a new snapshot, or "
+    "set REPLICA IDENTITY FULL on the source's table"
+)
+_COMMA, _AND = sql.SQL(", "), sql.SQL(" AND ")
+
+
+class MarkedColumns(NamedTuple):
+    """A mark as staged, with the columns that its hex digits name."""
+
+    mark: str
+    columns: tuple[str, ...]
+
+    @property
+    def change(self) -> str:
+        """The mark's ``Change``."""
+        return self.mark[0]
+
+
+class MergeStatements:
+    """Filler of texts that name the temporary table ``m`` and the target ``t``."""
+
+    def __init__(self, group: LineGroup) -> None:
+        self._group = group
+        self._old = old_names(group.key if group.moves else ())
+
+    def filled(self, text: str, columns: tuple[str, ...] = (), branches: Sequence[sql.Composable] = ()) -> sql.Composed:
+        """Return the text as a statement; ``columns`` are those that are written, by default all of the group."""
+        key, columns = self._group.key, columns or self._group.columns
+        others = [name for name in columns if name not in key]
+        changes = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others)
+        return sql.SQL(text).format(  # pyright: ignore[reportArgumentType]  # all texts are literals of the merge
+            merge=sql.Identifier(MERGE),
+            target=self._group.table.quoted,
+            order=_ORDER,
+            operation=_OPERATION,
+            branches=sql.Composed(branches),
+            columns=_names(columns),
+            key=_names(key),
+            same=_AND.join(_pairs("t.{} = m.{}", key, key)),
+            action=sql.SQL("UPDATE SET {}").format(changes) if others else sql.SQL("NOTHING"),
+            changes=_COMMA.join(_pairs("{} = m.{}", others, others)),
+            values=_COMMA.join(_pairs("{} = m.{}", columns, columns)),
+            moved=sql.SQL("left({}, 1) IN ({})").format(_OPERATION, _COMMA.join(map(sql.Literal, sorted(MOVES)))),
+            old=_names(self._old),
+            was=_AND.join(_pairs("t.{} = m.{}", key, self._old)),
+            stays=_AND.join(_pairs("m.{} = m.{}", key, self._old)),
+            old_names=sql.Composed([sql.SQL(", {}").format(sql.Identifier(name)) for name in self._old]),
+            no_row=sql.Literal(f"the table {self._group.table} has no row of this key, and the update {_FIX}"),
+            old_columns=sql.Composed(_pairs(", {} AS {}", key, self._old)),
+        )
+
+
+def _names(names: Iterable[str]) -> sql.Composed:
+    return _COMMA.join(map(sql.Identifier, names))
+
+
+def _pairs(text: str, first: Iterable[str], second: Iterable[str]) -> list[sql.Composed]:
+    """Fill the text with each pair; none where one of the two lists is empty."""
+    form = sql.SQL(text)  # pyright: ignore[reportArgumentType]  # literals of this file
+    return [form.format(sql.Identifier(one), sql.Identifier(other)) for one, other in zip(first, second, strict=False)]

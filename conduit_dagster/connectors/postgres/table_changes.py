@@ -1,0 +1,73 @@
+"""Changes of whole tables within a delivery: made when they are missing, emptied by a truncate."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+from psycopg import errors, sql
+
+from conduit_dagster.connectors.postgres.catalog import common
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.sqlstates import RowError, is_data
+from conduit_dagster.connectors.postgres.staged_rows import Missing
+from conduit_dagster.connectors.postgres.table_plan import CopyBatch
+
+_NOT_TRUNCATED: Final = (errors.FeatureNotSupported, errors.InsufficientPrivilege, errors.ObjectInUse)
+"""Another table refers to this one; no right to truncate; a deferred trigger of this transaction waits."""
+
+
+def create_table(connection: Connection, name: TableName, found: list[Missing]) -> None:
+    """Create a table that is still missing, inside the transaction that fills it."""
+    connection.execute(_statement(name, found))
+
+
+def _statement(name: TableName, found: list[Missing]) -> sql.Composed:
+    # what is beyond the limit gets no column, and its records are refused
+    columns = list(dict.fromkeys(column for one in found for column in one.types))[:MOST_COLUMNS]
+    types = {column: common(one.types.get(column) for one in found) or "text" for column in columns}
+    # the types come from a fixed list of our own
+    items: list[sql.Composable] = [
+        sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind))  # pyright: ignore[reportArgumentType]
+        for column, kind in types.items()
+    ]
+    key = next((one.key for one in found if one.key), ())
+    if key and set(key) <= types.keys():
+        items.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
+    return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(name.quoted, sql.SQL(", ").join(items))
+
+
+def empty_tables(connection: Connection, batch: CopyBatch, may_be_missing: bool) -> None:
+    """Empty the tables of truncates, all at once. Raises ``RowError`` if other rows refer to those of one of them.
+
+    ``may_be_missing``: a table that is not there has no rows.
+    """
+    tables = [name for name in batch.emptied if not (may_be_missing and _is_missing(connection, name))]
+    if not tables:
+        return
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(name.quoted for name in tables)))
+    except _NOT_TRUNCATED:
+        _delete_all(connection, batch, tables)
+
+
+def _is_missing(connection: Connection, name: TableName) -> bool:
+    row = connection.execute("SELECT to_regclass(%s)", (name.quoted.as_string(connection),)).fetchone()
+    return row is None or row[0] is None
+
+
+def _delete_all(connection: Connection, batch: CopyBatch, tables: list[TableName]) -> None:
+    # as one statement: references among these tables are checked at its end
+    deletes = [
+        sql.SQL("{} AS (DELETE FROM {})").format(sql.Identifier(f"t{number}"), name.quoted)
+        for number, name in enumerate(tables)
+    ]
+    try:
+        connection.execute(sql.SQL("WITH {} SELECT").format(sql.SQL(", ").join(deletes)))
+    except psycopg.Error as error:
+        if not is_data(error):
+            raise
+        raise RowError(batch.slices[0].place, error) from error

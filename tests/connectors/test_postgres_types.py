@@ -1,0 +1,187 @@
+"""Values of a change, in a column of the type that they came from: the same value as the database itself writes."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from lab.postgres_lab import PostgresLab, change
+
+from conduit_dagster.record import Record
+
+MADE = """
+    CREATE TYPE mood AS ENUM ('sad', 'so "so"', 'it''s, ok');
+    CREATE DOMAIN age AS int CHECK (VALUE >= 0);
+    CREATE DOMAIN tags AS text[];
+    CREATE TYPE place AS (street text, number int, at point);
+"""
+LONG = "123456789012345678901234567890.123456789012345678901234567890"
+KINDS: list[tuple[str, str, Any]] = [
+    ("numeric", LONG, LONG),
+    ("numeric", LONG, Decimal(LONG)),
+    ("numeric(10, 2)", "-0.10", "-0.10"),
+    ("numeric", "NaN", "NaN"),
+    ("numeric", "NaN", Decimal("NaN")),
+    ("numeric", "-Infinity", "-Infinity"),
+    ("float8", "NaN", "NaN"),
+    ("float8", "Infinity", "Infinity"),
+    ("float8", "0.1", 0.1),
+    ("float4", "1e-30", 1e-30),
+    ("smallint", "-32768", -32768),
+    ("boolean", "t", True),
+    ("timestamptz", "2024-02-29 12:00:00.123456+02", "2024-02-29T12:00:00.123456+02:00"),
+    ("timestamptz", "0044-03-15 12:00:00+00 BC", "0044-03-15T12:00:00+00:00 BC"),
+    ("timestamptz", "infinity", "infinity"),
+    ("timestamp", "2024-02-29 12:00:00.5", "2024-02-29T12:00:00.5"),
+    ("timestamp", "2024-02-29 12:00:00.5", "2024-02-29T12:00:00.5Z"),
+    ("date", "2024-02-29", "2024-02-29"),
+    ("date", "2024-02-29", datetime.date(2024, 2, 29)),
+    ("time", "23:59:59.999999", "23:59:59.999999"),
+    ("timetz", "23:59:59.9+02", "23:59:59.9+02:00"),
+    ("interval", "1 year 2 mons -3 days 04:05:06.789", "1 year 2 mons -3 days +04:05:06.789"),
+    ("interval", "1 year 2 mons -3 days 04:05:06.789", "P1Y2M-3DT4H5M6.789S"),
+    ("uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    ("uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", uuid.UUID("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11")),
+    ("inet", "192.168.0.1/24", "192.168.0.1/24"),
+    ("cidr", "2001:4f8:3:ba::/64", "2001:4f8:3:ba::/64"),
+    ("macaddr", "08:00:2b:01:02:03", "08:00:2b:01:02:03"),
+    ("jsonb", '{"a": [1, null, "x\\"y"], "b": {"c": 1.5}}', {"a": [1, None, 'x"y'], "b": {"c": 1.5}}),
+    ("jsonb", '{"n": 123456789012345678901234567890.5}', {"n": Decimal("123456789012345678901234567890.5")}),
+    ("jsonb", '"text"', "text"),
+    ("jsonb", "[1, [2]]", [1, [2]]),
+    ("jsonb", "17", 17),
+    ("json", '{"a":[1,null]}', {"a": [1, None]}),
+    ("int[]", "{1,NULL,-3}", [1, None, -3]),
+    ("int[]", "{}", []),
+    ("int[]", "{1,2}", "{1,2}"),
+    ("text[][]", '{{a,"b \\"c\\""},{"",NULL}}', [["a", 'b "c"'], ["", None]]),
+    ("numeric[]", f"{{{LONG},NaN}}", [Decimal(LONG), "NaN"]),
+    ("float8[]", "{0.1,Infinity}", [0.1, "Infinity"]),
+    ("boolean[]", "{t,f,NULL}", [True, False, None]),
+    ("bytea[]", '{"\\\\x00ff",NULL}', [b"\x00\xff", None]),
+    ("uuid[]", "{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11}", [uuid.UUID("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11")]),
+    ("date[]", "{2024-02-29}", [datetime.date(2024, 2, 29)]),
+    ("timestamptz[]", '{"2024-02-29 12:00:00+00"}', ["2024-02-29T12:00:00Z"]),
+    ("jsonb[]", '{"{\\"a\\": [1]}","\\"x\\"","[1, 2]",NULL}', [{"a": [1]}, "x", [1, 2], None]),
+    ("mood[]", '{sad,"so \\"so\\""}', ["sad", 'so "so"']),
+    ("bytea", "\\x00ff5c78", b"\x00\xff\\x"),
+    ("mood", 'so "so"', 'so "so"'),
+    ("mood", "it's, ok", "it's, ok"),
+    ("age", "7", 7),
+    ("tags", '{a,"b c"}', ["a", "b c"]),
+    ("place", '("a ""b"", c",7,"(1,2)")', '("a ""b"", c",7,"(1,2)")'),
+    ("place", "(,,)", "(,,)"),
+    ("int4range", "[1,5)", "[1,5)"),
+    ("tstzrange", '["2024-01-01 00:00:00+00",)', '["2024-01-01 00:00:00+00",)'),
+    ("nummultirange", "{[1.5,2],(7,)}", "{[1.5,2],(7,)}"),
+    ("bit(3)", "101", "101"),
+    ("bit varying", "10110", "10110"),
+    ("money", "-$1,234.56", "-$1,234.56"),
+    ("money", "-$1,234.56", "-1234.56"),
+    ("char(3)", "a", "a  "),
+    ("xml", "<a>&lt;</a>", "<a>&lt;</a>"),
+    ("point", "(1.5,-2)", "(1.5,-2)"),
+    ("tsvector", "'a':1 'b''c':2", "'a':1 'b''c':2"),
+]
+
+
+@pytest.fixture
+def made(lab: PostgresLab) -> PostgresLab:
+    lab.execute(MADE)
+    return lab
+
+
+def test_every_kind_comes_back_as_it_was(made: PostgresLab) -> None:
+    """After an insert, an insert by key and an update: as a row that the database itself writes."""
+    names = [f"v{place}" for place in range(len(KINDS))]
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in zip(names, KINDS, strict=True))
+    made.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
+    fields = {name: value for name, (_, _, value) in zip(names, KINDS, strict=True)}
+    nothing = dict.fromkeys(names)
+    destination = made.destination()
+    made.deliver(destination, [Record(1, {}, {"id": 1, **fields}), Record(4, {}, {"id": 4, **nothing})])
+    made.deliver(destination, [change("update", 2, **fields), change("snapshot", 3, **nothing)])
+    made.deliver(destination, [change("update", 3, **fields)])
+    assert made.refused == []
+    written = ", ".join(f"%s::text::{kind}" for kind, _, _ in KINDS)
+    made.execute(f"INSERT INTO t VALUES (5, {written})", *(text for _, text, _ in KINDS))
+    shown = ", ".join(f"{name}::text" for name in names)
+    rows = made.execute(f"SELECT {shown} FROM t ORDER BY id")
+    assert len(rows) == 5 and rows[3] == (None,) * len(KINDS)
+    for found, own, kind in zip(zip(*rows[:3], strict=True), rows[4], KINDS, strict=True):
+        assert found == (own, own, own), kind
+
+
+@pytest.fixture
+def hstore(lab: PostgresLab) -> PostgresLab:
+    if not lab.execute("SELECT name FROM pg_available_extensions WHERE name = 'hstore'"):
+        pytest.skip("the server has no extension hstore: install postgresql-contrib")
+    lab.execute("CREATE EXTENSION hstore")
+    return lab
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": "1", 'b "c"': None, "d\\": 'x "y", z=>'}, {}, '"a"=>"1"'], ids=["pairs", "empty", "text"]
+)
+def test_an_hstore_is_a_document(hstore: PostgresLab, value: Any) -> None:
+    hstore.execute("CREATE TABLE t (id int PRIMARY KEY, v hstore)")
+    hstore.deliver(hstore.destination(), [Record(1, {}, {"id": 1, "v": value}), change("update", 2, v=value)])
+    wanted = {"a": "1"} if isinstance(value, str) else value
+    assert hstore.execute("SELECT id, hstore_to_json(v) FROM t ORDER BY id") == [(1, wanted), (2, wanted)]
+
+
+def test_numbers_and_truths_of_an_hstore_are_their_text(hstore: PostgresLab) -> None:
+    hstore.execute("CREATE TABLE t (v hstore)")
+    hstore.deliver(
+        hstore.destination(), [Record(1, {}, {"v": {"a": 1, "b": True, "c": [1]}}), Record(2, {}, {"v": [1]})]
+    )
+    assert hstore.execute("SELECT hstore_to_json(v) FROM t") == [({"a": "1", "b": "true", "c": "[1]"},)]
+    assert [refusal.nack.code for refusal in hstore.refused] == ["postgres.type"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "other"),
+    [
+        ("uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "b0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+        ("numeric", "1.10", Decimal("2.5")),
+        ("bytea", b"\x00\xff", b"\xff"),
+        ("timestamptz", "2024-02-29T12:00:00Z", "2024-02-29T13:00:00Z"),
+        ("mood", "sad", "it's, ok"),
+        ("int[]", [1, 2], [1, 2, 3]),
+        ("jsonb", {"a": 1}, {"a": 2}),
+    ],
+)
+def test_a_key_of_any_kind_finds_its_row(made: PostgresLab, kind: str, key: Any, other: Any) -> None:
+    """For updates, another key and deletes, as a set and row by row."""
+    made.execute(f"CREATE TABLE t (id {kind} PRIMARY KEY, v int)")
+    destination = made.destination()
+
+    def of(operation: str, number: Any, v: int | None = None, before: Any = None) -> Record:
+        after = None if operation == "delete" else {"id": number, "v": v}
+        return Record(1, {}, after, {"id": number}, before and {"id": before}, operation)
+
+    made.deliver(destination, [of("create", key, 1)])
+    made.deliver(destination, [of("update", key, 2)])
+    made.deliver(destination, [of("update", other, 3, key)])
+    made.deliver(destination, [of("update", key, 4, other), of("update", key, 5)])
+    assert made.execute("SELECT v FROM t") == [(5,)]
+    made.deliver(destination, [of("delete", key)])
+    assert made.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "code"),
+    [
+        ("int[]", [2**31], "out_of_range"),
+        ("int[]", [True], "type"),
+        ("int[]", [{}], "type"),
+        ("bytea[]", ["x", {}], "type"),
+    ],
+)
+def test_an_element_that_does_not_fit_is_told_at_once(lab: PostgresLab, kind: str, value: Any, code: str) -> None:
+    lab.execute(f"CREATE TABLE t (v {kind})")
+    lab.stage(lab.destination(), [Record(1, {}, {"v": value})])
+    assert [refusal.nack.code for refusal in lab.refused] == [f"postgres.{code}"]
