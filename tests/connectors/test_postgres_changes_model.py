@@ -2,91 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lab.changes_model import KINDS, TABLES, VALUES, Change, Model, by_id, create_tables
 from lab.postgres_lab import PostgresLab
 
-from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
-from conduit_dagster.record import Record
 from conduit_dagster.sdk import Rejected
 
 pytestmark = pytest.mark.slow
-TABLES = {"t": "t", "s.u": "s/u"}
-COLUMNS = "id int PRIMARY KEY, a int DEFAULT 7, b int, c int"
-NEW = {"a": 7, "b": None, "c": None}
-VALUES = ("a", "b", "c")
-Rows = dict[int, dict[str, Any]]
-
-
-class Change(NamedTuple):
-    """One record: ``old`` counts only where the key changes."""
-
-    kind: str
-    table: str
-    number: int
-    old: int
-    values: dict[str, int]
-
-    def record(self) -> Record:
-        metadata = {"opencdc.collection": self.table}
-        if self.kind == "truncate":
-            return Record(0, {**metadata, TRUNCATE: "true"}, operation="delete")
-        key = {"id": self.number}
-        if self.kind == "delete":
-            return Record(0, metadata, None, key, operation="delete")
-        lacks = [name for name in VALUES if name not in self.values]
-        metadata |= {UNCHANGED_TOAST: ",".join(lacks)} if "partial" in self.kind else {}
-        before = {"id": self.old} if "move" in self.kind else None
-        operation = self.kind if self.kind in ("create", "snapshot") else "update"
-        return Record(0, metadata, {**key, **self.values}, key, before, operation)
-
-
-class Model:
-    """Dictionaries. ``apply`` returns the code of a refusal, or an empty string."""
-
-    def __init__(self, on_conflict: str) -> None:
-        self.tables: dict[str, Rows] = {name: {} for name in TABLES}
-        self._on_conflict = on_conflict
-
-    def apply(self, change: Change) -> str:
-        rows = self.tables[change.table]
-        how: dict[str, Callable[[Rows, Change], str]] = {
-            "create": self._create,
-            "delete": self._delete,
-            "truncate": self._truncate,
-        }
-        return how.get(change.kind, self._update)(rows, change)
-
-    def _create(self, rows: Rows, change: Change) -> str:
-        if change.number not in rows or self._on_conflict == "update":
-            return self._update(rows, change)
-        return "" if self._on_conflict == "ignore" else "postgres.unique_violation"
-
-    def _delete(self, rows: Rows, change: Change) -> str:
-        rows.pop(change.number, None)
-        return ""
-
-    def _truncate(self, rows: Rows, change: Change) -> str:
-        rows.clear()
-        return ""
-
-    def _update(self, rows: Rows, change: Change) -> str:
-        if "move" in change.kind and change.old != change.number and change.old in rows:
-            if change.number in rows and self._on_conflict != "update":
-                return "postgres.unique_violation"
-            rows[change.number] = rows.pop(change.old)
-        is_partial = "partial" in change.kind and len(change.values) < len(VALUES)
-        if is_partial and change.number not in rows:
-            return "postgres.unchanged_toast"
-        rows[change.number] = {**rows.get(change.number, NEW), **change.values}
-        return ""
-
-
-KINDS = ["create", "snapshot", "update", "partial", "move", "partial move", "delete"]
 SHAPES = st.sampled_from([[("a", "b", "c")], [("a", "b")], [("a", "b", "c"), ("a", "b"), ("c",), ()]])
 
 
@@ -119,8 +43,7 @@ def test_any_history_leaves_what_its_records_leave_one_by_one(
     lab: PostgresLab, on_conflict: str, history: list[list[Change]], border: int, block: int
 ) -> None:
     """However a delivery is cut into tasks and blocks; of its refused records all are named, and only those."""
-    lab.execute("CREATE SCHEMA IF NOT EXISTS s; DROP TABLE IF EXISTS t, s.u")
-    lab.execute(f"CREATE TABLE t ({COLUMNS}); CREATE TABLE s.u ({COLUMNS})")
+    lab.execute(create_tables())
     destination = lab.destination(table='{{ index .Metadata "opencdc.collection" }}', on_conflict=on_conflict)
     model = Model(on_conflict)
     try:
@@ -134,10 +57,7 @@ def test_any_history_leaves_what_its_records_leave_one_by_one(
                 assert [(one.place, one.nack.code) for one in error.value.refusals] == refused
                 records = [record for record, code in zip(records, codes, strict=True) if not code]
             destination.publish(lab.stage(destination, records[:border], records[border:], block=block))
-            found = {name: lab.rows(where) for name, where in TABLES.items()}
-            assert {
-                name: {row[0]: dict(zip(VALUES, row[1:], strict=True)) for row in rows} for name, rows in found.items()
-            } == (model.tables)
+            assert {name: by_id(lab.rows(where)) for name, where in TABLES.items()} == model.tables
     finally:
         destination.close()
     assert lab.refused == []

@@ -1,0 +1,67 @@
+"""Changes of two tables through a whole pipeline: the tables are what the changes leave, one by one."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import psycopg
+import pytest
+from lab.changes_model import KINDS, TABLES, VALUES, Change, Model, by_id, create_tables
+from lab.kills import crashing
+from lab.postgres_server import PostgresServer
+from lab.support import DECODE, Lab, processor, queue, source
+
+from conduit_dagster.record import envelope
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
+
+pytestmark = pytest.mark.slow
+
+
+def history(seed: int, count: int) -> list[Change]:
+    """Few keys and all kinds; a truncate now and then."""
+    pick = random.Random(seed)
+
+    def values() -> dict[str, int]:
+        return {name: pick.randrange(10) for name in pick.choice([VALUES, VALUES, ("a", "b"), ("c",)])}
+
+    return [
+        Change(
+            "truncate" if pick.random() < 0.01 else pick.choice(KINDS),
+            pick.choice(list(TABLES)),
+            pick.randrange(20),
+            pick.randrange(20),
+            values(),
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_the_tables_are_what_the_changes_leave(lab: Lab, postgres_server: PostgresServer, log: str) -> None:
+    """Nothing of a delivery is lost or done twice by a crash in its middle; what a table refuses is a dead letter."""
+    url = postgres_server.create_database()
+    model, changes = Model("update"), history(7, 400)
+    refused = [number for number, change in enumerate(changes) if model.apply(change)]
+    assert 5 < len(refused) < 100 and all(model.tables.values())
+    records = [change.record() for change in changes]
+    for number, record in enumerate(records):
+        record.metadata["n"] = str(number)
+    lab.write("in.jsonl", [msgspec.to_builtins(envelope(record)) for record in records])
+    settings = {"url": url, "table": '{{ index .Metadata "opencdc.collection" }}', "on-conflict": "update"}
+    lab.pipeline(
+        connectors=[source(), {"id": "out", "type": "destination", "plugin": "postgres", "settings": settings}],
+        processors=[DECODE, processor("unwrap", "unwrap.opencdc")],
+        delivery={"strategy": "exactly-once", "log": log, "batch-size": 100},
+        **{"dead-letter-queue": queue(0)},
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(create_tables().encode())
+        with crashing("mid-publish", 2):
+            lab.run()
+        result = lab.run()
+        assert (result.status, result.error) == (PipelineStatus.STOPPED, None)
+        for name, rows in model.tables.items():
+            assert by_id(connection.execute(f"SELECT * FROM {name}".encode()).fetchall()) == rows
+    letters = [letter["payload"]["after"]["metadata"] for letter in lab.documents("dead.jsonl")]
+    assert [int(metadata["n"]) for metadata in letters] == refused
