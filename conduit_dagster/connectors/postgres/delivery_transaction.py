@@ -13,7 +13,6 @@ from psycopg import errors, sql
 from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.merge import Merge
-from conduit_dagster.connectors.postgres.merge_statements import MERGE
 from conduit_dagster.connectors.postgres.row_search import RowSearch
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import (
@@ -200,20 +199,24 @@ class TablePublisher:
 
     def _publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
         try:
-            return self._write(connection, delivery)
+            return self._write_either_way(connection, delivery)
         except RowError:
             if delivery.records == 1:
                 raise
-        except TableError as error:
-            if not isinstance(error.cause, errors.ForeignKeyViolation):
-                raise
-            # table by table a row may come before the one that it refers to
-            return self._write(connection, delivery, strict=True)
         found = self._search(connection, delivery)
         if not found:
             # inserts were grouped: in the records' own order none may be refused
             return self._write(connection, delivery, strict=True)
         raise self._rejected(found) from found[0].cause
+
+    def _write_either_way(self, connection: Connection, delivery: Delivery) -> Claim | None:
+        try:
+            return self._write(connection, delivery)
+        except (RowError, TableError) as error:
+            if delivery.records == 1 or not isinstance(error.cause, errors.ForeignKeyViolation):
+                raise
+        # table by table a row may have come before the one that it refers to
+        return self._write(connection, delivery, strict=True)
 
     def _search(self, connection: Connection, delivery: Delivery) -> list[RowError]:
         """Return the errors of all rows that are refused, up to a number, in a transaction that is rolled back."""
@@ -310,7 +313,7 @@ class TablePublisher:
             _copy(connection, statement, batch, batch.group.table.name, progress)
             return
         merge = Merge(connection, batch, self._settings.on_conflict)
-        _copy(connection, merge.prepare(), batch, MERGE, progress)
+        _copy(connection, merge.prepare(), batch, merge.relation, progress)
         merge.apply()
 
 

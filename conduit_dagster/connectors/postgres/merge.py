@@ -14,15 +14,15 @@ from conduit_dagster.connectors.postgres.merge_statements import MarkedColumns, 
 from conduit_dagster.connectors.postgres.sqlstates import is_data
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 
-_DROP = "DROP TABLE IF EXISTS pg_temp.{merge}, pg_temp.conduit_last"
+_IS_THERE = "SELECT to_regclass({merge_text}) IS NOT NULL"
+_EMPTY = "TRUNCATE {merge}, {last}"
 _TEMPORARY = """
-    CREATE TEMPORARY TABLE pg_temp.{merge} ON COMMIT DROP AS
+    CREATE TEMPORARY TABLE {merge} ON COMMIT DROP AS
     SELECT ''::text AS {operation}, {columns}{old_columns} FROM {target} LIMIT 0
 """
-_NUMBERED = "ALTER TABLE pg_temp.{merge} ADD COLUMN {order} bigint GENERATED ALWAYS AS IDENTITY"
-_MARKS = "SELECT DISTINCT {operation} FROM pg_temp.{merge} ORDER BY 1"
+_NUMBERED = "ALTER TABLE {merge} ADD COLUMN {order} bigint GENERATED ALWAYS AS IDENTITY"
+_MARKS = "SELECT DISTINCT {operation} FROM {merge} ORDER BY 1"
 _HISTORY = """
-    CREATE TEMPORARY TABLE pg_temp.conduit_last ON COMMIT DROP AS
     SELECT * FROM (
         SELECT *, left({operation}, 1) AS "conduit last",
             first_value(left({operation}, 1)) OVER w AS "conduit first",
@@ -30,46 +30,46 @@ _HISTORY = """
             lead({order}) OVER w IS NULL AS "conduit is last",
             left({operation}, 1) = 'c' AND lag(left({operation}, 1)) OVER w IN ('c', 'u', 'p')
                 OR left({operation}, 1) = 'p' AND lag(left({operation}, 1)) OVER w = 'd' AS "conduit doubtful"
-        FROM pg_temp.{merge} WHERE NOT {moved} WINDOW w AS (PARTITION BY {key} ORDER BY {order})
+        FROM {merge} WHERE NOT {moved} WINDOW w AS (PARTITION BY {key} ORDER BY {order})
     ) history WHERE "conduit is last" OR "conduit doubtful"
 """
+_LAST = "CREATE TEMPORARY TABLE {last} ON COMMIT DROP AS" + _HISTORY + "WITH NO DATA"
+_FIND_LAST = "INSERT INTO {last}" + _HISTORY
 _DOUBTFUL = """
-    SELECT EXISTS (SELECT FROM pg_temp.conduit_last WHERE "conduit doubtful")
-        OR EXISTS (SELECT FROM pg_temp.conduit_last m JOIN {target} t ON {same} WHERE m."conduit first" = 'c')
-        OR EXISTS (SELECT FROM pg_temp.conduit_last m WHERE m."conduit first" = 'p'
+    SELECT EXISTS (SELECT FROM {last} WHERE "conduit doubtful")
+        OR EXISTS (SELECT FROM {last} m JOIN {target} t ON {same} WHERE m."conduit first" = 'c')
+        OR EXISTS (SELECT FROM {last} m WHERE m."conduit first" = 'p'
                    AND NOT EXISTS (SELECT FROM {target} t WHERE {same}))
 """
-_DELETE = (
-    'DELETE FROM {target} t USING pg_temp.conduit_last m WHERE {same} AND m."conduit is last" AND m."conduit deleted"'
-)
+_DELETE = 'DELETE FROM {target} t USING {last} m WHERE {same} AND m."conduit is last" AND m."conduit deleted"'
 _INSERT = """
-    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM pg_temp.conduit_last
+    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {last}
     WHERE "conduit is last" AND "conduit last" <> 'd' AND ("conduit deleted" OR "conduit first" = 'c') ORDER BY {order}
 """
 _FIRST = """
-    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM pg_temp.{merge} ORDER BY {order}
+    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {merge} ORDER BY {order}
     ON CONFLICT ({key}) DO NOTHING
 """
 _UPSERT = """
-    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM pg_temp.conduit_last
+    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {last}
     WHERE "conduit is last" AND "conduit last" <> 'd' AND NOT "conduit deleted" AND "conduit first" = 'u'
     ORDER BY {order} ON CONFLICT ({key}) DO {action}
 """
 _UPDATE = """
-    UPDATE {target} t SET {changes} FROM pg_temp.conduit_last m
+    UPDATE {target} t SET {changes} FROM {last} m
     WHERE {same} AND m."conduit is last" AND m."conduit last" <> 'd' AND NOT m."conduit deleted"
         AND m."conduit first" = 'p'
 """
 _ENTANGLED = """
     SELECT EXISTS (
             SELECT FROM (
-                SELECT {key}, {moved} AS "conduit moved" FROM pg_temp.{merge}
-                UNION ALL SELECT {old}, true FROM pg_temp.{merge} WHERE {moved}
+                SELECT {key}, {moved} AS "conduit moved" FROM {merge}
+                UNION ALL SELECT {old}, true FROM {merge} WHERE {moved}
             ) touched GROUP BY {key} HAVING count(*) > 1 AND bool_or("conduit moved"))
-        OR EXISTS (SELECT FROM pg_temp.{merge} m WHERE {moved} AND NOT EXISTS (SELECT FROM {target} t WHERE {was}))
+        OR EXISTS (SELECT FROM {merge} m WHERE {moved} AND NOT EXISTS (SELECT FROM {target} t WHERE {was}))
 """
-_MAKE_ROOM = "DELETE FROM {target} t USING pg_temp.{merge} m WHERE {moved} AND {same}"
-_MOVE = "UPDATE {target} t SET {values} FROM pg_temp.{merge} m WHERE {moved} AND {was}"
+_MAKE_ROOM = "DELETE FROM {target} t USING {merge} m WHERE {moved} AND {same}"
+_MOVE = "UPDATE {target} t SET {values} FROM {merge} m WHERE {moved} AND {was}"
 
 
 class Merge:
@@ -82,10 +82,18 @@ class Merge:
         self._sql = MergeStatements(batch.group)
 
     def prepare(self) -> sql.Composed:
-        """Create the temporary table and return the COPY statement that fills it."""
-        for text in (_DROP, _TEMPORARY, _NUMBERED):
+        """Make the temporary tables, or empty them, and return the COPY statement that fills the first one.
+
+        Batches of the same columns share them: a transaction that made new ones for each would hold too many locks.
+        """
+        for text in (_EMPTY,) if self._is_true(_IS_THERE) else (_TEMPORARY, _NUMBERED, _LAST):
             self._execute(text)
-        return self._sql.filled("COPY pg_temp.{merge} ({operation}, {columns}{old_names}) FROM STDIN")
+        return self._sql.filled("COPY {merge} ({operation}, {columns}{old_names}) FROM STDIN")
+
+    @property
+    def relation(self) -> str:
+        """Name of the temporary table, as errors of COPY have it."""
+        return self._sql.name
 
     def apply(self) -> None:
         """Apply the rows. Raises ``RowError`` for the first row that the database refuses."""
@@ -132,7 +140,7 @@ class Merge:
     def _last_wins(self, columns: tuple[str, ...], changes: set[str]) -> bool:
         if not changes:
             return True
-        self._execute(_HISTORY)
+        self._execute(_FIND_LAST)
         if changes & {"c", "p"} and self._is_true(_DOUBTFUL):
             return False
         if "d" in changes:

@@ -18,28 +18,29 @@ from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 _HINT = re.compile(r"^conduit row (\d+)$")
 _LOOP = """
     #variable_conflict use_column
-    DECLARE conduit_row record; conduit_detail text;
+    DECLARE conduit_row record; conduit_detail text; conduit_count bigint := 0;
     BEGIN
-        FOR conduit_row IN SELECT {order} AS n, {operation} AS mark FROM pg_temp.{merge} ORDER BY 1 LOOP
+        FOR conduit_row IN SELECT {order} AS n, {operation} AS mark FROM {merge} ORDER BY 1 LOOP
+            conduit_count := conduit_count + 1;
             CASE conduit_row.mark {branches} END CASE;
         END LOOP;
     EXCEPTION WHEN OTHERS THEN
         GET STACKED DIAGNOSTICS conduit_detail = PG_EXCEPTION_DETAIL;
         RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = SQLERRM, DETAIL = conduit_detail,
-            HINT = 'conduit row ' || conduit_row.n;
+            HINT = 'conduit row ' || conduit_count;
     END
 """
 _ROW = "m.{order} = conduit_row.n"
-_NEW = "INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM pg_temp.{merge} m WHERE " + _ROW
-_UPDATE = "UPDATE {target} t SET {changes} FROM pg_temp.{merge} m WHERE " + _ROW + " AND {same};"
-_FIND = "PERFORM 1 FROM {target} t, pg_temp.{merge} m WHERE " + _ROW + " AND {same};"
+_NEW = "INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {merge} m WHERE " + _ROW
+_UPDATE = "UPDATE {target} t SET {changes} FROM {merge} m WHERE " + _ROW + " AND {same};"
+_FIND = "PERFORM 1 FROM {target} t, {merge} m WHERE " + _ROW + " AND {same};"
 _UNLESS_FOUND = " IF NOT FOUND THEN "
 _REFUSE = f"RAISE EXCEPTION USING ERRCODE = '{NO_ROW}', MESSAGE = {{no_row}}; END IF;"
 _MAKE_ROOM = (
-    "DELETE FROM {target} t USING pg_temp.{merge} m WHERE " + _ROW + " AND {same} AND NOT ({stays})"
+    "DELETE FROM {target} t USING {merge} m WHERE " + _ROW + " AND {same} AND NOT ({stays})"
     " AND EXISTS (SELECT FROM {target} t WHERE {was});"
 )
-_MOVE = "UPDATE {target} t SET {values} FROM pg_temp.{merge} m WHERE " + _ROW + " AND {was};"
+_MOVE = "UPDATE {target} t SET {values} FROM {merge} m WHERE " + _ROW + " AND {was};"
 _ONE: Final = {
     "created": _NEW + ";",
     "ignored": _NEW + " ON CONFLICT ({key}) DO NOTHING;",
@@ -47,7 +48,7 @@ _ONE: Final = {
     "updated": _UPDATE + _UNLESS_FOUND + _NEW + " ON CONFLICT ({key}) DO {action}; END IF;",
     "partial": _UPDATE + _UNLESS_FOUND + _REFUSE,
     "found": _FIND + _UNLESS_FOUND + _REFUSE,
-    "deleted": "DELETE FROM {target} t USING pg_temp.{merge} m WHERE " + _ROW + " AND {same};",
+    "deleted": "DELETE FROM {target} t USING {merge} m WHERE " + _ROW + " AND {same};",
 }
 
 
@@ -56,7 +57,7 @@ def apply_in_order(
 ) -> None:
     """Apply the rows of the temporary table. Raises ``RowError`` for the first row that the database refuses."""
     statements = MergeStatements(batch.group)
-    connection.execute(statements.filled("CREATE UNIQUE INDEX ON pg_temp.{merge} ({order})"))
+    connection.execute(statements.filled("CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {merge} ({order})"))
     branches = [
         sql.SQL("WHEN {} THEN {}").format(
             sql.Literal(shape.mark), statements.filled(_text(shape, batch.group.key, on_conflict), shape.columns)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.keyed_rows import MOVES
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup, old_names
 
-MERGE = "conduit_merge"
 _ORDER = sql.Identifier("conduit order")
 _OPERATION = sql.Identifier("conduit operation")
 OnConflict = Literal["error", "update", "ignore"]
@@ -38,6 +39,8 @@ class MergeStatements:
 
     def __init__(self, group: LineGroup) -> None:
         self._group = group
+        # a name per kind of lines: that of the temporary table, of which a transaction may have several
+        self.name = f"conduit_merge_{hashlib.sha256(msgspec.json.encode(group)).hexdigest()[:12]}"
         self._old = old_names(group.key if group.moves else ())
 
     def filled(self, text: str, columns: tuple[str, ...] = (), branches: Sequence[sql.Composable] = ()) -> sql.Composed:
@@ -46,7 +49,10 @@ class MergeStatements:
         others = [name for name in columns if name not in key]
         changes = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others)
         return sql.SQL(text).format(  # pyright: ignore[reportArgumentType]  # all texts are literals of the merge
-            merge=sql.Identifier(MERGE),
+            merge=self._temporary(""),
+            merge_text=sql.Literal(f"pg_temp.{self.name}"),
+            last=self._temporary("_last"),
+            index=sql.Identifier(f"{self.name}_order"),
             target=self._group.table.quoted,
             order=_ORDER,
             operation=_OPERATION,
@@ -65,6 +71,9 @@ class MergeStatements:
             no_row=sql.Literal(f"the table {self._group.table} has no row of this key, and the update {_FIX}"),
             old_columns=sql.Composed(_pairs(", {} AS {}", key, self._old)),
         )
+
+    def _temporary(self, suffix: str) -> sql.Identifier:
+        return sql.Identifier("pg_temp", f"{self.name}{suffix}")
 
 
 def _names(names: Iterable[str]) -> sql.Composed:
