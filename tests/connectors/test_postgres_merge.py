@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lab.postgres_lab import PostgresLab, change, child, create
+from lab.postgres_lab import PostgresLab, at_half, change, child, create
 
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Rejected
@@ -164,3 +164,20 @@ def test_names_that_the_loop_uses_itself_are_no_obstacle(lab: PostgresLab) -> No
     destination = lab.destination()
     lab.deliver(destination, [change("update", 1, n=1), change("update", 1, **fields), change("delete", 2)])
     assert lab.rows() == [(1, 1, "x", "r", 1, 2)]
+
+
+def test_many_batches_of_one_transaction_hold_few_locks(lab: PostgresLab) -> None:
+    """A server has room for some thousand: more batches than that must not fill it."""
+    lab.execute("CREATE TABLE t (id int, a int); CREATE UNIQUE INDEX ON t (id)")
+    records = [
+        record for i in range(300) for record in (Record(i, {}, {"id": i}), change("update", 1_000 + i % 2, a=i))
+    ]
+    held: list[int] = []
+    destination = lab.destination()
+    delivery = lab.stage(destination, records)
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'relation' AND pid <> pg_backend_pid()"
+    with at_half(lambda: held.append(lab.execute(locks)[0][0])):
+        destination.publish(delivery)
+    assert 0 < held[0] < 40
+    assert len(lab.rows()) == 302
+    assert lab.rows()[-2:] == [(1_000, 298), (1_001, 299)]

@@ -47,8 +47,9 @@ class PostgresDestination(StagedDestination):
 
     Tasks render COPY text (and query the table's columns, at most once a minute); the driver inserts the delivery's
     hash and its rows in one transaction. ``conduit_deliveries`` keeps the hashes of 1,000 steps.
-    Not guaranteed: the order of records of different tables within a delivery, and that triggers and check
-    constraints see a row that a later record of the same delivery replaces.
+    Not guaranteed: the order of records of different tables within a delivery, unless a truncate lies between them or
+    one table refers to another, and that triggers and check constraints see a row that a later record of the same
+    delivery replaces.
     """
 
     name = "postgres"

@@ -218,7 +218,8 @@ class PostgresDestinationSettings(ConnectorSettings):
     the field names of ``.Key`` are used, if that is a document."""
     on_conflict: Literal["error", "update", "ignore"] = Field("error", alias="on-conflict")
     """What to do with a ``create`` whose key exists already. ``error``: it is nacked; ``update``: it replaces the
-    row's values; ``ignore``: the row stays as it is."""
+    row's values; ``ignore``: the row stays as it is. An update that gives a row another key, which exists already, is
+    nacked, and with ``update`` replaces that row."""
     mapping: Annotated[str, AfterValidator(_mapping)] = ""
     """Fields that go into columns of another name: ``name:column,other:column2``."""
     unmapped: Literal["error", "ignore", "json"] = "error"

@@ -55,7 +55,7 @@ _OWN = {NO_ROW: "unchanged_toast"}
 _FATAL = {
     "42501": (
         "postgres.no_privilege",
-        "as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {user}; "
+        "as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {table} TO {user}; "
         "for a new table CREATE on its schema, for updates TEMPORARY on the database",
     ),
     "42P01": ("postgres.no_table", "create the table {table}, correct the setting table, or set create-table: auto"),
