@@ -320,3 +320,22 @@ def test_a_dead_letter_from_staging_alone_says_as_much(lab: PostgresLab) -> None
         ("create", None, None, {}),
     ]
     assert [one.after for one in found[1:3]] == [{"id": "1", "a": "x"}, {"id": "3", "a": "y"}]
+
+
+def test_references_may_be_left_unchecked(lab: PostgresLab) -> None:
+    """As the documentation says: by a parameter in the URL, or until the end of the transaction."""
+    lab.execute(f"{TABLE}; CREATE TABLE u (id int PRIMARY KEY, t int REFERENCES t)")
+    late = [of("u", create(3, t=7)), of("t", create(7))]
+    url = f"{lab.url}?options=-c%20session_replication_role%3Dreplica"
+    lab.deliver(lab.destination(table=COLLECTION, url=url), late[:1])
+    assert lab.rows("u") == [(3, 7)]
+    lab.execute("TRUNCATE t, u; ALTER TABLE u ALTER CONSTRAINT u_t_fkey DEFERRABLE INITIALLY DEFERRED")
+    lab.deliver(lab.destination(table=COLLECTION), late)
+    assert (lab.rows("u"), lab.rows()) == ([(3, 7)], [(7, None, None)])
+
+
+def test_keys_that_are_exchanged_are_refused(lab: PostgresLab) -> None:
+    """They look as if one row replaced the other: nothing is lost unless ``on-conflict`` asks for that."""
+    lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (2, 'c', 'd')")
+    assert rejected(lab, moved(1, 2, a="a"), moved(2, 1, a="c"))[0] == (0, "postgres.unique_violation")
+    assert len(lab.rows()) == 2

@@ -35,6 +35,12 @@ _HISTORY = """
 """
 _LAST = "CREATE TEMPORARY TABLE {last} ON COMMIT DROP AS" + _HISTORY + "WITH NO DATA"
 _FIND_LAST = "INSERT INTO {last}" + _HISTORY
+_IS_REPEATED = "SELECT EXISTS (SELECT FROM {merge} WHERE NOT {moved} GROUP BY {key} HAVING count(*) > 1)"
+# without sorting: each row is the first and the last of its key
+_ALL_LAST = """
+    INSERT INTO {last} SELECT *, left({operation}, 1), left({operation}, 1), left({operation}, 1) = 'd', true, false
+    FROM {merge} WHERE NOT {moved}
+"""
 _DOUBTFUL = """
     SELECT EXISTS (SELECT FROM {last} WHERE "conduit doubtful")
         OR EXISTS (SELECT FROM {last} m JOIN {target} t ON {same} WHERE m."conduit first" = 'c')
@@ -140,7 +146,7 @@ class Merge:
     def _last_wins(self, columns: tuple[str, ...], changes: set[str]) -> bool:
         if not changes:
             return True
-        self._execute(_FIND_LAST)
+        self._execute(_FIND_LAST if self._is_true(_IS_REPEATED) else _ALL_LAST)
         if changes & {"c", "p"} and self._is_true(_DOUBTFUL):
             return False
         if "d" in changes:
