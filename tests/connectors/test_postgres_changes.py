@@ -254,6 +254,24 @@ def test_a_table_that_others_refer_to_is_emptied_as_far_as_they_allow(lab: Postg
     assert lab.rows() == [(1, "a", "b")]
 
 
+@pytest.mark.parametrize("lost", ["DROP TABLE u", "CREATE TABLE v (t int REFERENCES u); INSERT INTO v VALUES (1)"])
+def test_of_several_truncates_the_one_at_fault_is_found(lab: PostgresLab, lost: str) -> None:
+    """One by one, as the engine sends what fails without a name."""
+    lab.execute(f"{TABLE}; CREATE TABLE u (id int PRIMARY KEY); INSERT INTO t VALUES (1, 'a', 'b')")
+    lab.execute("INSERT INTO u VALUES (1)")
+    destination = lab.destination(table=COLLECTION)
+    delivery = lab.stage(destination, [truncate(), truncate("u"), of("t", create(2))])
+    lab.execute(lost)
+    with pytest.raises(BulkError, match=r"public\.t, public\.u can't be emptied together"):
+        destination.publish(delivery)
+    destination.publish(child(delivery, 0))
+    with pytest.raises(Rejected) as error:
+        destination.publish(child(delivery, 1))
+    assert error.value.nack.code == ("postgres.no_table" if "DROP" in lost else "postgres.foreign_key_violation")
+    destination.publish(child(delivery, 2))
+    assert lab.rows() == [(2, None, None)]
+
+
 def test_who_may_delete_may_truncate(lab: PostgresLab) -> None:
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b')")
     user = f"u{os.urandom(4).hex()}"

@@ -11,7 +11,7 @@ from conduit_dagster.connectors.postgres.catalog import common
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.sqlstates import RowError, is_data
+from conduit_dagster.connectors.postgres.sqlstates import BulkError, RowError, is_about_table, is_data, state_name
 from conduit_dagster.connectors.postgres.staged_rows import Missing
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 
@@ -40,34 +40,38 @@ def _statement(name: TableName, found: list[Missing]) -> sql.Composed:
 
 
 def empty_tables(connection: Connection, batch: CopyBatch, may_be_missing: bool) -> None:
-    """Empty the tables of truncates, all at once. Raises ``RowError`` if other rows refer to those of one of them.
+    """Empty the tables of truncates, all at once. ``may_be_missing``: a table that is not there has no rows.
 
-    ``may_be_missing``: a table that is not there has no rows.
+    Raises ``RowError`` if other rows refer to those of the table; ``BulkError`` if it is one of several that can't be
+    emptied: which one shows when the records are sent one by one.
     """
     tables = [name for name in batch.emptied if not (may_be_missing and _is_missing(connection, name))]
     if not tables:
         return
     try:
+        _empty(connection, tables)
+    except psycopg.Error as error:
+        if len(tables) > 1 and (is_data(error) or is_about_table(error)):
+            names = ", ".join(map(str, tables))
+            raise BulkError(f"{state_name(error.sqlstate or '')}: {names} can't be emptied together") from error
+        if is_data(error):
+            raise RowError(batch.slices[0].place, error) from error
+        raise
+
+
+def _empty(connection: Connection, tables: list[TableName]) -> None:
+    try:
         with connection.transaction():
             connection.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(name.quoted for name in tables)))
     except _NOT_TRUNCATED:
-        _delete_all(connection, batch, tables)
+        # as one statement: references among these tables are checked at its end
+        deletes = [
+            sql.SQL("{} AS (DELETE FROM {})").format(sql.Identifier(f"t{number}"), name.quoted)
+            for number, name in enumerate(tables)
+        ]
+        connection.execute(sql.SQL("WITH {} SELECT").format(sql.SQL(", ").join(deletes)))
 
 
 def _is_missing(connection: Connection, name: TableName) -> bool:
     row = connection.execute("SELECT to_regclass(%s)", (name.quoted.as_string(connection),)).fetchone()
     return row is None or row[0] is None
-
-
-def _delete_all(connection: Connection, batch: CopyBatch, tables: list[TableName]) -> None:
-    # as one statement: references among these tables are checked at its end
-    deletes = [
-        sql.SQL("{} AS (DELETE FROM {})").format(sql.Identifier(f"t{number}"), name.quoted)
-        for number, name in enumerate(tables)
-    ]
-    try:
-        connection.execute(sql.SQL("WITH {} SELECT").format(sql.SQL(", ").join(deletes)))
-    except psycopg.Error as error:
-        if not is_data(error):
-            raise
-        raise RowError(batch.slices[0].place, error) from error
