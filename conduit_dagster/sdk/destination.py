@@ -212,7 +212,8 @@ class StagedDestination(Destination):
         """Return the delivery's record at this place, from its staged parts alone; None if they can't tell.
 
         Asked of a ``divisible`` destination that refuses a record of a step whose source or code has changed since it
-        was prepared: the dead letter is made of it. Only payloads, key and operation count.
+        was prepared: the dead letter is made of it. Payloads, key and operation count, and metadata that says what
+        kind of change it is.
         """
         return None
 
