@@ -9,6 +9,7 @@ import base64
 import json
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from engine.edits.edited import LATE, SEVEN, build, numbers, rows_of, run
@@ -17,7 +18,9 @@ from lab.scripted import Script, scripted
 from lab.support import Crashes, Lab, destination, processor, source
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.postgres.change_marks import UNCHANGED_TOAST
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder, kept
+from conduit_dagster.record import Record, envelope
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.tables import dead_letters
 
@@ -151,6 +154,23 @@ def test_p7_p8_the_letter_is_made_of_what_was_staged(lab: Lab, picky: Table, cha
     assert failed == {"id": "4"}
     # that the source's record is the one that was staged can't be told by other code
     assert original is None
+
+
+def test_the_letter_still_says_what_kind_of_change_it_was(lab: Lab, make_table: MakeTable, crashes: Crashes) -> None:
+    """Sent again as any other update, it would insert a row of which values are missing."""
+    table = make_table("id int PRIMARY KEY, a text, b text")
+    metadata = {UNCHANGED_TOAST: "b"}
+    record = Record(0, metadata, {"id": 4, "a": "x"}, {"id": 4}, operation="update")
+    lab.write("in.jsonl", [msgspec.to_builtins(envelope(record))])
+    build(lab, source(), table.destination(), processors=[processor("unwrap", "unwrap.opencdc")])
+    crashes(lab, "after-prepare")
+    (lab.root / "in.jsonl").rename(lab.root / "moved-away")
+    lab.run()
+    (document,) = lab.documents("dead.jsonl")
+    failed = document["payload"]["after"]
+    assert (failed["operation"], failed["payload"]["after"]) == ("update", {"id": "4", "a": "x"})
+    assert failed["metadata"][UNCHANGED_TOAST] == "b"
+    assert table.values() == []
 
 
 def test_p7_where_nothing_has_changed_the_letter_holds_the_whole_record(lab: Lab, picky: Table) -> None:
