@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -49,11 +50,9 @@ def databases(server: PostgresServer, pgbench: Path) -> tuple[str, str]:
     return origin, copy
 
 
-@pytest.fixture
-def lab(tmp_path: Path, spark: SparkSession, databases: tuple[str, str]) -> Lab:
-    origin, copy = databases
-    lab = Lab(tmp_path, spark)
-    source = {"url": origin, "tables": "*", "logrepl.slotName": "bench", "logrepl.publicationName": "bench"}
+def copying(lab: Lab, origin: str, copy: str) -> Lab:
+    """With a pipeline that copies all tables of one database into those of another."""
+    source = {"url": origin, "tables": "*", "logrepl.slotName": f"of_{origin.rpartition('/')[2]}"}
     lab.pipeline(
         connectors=[
             {"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": source},
@@ -63,6 +62,11 @@ def lab(tmp_path: Path, spark: SparkSession, databases: tuple[str, str]) -> Lab:
         **{"dead-letter-queue": queue()},
     )
     return lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    return Lab(tmp_path, spark)
 
 
 @contextmanager
@@ -77,11 +81,11 @@ def load(pgbench: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
         process.communicate()
 
 
-def contents(url: str) -> dict[str, tuple[object, ...]]:
+def contents(url: str, tables: Sequence[str] = TABLES) -> dict[str, tuple[object, ...]]:
     """Number of rows and checksum of each table."""
     query = "SELECT count(*), sum(hashtextextended(t::text, 0)) FROM {} t"
     with psycopg.connect(url, autocommit=True) as connection:
-        found = {table: connection.execute(query.format(table).encode()).fetchone() for table in TABLES}
+        found = {table: connection.execute(query.format(table).encode()).fetchone() for table in tables}
     return {table: row for table, row in found.items() if row is not None}
 
 
@@ -96,6 +100,7 @@ def test_the_copy_equals_the_original(
     lab: Lab, server: PostgresServer, databases: tuple[str, str], pgbench: Path
 ) -> None:
     origin, copy = databases
+    copying(lab, origin, copy)
     with load(pgbench, origin) as bench:
         # the copy begins amid the load, and the changes follow
         while bench.poll() is None:
@@ -109,5 +114,48 @@ def test_the_copy_equals_the_original(
         pass
     assert contents(copy) == contents(origin)
     assert contents(copy)["pgbench_history"][0] != 0
+    assert lab.letters() == []
+    drop_slots(origin)
+
+
+KINDS = """
+    CREATE TABLE a (x int, y text, big text, j jsonb, n numeric, at timestamptz, PRIMARY KEY (x, y));
+    CREATE TABLE b (id bigint PRIMARY KEY, tags text[], raw bytea, d date, f float8);
+    ALTER TABLE a ALTER big SET STORAGE EXTERNAL
+"""
+CHANGES = (
+    """INSERT INTO a SELECT {k}, 'k' || i, repeat('x', 3000), '{{"a": [1, null]}}', i / 3.0, now()
+       FROM generate_series(1, 5) i ON CONFLICT DO NOTHING""",
+    "UPDATE a SET n = n + 1 WHERE x = {k}",
+    "UPDATE a SET big = 'short' WHERE x = {k} AND y = 'k2'",
+    "UPDATE a SET x = x + 50 WHERE x = {k} AND NOT EXISTS (SELECT FROM a WHERE x = {k} + 50)",
+    "DELETE FROM a WHERE x = {k} AND y <> 'k1'",
+    "INSERT INTO b VALUES ({k}, array['a,\"b', NULL], '\\x00ff', '2024-02-29', 'NaN') ON CONFLICT DO NOTHING",
+    "UPDATE b SET tags = NULL, f = 1e300 WHERE id = {k}",
+    "UPDATE b SET id = -id WHERE id = {k} AND NOT EXISTS (SELECT FROM b WHERE id = -{k})",
+    "DELETE FROM b WHERE id = {k}",
+    "TRUNCATE b",
+)
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_changes_of_every_kind_arrive(lab: Lab, postgres_server: PostgresServer, identity: str) -> None:
+    """Seeded: statements alone and in transactions, and runs that meet them at any place."""
+    origin, copy = postgres_server.create_database(), postgres_server.create_database()
+    copying(lab, origin, copy)
+    chance = random.Random(identity)
+    with psycopg.connect(copy, autocommit=True) as connection:
+        connection.execute(KINDS.encode())
+    with psycopg.connect(origin, autocommit=True) as connection:
+        connection.execute(KINDS.encode())
+        for table in ("a", "b"):
+            connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY {identity}".encode())
+        for _ in range(4):
+            for _ in range(60):
+                some = chance.choices(CHANGES, weights=(6, 4, 2, 2, 2, 6, 2, 2, 2, 1), k=chance.choice((1, 1, 4)))
+                statements = "; ".join(one.format(k=chance.randint(1, 12)) for one in some)
+                connection.execute(f"BEGIN; {statements}; COMMIT".encode())
+            assert lab.run().error is None
+            assert contents(copy, ("a", "b")) == contents(origin, ("a", "b"))
     assert lab.letters() == []
     drop_slots(origin)

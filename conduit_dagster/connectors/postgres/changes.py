@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from conduit_dagster.connectors.postgres import pgoutput
+from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
 from conduit_dagster.connectors.postgres.pgoutput import UNCHANGED, Relation, RowChange
 from conduit_dagster.connectors.postgres.row_values import Decode
 from conduit_dagster.connectors.postgres.seen_changes import SeenChanges, Verdict
@@ -18,10 +19,6 @@ LSN = "postgres.lsn"
 """Metadata: where the transaction's commit record begins."""
 XID = "postgres.xid"
 """Metadata: the transaction's id, which the server uses again after four billion others."""
-UNCHANGED_TOAST = "postgres.unchanged_toast"
-"""Metadata: large columns that the update did not touch, separated by commas; they are missing in ``after``."""
-TRUNCATE = "postgres.truncate"
-"""Metadata: the ``delete`` is of all rows of the table."""
 
 
 def collection_of(table: str) -> str:
