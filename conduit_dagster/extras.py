@@ -16,6 +16,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "avro": ("fastavro",),
     "delta": ("deltalake",),
     "javascript": ("quickjs-ng",),
+    "kafka": ("confluent-kafka",),
     "lineage": ("openlineage-python",),
     "postgres": ("psycopg",),
     "ui": ("dagster-webserver", "dagster-dg-cli"),
@@ -24,6 +25,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
 
 PLUGINS: Final[Mapping[str, str]] = {
     "connectors.delta": "delta",
+    "connectors.kafka": "kafka",
     "connectors.postgres": "postgres",
     "processors.avro_decode": "avro",
     "processors.avro_encode": "avro",

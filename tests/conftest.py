@@ -27,6 +27,7 @@ from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
 if TYPE_CHECKING:
+    from lab.kafka_server import KafkaServer
     from pyspark.sql import SparkSession
 
 
@@ -56,6 +57,20 @@ def postgres_server() -> Iterator[PostgresServer]:
     if not found:
         pytest.skip("no PostgreSQL: install Debian's postgresql, or pgserver (Python 3.12 or older)")
     server = PostgresServer(found[0])
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    """A Kafka broker on loopback for the whole test run; ask it for a topic of your own."""
+    from lab.kafka_jars import NoKafkaError
+    from lab.kafka_server import KafkaServer
+
+    try:
+        server = KafkaServer()
+    except NoKafkaError as error:
+        pytest.skip(f"no Kafka: {error}")
     yield server
     server.close()
 

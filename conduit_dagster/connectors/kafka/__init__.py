@@ -1,0 +1,1 @@
+"""Kafka: topics as a source, and as a destination that is written exactly once."""

@@ -1,0 +1,127 @@
+"""What a cluster says of topics: their ids, and the first and the last offset of their partitions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import re2
+from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from conduit_dagster.connectors.kafka.kafka_client import client_config
+from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors, kafka_error
+from conduit_dagster.connectors.kafka.settings import KafkaSettings
+
+Places = Sequence[tuple[str, int]]
+"""Topics and partitions."""
+
+
+class KnownTopic(NamedTuple):
+    """A topic as it is now."""
+
+    name: str
+    id: str
+    low: tuple[int, ...]
+    """The oldest offset of each partition."""
+    high: tuple[int, ...]
+    """The end of each partition for readers of committed messages: its last stable offset."""
+
+
+class Cluster:
+    """The driver's view of a cluster, through one client that is made when it is needed."""
+
+    def __init__(self, settings: KafkaSettings, errors: KafkaErrors) -> None:
+        self._settings, self._errors = settings, errors
+        self._lock = threading.Lock()
+        self._client: AdminClient | None = None
+
+    @property
+    def client(self) -> AdminClient:
+        """The client. Its requests end with it, so it is kept."""
+        with self._lock:
+            if self._client is None:
+                self._client = AdminClient(client_config(self._settings, self._errors))
+            return self._client
+
+    def close(self) -> None:
+        """Let the client go; the next request makes another."""
+        with self._lock:
+            self._client = None
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        """Return the names of all topics that match a pattern as a whole; none of Kafka's own."""
+        if not patterns:
+            return []
+        compiled = [re2.compile(pattern) for pattern in patterns]
+        try:
+            names = list(self.client.list_topics(timeout=self._settings.timeout).topics)
+        except KafkaException as error:
+            raise self._failed(error, "topics can't be listed") from None
+        found = [name for name in names if any(one.fullmatch(name) for one in compiled)]
+        return sorted(name for name in found if not name.startswith("__"))
+
+    def describe(self, names: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Return id and number of partitions of those topics that are there."""
+        if not names:
+            return {}
+        asked = self.client.describe_topics(TopicCollection(list(names)), request_timeout=self._settings.timeout)
+        found: dict[str, tuple[str, int]] = {}
+        for name, future in asked.items():
+            try:
+                one = self._result(future)
+            except KafkaException as error:
+                if kafka_error(error).code() not in NO_TOPIC:
+                    raise self._failed(error, f"the topic {name} can't be described", name) from None
+            else:
+                found[name] = (str(one.topic_id), len(one.partitions))
+        return found
+
+    def known(self, names: Sequence[str]) -> dict[str, KnownTopic]:
+        """Return the topics that are there, with their offsets."""
+        found = self.describe(names)
+        places = [(name, partition) for name, (_, count) in sorted(found.items()) for partition in range(count)]
+        low = self.offsets(places, lambda _: OffsetSpec.earliest())
+        high = self.offsets(places, lambda _: OffsetSpec.latest())
+        return {
+            name: KnownTopic(
+                name,
+                topic_id,
+                tuple(low[name, partition] for partition in range(count)),
+                tuple(high[name, partition] for partition in range(count)),
+            )
+            for name, (topic_id, count) in found.items()
+        }
+
+    def offsets(self, places: Places, spec: Callable[[tuple[str, int]], OffsetSpec]) -> dict[tuple[str, int], int]:
+        """Return an offset of each partition, as readers of committed messages see it; -1 where there is none."""
+        if not places:
+            return {}
+        asked = self.client.list_offsets(
+            {TopicPartition(*place): spec(place) for place in places},
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=self._settings.timeout,
+        )
+        found: dict[tuple[str, int], int] = {}
+        for one, future in asked.items():
+            try:
+                found[one.topic, one.partition] = self._result(future).offset
+            except KafkaException as error:
+                raise self._failed(error, f"offsets of {one.topic} can't be had", one.topic) from None
+        return found
+
+    def at_time(self, milliseconds: int, places: Places, ends: Mapping[tuple[str, int], int]) -> dict[Any, int]:
+        """Return the first offset at or after a time, by partition; its end where there is none."""
+        found = self.offsets(places, lambda _: OffsetSpec.for_timestamp(milliseconds))
+        return {place: offset if offset >= 0 else ends[place] for place, offset in found.items()}
+
+    def _result(self, future: Future[Any]) -> Any:
+        return future.result(self._settings.timeout + 5)
+
+    def _failed(self, error: Any, what: str, topic: str = "") -> Exception:
+        self.client.poll(0)  # lets the client tell why it could not connect
+        return self._errors.verdict(error, what, topic)

@@ -1,0 +1,48 @@
+"""Configuration of the client library from a connector's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.settings import KafkaSettings, listed
+from conduit_dagster.secret_values import remember
+
+
+def client_config(settings: KafkaSettings, errors: KafkaErrors) -> dict[str, Any]:
+    """Return what all clients of a connector have in common."""
+    remember(secret for secret in (settings.sasl_password, settings.client_key) if secret)
+    config: dict[str, Any] = {
+        "bootstrap.servers": ",".join(listed(settings.servers)),
+        "client.id": settings.client_id,
+        "error_cb": errors,
+        # what happens is told by errors; the library's own lines on stderr would come from every task
+        "log_level": 2,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        "socket.keepalive.enable": True,
+        "security.protocol": _protocol(settings),
+    }
+    if settings.sasl_mechanism:
+        config["sasl.mechanism"] = settings.sasl_mechanism
+        config |= {"sasl.username": settings.sasl_username, "sasl.password": settings.sasl_password}
+    return config | (_tls(settings) if settings.tls_enabled else {})
+
+
+def _protocol(settings: KafkaSettings) -> str:
+    if settings.sasl_mechanism:
+        return "sasl_ssl" if settings.tls_enabled else "sasl_plaintext"
+    return "ssl" if settings.tls_enabled else "plaintext"
+
+
+def _tls(settings: KafkaSettings) -> dict[str, Any]:
+    given = {
+        "ssl.ca.pem": settings.ca_cert,
+        "ssl.certificate.pem": settings.client_cert,
+        "ssl.key.pem": settings.client_key,
+    }
+    verify = not settings.insecure_skip_verify
+    checks = {"enable.ssl.certificate.verification": verify}
+    if not verify:
+        checks |= {"ssl.endpoint.identification.algorithm": "none"}
+    return {key: value for key, value in given.items() if value} | checks

@@ -1,0 +1,100 @@
+"""Classification of Kafka's errors: the code decides, never the text. Messages hold no secrets."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+
+_LOGIN: Final = (
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+    KafkaError._SSL,
+)
+_RIGHTS: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "--topic {topic} --operation {operations}",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "--group '*' --operation Read",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "--cluster --operation IdempotentWrite --operation Create",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "--transactional-id 'conduit-' "
+    "--resource-pattern-type prefixed --operation Write --operation Describe",
+}
+NO_TOPIC: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
+FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+_SILENT: Final = (
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._RESOLVE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+)
+_REFUSED: Final = {
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "lower transaction-timeout, or raise the brokers' "
+    "transaction.max.timeout.ms",
+    KafkaError.POLICY_VIOLATION: "create the topic by hand, as the cluster's policy wants it",
+    KafkaError.INVALID_REPLICATION_FACTOR: "create the topic by hand, with a replication factor that the cluster has",
+    KafkaError.UNSUPPORTED_VERSION: "the brokers are too old: Kafka 2.5 or newer is needed",
+}
+
+
+def kafka_error(error: Any) -> KafkaError:
+    """Return the error within an exception of the client."""
+    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(found))
+
+
+class KafkaErrors:
+    """Translation of one connector's errors. As a client's ``error_cb`` it also notes why brokers don't answer."""
+
+    def __init__(self, place: str, operations: str) -> None:
+        self._place = place
+        self._operations = operations
+        self._noted: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Note a failed login: requests just time out then."""
+        if error.code() in _LOGIN:
+            self._noted = error
+
+    def verdict(self, error: Any, what: str, topic: str = "") -> ConduitError:
+        """Return the error to raise for one of the client's; ``what`` could not be done."""
+        found = kafka_error(error)
+        if found.code() in _SILENT and self._noted is not None:
+            found = self._noted
+        code, text = found.code(), f"{what}: {found.str()}"
+        if code in _LOGIN:
+            fix = "correct saslMechanism, saslUsername and saslPassword, or tls.enabled and caCert"
+            return self.fatal(text, "kafka.login", fix)
+        if code in _RIGHTS:
+            words = _RIGHTS[code].format(topic=topic or "TOPIC", operations=self._operations)
+            fix = f"kafka-acls.sh --bootstrap-server {self._place} --add --allow-principal User:NAME {words}"
+            return self.fatal(text, "kafka.no_right", fix, topic)
+        if code in NO_TOPIC:
+            return self.no_topic(topic)
+        if code in FENCED:
+            fix = "another run has taken over: let one of them run; nothing was written twice"
+            return self.outage(text, "kafka.fenced", fix)
+        if code in _REFUSED:
+            return self.fatal(text, "kafka.refused", _REFUSED[code], topic)
+        if code in _SILENT:
+            fix = "start the brokers, or correct the setting servers; nothing was lost"
+            return self.outage(text, "kafka.unreachable", fix)
+        return self.outage(text, "kafka.server", "look into the brokers' log; nothing was lost")
+
+    def no_topic(self, topic: str) -> ConduitError:
+        """Return the error for a topic that is not there."""
+        fix = f"kafka-topics.sh --bootstrap-server {self._place} --create --topic {topic or 'TOPIC'}"
+        return self.fatal(f"there is no topic {topic}", "kafka.no_topic", fix, topic)
+
+    def outage(self, message: str, code: str, fix: str) -> ConduitError:
+        """Return a transient error."""
+        return TransientError(message, code=code, place=self._place, fix=fix)
+
+    def fatal(self, message: str, code: str, fix: str, topic: str = "") -> ConduitError:
+        """Return a fatal error."""
+        return FatalError(message, code=code, place=f"{self._place} {topic}".strip(), fix=fix)

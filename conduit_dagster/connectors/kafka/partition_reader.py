@@ -1,0 +1,203 @@
+"""The task's side of the source: reads ranges of offsets, committed messages only."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
+
+from conduit_dagster.connectors.kafka.kafka_client import client_config
+from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
+from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
+from conduit_dagster.record import COLLECTION, CREATED_AT, Record
+from conduit_dagster.sdk import Block, Keys, ReadOptions
+
+HEADER = "kafka.header."
+BINARY = ".base64"
+"""End of the metadata key of a header that is no text."""
+_FIRST_BATCH = 500
+_LOGIN = (KafkaError._AUTHENTICATION, KafkaError._SSL)
+_PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT)
+
+
+def consumer_config(settings: KafkaSourceSettings, errors: KafkaErrors) -> dict[str, Any]:
+    """Return the configuration of a consumer that is assigned partitions, and joins no group."""
+    return client_config(settings, errors) | {
+        "group.id": settings.group_id or "conduit",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed",
+        # an offset that is gone is an error, never another offset
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "check.crcs": True,
+        # the end of a range may be behind the last message, where only an empty answer tells it
+        "fetch.wait.max.ms": 20,
+        "queued.min.messages": 20_000,
+        "queued.max.messages.kbytes": 65_536,
+    }
+
+
+class PartitionReader:
+    """Reader of one split: ranges of partitions, one after the other."""
+
+    def __init__(self, settings: KafkaSourceSettings, errors: KafkaErrors, labels: dict[str, str]) -> None:
+        self._settings, self._errors, self._labels = settings, errors, labels
+
+    def blocks(self, parts: Sequence[PartitionRange], options: ReadOptions) -> Iterator[Block]:
+        """Yield the messages of the ranges. What was read before an error is yielded before it is raised."""
+        consumer = Consumer(consumer_config(self._settings, self._errors))
+        try:
+            for part in parts:
+                labels = RecordMaker(self._labels, part, self._settings.offset_metadata, options.keys)
+                for messages in self._messages(consumer, part, options):
+                    yield labels.block(messages)
+        finally:
+            consumer.close()
+
+    def _messages(self, consumer: Consumer, part: PartitionRange, options: ReadOptions) -> Iterator[list[Message]]:
+        consumer.assign([TopicPartition(part.topic, part.partition, part.begin)])
+        count, heard, expected = min(_FIRST_BATCH, options.block_records), time.monotonic(), part.begin
+        while True:
+            # with a timeout it would wait for all of them, also at the end
+            got = consumer.consume(count, 0) or consumer.consume(1, 1.0)
+            messages, ended, error = _sorted(got, part.end)
+            if messages:
+                heard, count = time.monotonic(), _fitting(messages, options)
+                gap = self._gap(messages, part, expected)
+                if gap is not None:
+                    raise gap
+                expected = messages[-1].offset() + 1  # pyright: ignore[reportOptionalOperand]
+                yield messages
+            if ended or expected >= part.end:
+                self._require_dense(part, expected)
+                return
+            if error is not None:
+                self._look_at(error, part)
+            # never the end of a range, just of patience
+            if time.monotonic() - heard > self._settings.timeout:
+                what = f"no answer for {self._settings.timeout:g} s at {part.topic}/{part.partition}/{expected}"
+                raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
+
+    def _gap(self, messages: list[Message], part: PartitionRange, expected: int) -> Exception | None:
+        offset, last = messages[0].offset() or 0, messages[-1].offset() or 0
+        if not self._settings.dense_offsets or (offset == expected and last - offset + 1 == len(messages)):
+            return None
+        return self._not_dense(part, expected)
+
+    def _require_dense(self, part: PartitionRange, expected: int) -> None:
+        if self._settings.dense_offsets and expected != part.end:
+            raise self._not_dense(part, expected)
+
+    def _not_dense(self, part: PartitionRange, expected: int) -> Exception:
+        message = f"offsets of {part.topic}, partition {part.partition}, have a gap after {expected - 1}"
+        fix = "remove dense-offsets: the topic is compacted, or written in transactions; nothing of it was delivered"
+        return self._errors.fatal(message, "kafka.gap", fix, part.topic)
+
+    def _look_at(self, error: KafkaError, part: PartitionRange) -> None:
+        """Raise for an error of the partition; one of a connection passes, the client connects again by itself."""
+        where = f"{part.topic}, partition {part.partition}"
+        if error.code() == KafkaError._AUTO_OFFSET_RESET or error.code() == KafkaError.OFFSET_OUT_OF_RANGE:
+            message = f"{where}: messages from {part.begin} to {part.end} are not all there any more"
+            raise self._errors.fatal(message, "kafka.range_gone", GONE.format(topic=part.topic), part.topic)
+        if error.code() not in _PASSING or error.code() in (*NO_TOPIC, *_LOGIN):
+            raise self._errors.verdict(error, where, part.topic)
+
+
+GONE = (
+    "start over: conduit-dagster positions rewind PIPELINE --to-start; or accept the loss: set on-gone: skip; "
+    "and let the topic {topic} keep messages for longer (retention.ms)"
+)
+
+
+def _sorted(got: list[Message], end: int) -> tuple[list[Message], bool, KafkaError | None]:
+    """Return the messages of the range, whether it is read to its end, and an error.
+
+    The end is an offset: the partition's own end event, which follows control messages and what is compacted away, or
+    a message behind the range.
+    """
+    for place, message in enumerate(got):
+        error = message.error()
+        if error is not None:
+            is_end = error.code() == KafkaError._PARTITION_EOF and (message.offset() or 0) >= end
+            is_early = error.code() == KafkaError._PARTITION_EOF and not is_end
+            more, ended, other = _sorted(got[place + 1 :], end)
+            return [*got[:place], *more], is_end or ended, other if is_early or is_end else error
+    if got and (got[-1].offset() or 0) >= end:
+        return [message for message in got if (message.offset() or 0) < end], True, None
+    return got, False, None
+
+
+def _fitting(messages: list[Message], options: ReadOptions) -> int:
+    """Return how many messages to take next: as many as fit a block, judged by the last ones."""
+    size = sum(map(len, messages)) // len(messages) + 1
+    return max(1, min(options.block_records, 4 * options.block_bytes // size))
+
+
+class RecordMaker:
+    """Maker of the records of one partition."""
+
+    def __init__(self, labels: dict[str, str], part: PartitionRange, offsets: bool, keys: Keys) -> None:
+        self._own = {**labels, COLLECTION: part.topic, "kafka.partition": str(part.partition)}
+        self._part, self._offsets, self._keys = part, offsets, keys
+        self._prefix = f"{part.topic}/{part.partition}/"
+
+    def block(self, messages: list[Message]) -> Block:
+        """Return the messages as a block."""
+        topic, partition = self._part.topic, self._part.partition
+
+        def boundary(place: int) -> list[Any]:
+            return [topic, partition, (messages[place].offset() or 0) + 1]
+
+        def again(places: Sequence[int]) -> list[Record]:
+            return self._records([messages[place] for place in places], positions=True)
+
+        if self._keys >= Keys.POSITIONS:
+            return Block(self._records(messages, positions=True), boundary, again=again)
+        records = self._records(messages, positions=False)
+        return Block(records, boundary, self._completing(messages), again=again, positions=self._positions(messages))
+
+    def _completing(self, messages: list[Message]) -> Callable[[int, Record], None]:
+        def complete(place: int, record: Record) -> None:
+            record.position = f"{self._prefix}{messages[place].offset()}"
+
+        return complete
+
+    def _positions(self, messages: list[Message]) -> Callable[[], list[Any]]:
+        return lambda: [f"{self._prefix}{message.offset()}" for message in messages]
+
+    def _records(self, messages: list[Message], positions: bool) -> list[Record]:
+        records: list[Record] = []
+        last, metadata = None, self._own
+        prefix, offsets = self._prefix, self._offsets
+        for message in messages:
+            time_, headers = message.timestamp(), message.headers()
+            if headers or offsets:
+                metadata, last = self._metadata(message, time_, headers), None
+            elif time_ != last:
+                # messages of one millisecond share their metadata
+                metadata, last = self._metadata(message, time_, None), time_
+            position = f"{prefix}{message.offset()}" if positions else ""
+            records.append(Record(position, metadata, message.value(), message.key()))
+        return records
+
+    def _metadata(self, message: Message, time_: tuple[int, int], headers: Any) -> dict[str, str]:
+        made = dict(self._own)
+        if time_[0] != TIMESTAMP_NOT_AVAILABLE:
+            made[CREATED_AT] = f"{time_[1]}000000"
+        if self._offsets:
+            made["kafka.offset"] = str(message.offset())
+        for name, value in headers or ():
+            made |= _header(name, value)
+        return made
+
+
+def _header(name: str, value: bytes | None) -> dict[str, str]:
+    try:
+        return {HEADER + name: (value or b"").decode()}
+    except UnicodeDecodeError:
+        return {HEADER + name + BINARY: base64.b64encode(value or b"").decode()}

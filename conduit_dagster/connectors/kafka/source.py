@@ -1,0 +1,273 @@
+"""The ``kafka`` source: messages of topics, partition by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import structlog
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from conduit_dagster.connectors.kafka.cluster_topics import Cluster, KnownTopic
+from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_position import (
+    KafkaPosition,
+    PartitionRange,
+    TopicPosition,
+    cut,
+    parse_position,
+    ranges,
+)
+from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader, consumer_config
+from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings, as_source
+from conduit_dagster.connectors.kafka.step_shares import shares
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split
+
+_BYTES = 100
+"""Assumed size of a message: brokers don't tell it."""
+
+
+class KafkaSource(Source):
+    """Messages as records: the value is the payload and the key the key, both raw bytes.
+
+    Reads committed messages only. A step takes a share of each partition and gives topic after topic, partition after
+    partition; within a partition the order is Kafka's. No consumer group is joined: positions are kept by the pipeline.
+    ``delivery.batch-size`` limits a step's offsets; its bytes can't be known beforehand.
+
+    A range can be read again: what compaction removes meanwhile was replaced by a later message, and a step whose
+    staging is lost after it was prepared is compared with what was decided: it is delivered as it was, or the run stops
+    (``delivery.rebuild_differs``).
+    """
+
+    name = "kafka"
+    Settings = KafkaSourceSettings
+    sets_metadata = True
+    gives_json = True
+    lag_unit = "records"
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = as_source(settings)
+        self._errors = KafkaErrors(self._settings.place, "Read --operation Describe")
+        self._cluster = Cluster(self._settings, self._errors)
+        self._committer: Consumer | None = None
+
+    @property
+    def unit(self) -> dict[str, Any]:
+        """The plugin alone: topics are told apart by their ids, and one may be added while others go on."""
+        return {"plugin": self.name}
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """The topic, if it is one."""
+        names = self._settings.names
+        if len(names) != 1 or self._settings.patterns:
+            return None
+        return Dataset(f"kafka://{self._settings.place.partition(',')[0]}", names[0])
+
+    def close(self) -> None:
+        """Close the driver's connections."""
+        self._cluster.close()
+        committer, self._committer = self._committer, None
+        if committer is not None:
+            committer.close()
+
+    # -- where to start -----------------------------------------------------------------------------------------
+
+    def initial(self) -> Position:
+        """Return where the first run starts; topics that it does not name are read from their beginning."""
+        start = self._settings.start
+        if start == "earliest":
+            return KafkaPosition().as_json()
+        known = self._known()
+        ends = {(one.name, number): end for one in known.values() for number, end in enumerate(one.high)}
+        begins = ends if start == "latest" else self._cluster.at_time(start, list(ends), ends)
+        topics = {name: _begun(one, begins) for name, one in known.items()}
+        return KafkaPosition(topics).as_json()
+
+    def _known(self) -> dict[str, KnownTopic]:
+        """Return the topics that ``topics`` names. Raises ``FatalError`` if one is missing."""
+        names = [*self._settings.names, *self._cluster.matching(self._settings.patterns)]
+        known = self._cluster.known(sorted(set(names)))
+        for name in self._settings.names:
+            if name not in known:
+                raise self._errors.no_topic(name)
+        return known
+
+    def place(self, position: Position) -> Any:
+        """Return ids and offsets."""
+        return parse_position(position).place()
+
+    def horizon(self) -> Any:
+        """Return the ends of all partitions."""
+        return {name: list(one.high) for name, one in self._known().items()}
+
+    # -- how far ------------------------------------------------------------------------------------------------
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """Return how far a step may read: a share of what each partition has, up to its last stable offset."""
+        before = parse_position(start)
+        known = self._known()
+        begun = {name: self._begin(before.topics.get(name), one) for name, one in known.items()}
+        waiting: dict[tuple[str, int], int] = {}
+        for name, one in sorted(known.items()):
+            ends = one.high if horizon is None else tuple(horizon.get(name, ()))
+            for number, (begin, end) in enumerate(zip(begun[name].next, ends, strict=False)):
+                waiting[name, number] = max(0, min(end, one.high[number]) - begin)
+        taken = shares(waiting, limit.records)
+        if not any(taken.values()):
+            return start
+        topics = dict(before.topics)
+        for name, one in begun.items():
+            moved = tuple(offset + taken.get((name, number), 0) for number, offset in enumerate(one.next))
+            topics[name] = TopicPosition(one.id, moved, one.first)
+        return KafkaPosition(topics).as_json()
+
+    def _begin(self, before: TopicPosition | None, topic: KnownTopic) -> TopicPosition:
+        """Return where reading of a topic goes on; partitions that were added are read from their beginning."""
+        if before is None:
+            return TopicPosition(topic.id, topic.low, topic.low)
+        if problem := self._problem(before, topic):
+            if self._settings.on_gone != "skip":
+                raise problem
+            if before.id != topic.id:
+                return TopicPosition(topic.id, topic.low, topic.low)
+        count = len(before.next)
+        pairs = list(zip(before.next, topic.low, topic.high, strict=False))
+        moved = [offset if low <= offset <= high else low for offset, low, high in pairs]
+        first = [
+            kept if to == offset else to for kept, to, offset in zip(before.first, moved, before.next, strict=True)
+        ]
+        return TopicPosition(topic.id, (*moved, *topic.low[count:]), (*first, *topic.low[count:]))
+
+    def _problem(self, before: TopicPosition, topic: KnownTopic) -> ConduitError | None:
+        """Return the error for a topic whose next message is not there: gone, or never the same topic."""
+        if before.id != topic.id:
+            message = f"the topic {topic.name} was made anew: its messages are others than those that were read"
+            return self._errors.fatal(message, "kafka.topic_changed", GONE.format(topic=topic.name), topic.name)
+        for number, (offset, low, high) in enumerate(zip(before.next, topic.low, topic.high, strict=False)):
+            where = f"{topic.name}, partition {number}"
+            if offset < low:
+                message = f"{where}: messages {offset} to {low - 1} were removed before they were read"
+                return self._errors.fatal(message, "kafka.range_gone", GONE.format(topic=topic.name), topic.name)
+            if offset > high:
+                message = f"{where} ends at {high}, and {offset} comes next: brokers have lost messages"
+                fix = "wait for the broker that has them; else " + GONE.format(topic=topic.name)
+                return self._errors.outage(message, "kafka.behind", fix)
+        return None
+
+    # -- ranges -------------------------------------------------------------------------------------------------
+
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """Return one split, as offsets may have gaps and no one knows how many; with ``dense-offsets`` about ``n``."""
+        parts = list(ranges(parse_position(start), parse_position(end)))
+        if not parts:
+            return []
+        if not self._settings.dense_offsets:
+            size = sum(part.end - part.begin for part in parts)
+            return [_split(parts, 0, None, size)]
+        splits, ordinal = list[Split](), 0
+        share = max(1, -(-sum(part.end - part.begin for part in parts) // max(1, n)))
+        for part in parts:
+            for begin in range(part.begin, part.end, share):
+                piece = part._replace(begin=begin, end=min(begin + share, part.end))
+                count = piece.end - piece.begin
+                splits.append(_split([piece], ordinal, count, count))
+                ordinal += count
+        return splits
+
+    def within(self, start: Position, end: Position, boundary: Any) -> Position:
+        """Return the position at a message's end; nothing behind it is read."""
+        before, after = parse_position(start), parse_position(end)
+        first = next(ranges(before, after), None)
+        if first is not None and (first.topic, first.partition, first.begin) == tuple(boundary):
+            return start
+        return cut(before, after, boundary).as_json()
+
+    def verify(self, start: Position, end: Position) -> None:
+        """Raise ``FatalError`` if messages of the range are gone, or their topic was made anew."""
+        before, after = parse_position(start), parse_position(end)
+        parts = list(ranges(before, after))
+        known = self._cluster.known(sorted({part.topic for part in parts}))
+        for part in parts:
+            topic = known.get(part.topic)
+            if topic is None:
+                raise self._errors.no_topic(part.topic)
+            if problem := self._problem(_only(after.topics[part.topic], part), topic):
+                raise problem
+
+    def gives_up(self, start: Position, end: Position) -> bool:
+        """Return whether the range is gone and may be lost, which only ``on-gone: skip`` allows."""
+        if self._settings.on_gone != "skip":
+            return False
+        try:
+            self.verify(start, end)
+        except FatalError:
+            return True
+        return False
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
+        """Yield the messages of a split."""
+        labels = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
+        parts = [PartitionRange(*part) for part in split.detail["parts"]]
+        yield from PartitionReader(self._settings, self._errors, labels).blocks(parts, options)
+
+    def lag(self, position: Position) -> int | None:
+        """Return how many offsets were not read yet."""
+        before = parse_position(position).topics
+        total = 0
+        for name, one in self._known().items():
+            known = before.get(name)
+            begun = known.next if known is not None and known.id == one.id else ()
+            begins = (*begun, *one.low[len(begun) :])
+            total += sum(
+                max(0, end - max(low, begin)) for begin, low, end in zip(begins, one.low, one.high, strict=False)
+            )
+        return total
+
+    def counts(self, position: Position) -> Mapping[str, int]:
+        """Return how many topics and partitions were begun."""
+        topics = parse_position(position).topics
+        return {"topics": len(topics), "partitions": sum(len(one.next) for one in topics.values())}
+
+    def ack(self, upto: Position, generation: int) -> None:
+        """Tell the group, with ``commit-offsets``. It is for monitors: where it fails, the run goes on."""
+        if not self._settings.commit_offsets:
+            return
+        topics = parse_position(upto).topics
+        offsets = [TopicPartition(name, i, at) for name, one in topics.items() for i, at in enumerate(one.next)]
+        try:
+            if offsets:
+                self._group().commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            found = self._errors.verdict(error, "offsets can't be committed to the group")
+            structlog.get_logger().warning("offsets not committed", node=self.context.full_id, error=found.message)
+
+    def _group(self) -> Consumer:
+        if self._committer is None:
+            group = self._settings.group_id or f"conduit-{self.context.pipeline}-{self.context.connector}"
+            config = {**consumer_config(self._settings, self._errors), "group.id": group}
+            self._committer = Consumer(config)
+        return self._committer
+
+
+def _begun(topic: KnownTopic, begins: Mapping[Any, int]) -> TopicPosition:
+    offsets = tuple(begins[topic.name, number] for number in range(len(topic.low)))
+    return TopicPosition(topic.id, offsets, offsets)
+
+
+def _split(parts: list[PartitionRange], ordinal: int, records: int | None, size: int) -> Split:
+    first = parts[0]
+    start = [first.topic, first.partition, first.begin]
+    return Split(start, ordinal, records, size * _BYTES, {"parts": [list(part) for part in parts]})
+
+
+def _only(topic: TopicPosition, part: PartitionRange) -> TopicPosition:
+    """Return the topic's position at the beginning of a range, and nowhere else."""
+    offsets = list(topic.next)
+    offsets[part.partition] = part.begin
+    return TopicPosition(topic.id, tuple(offsets), topic.first)

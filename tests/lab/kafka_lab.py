@@ -1,0 +1,94 @@
+"""Sources and destinations on a broker, and deliveries that need no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.connectors.kafka.destination import KafkaDestination
+from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, KafkaSourceSettings
+from conduit_dagster.connectors.kafka.source import KafkaSource
+from conduit_dagster.expressions import Clock
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import ConnectorContext, Delivery, Limit, Position, ReadOptions, Refusal, WriterTask
+
+from lab.kafka_server import KafkaServer
+
+ALL = Limit(10**9, 10**12)
+
+
+class KafkaLab:
+    """Deliveries are numbered by step; the hash is the step's number."""
+
+    def __init__(self, server: KafkaServer, root: Path) -> None:
+        self.server, self.root = server, root
+        self.steps = 0
+        self.refused: list[Refusal] = []
+
+    # -- source -------------------------------------------------------------------------------------------------
+
+    def source(self, topics: str, **settings: Any) -> KafkaSource:
+        """One that reads from the beginning unless it is told otherwise."""
+        given = {key.replace("_", "-"): value for key, value in settings.items()}
+        values = {"servers": self.server.servers, "topics": topics, "start-from": "earliest", **given}
+        model = KafkaSourceSettings.model_validate(values)
+        return KafkaSource(model, ConnectorContext("p", "in", str(self.root), Clock(7)))
+
+    def step(self, source: KafkaSource, start: Position, limit: int = 10**9) -> tuple[Position, list[Record]]:
+        """Plans and reads one step; its position and records."""
+        end = source.latest(start, Limit(limit, 10**12))
+        found: list[Record] = []
+        for split in source.split(start, end, 2):
+            for block in source.read(split, ReadOptions()):
+                found += block.records
+        source.verify(start, end)
+        return end, found
+
+    def values(self, source: KafkaSource, start: Position) -> list[bytes | None]:
+        """The payloads of one step."""
+        return [record.after for record in self.step(source, start)[1]]  # type: ignore[misc]
+
+    # -- destination --------------------------------------------------------------------------------------------
+
+    def destination(self, topic: str, pipeline: str = "p", strategy: Any = "exactly-once", **settings: Any) -> Any:
+        """One that writes plain payloads to a topic unless it is told otherwise."""
+        given = {key.replace("_", "-"): value for key, value in settings.items()}
+        values = {
+            "servers": self.server.servers,
+            "topic": topic,
+            "sdk.record.format": "payload/json",
+            "transactional-id": f"x-{topic}" if "{" not in topic else f"x-{self.root.name}",
+            **given,
+        }
+        context = ConnectorContext(pipeline, "out", str(self.root), Clock(7), strategy)
+        return KafkaDestination(KafkaDestinationSettings.model_validate(values), context)
+
+    def stage(self, destination: KafkaDestination, *tasks: Sequence[Record], block: int = 1_000) -> Delivery:
+        """A delivery with a part per task; what was refused is kept in ``refused``."""
+        self.steps += 1
+        return self.stage_as(self.steps, destination, *tasks, block=block)
+
+    def stage_as(
+        self, step: int, destination: KafkaDestination, *tasks: Sequence[Record], block: int = 1_000
+    ) -> Delivery:
+        """The same as a given step."""
+        staging, parts = str(self.root / f"staging/{step}"), []
+        for index, records in enumerate(tasks):
+            writer = destination.writer(WriterTask(staging, index, f"t{index}"))
+            for start in range(0, len(records), block):
+                self.refused += writer.write(list(records[start : start + block]))
+            part = writer.finish()
+            parts += [part] if part else []
+        return Delivery(f"{step:064x}", step, "out", staging, tuple(parts), {})
+
+
+def child(delivery: Delivery, skip: int, take: int = 1) -> Delivery:
+    """A range of a delivery's records under a hash of its own."""
+    return replace(delivery, hash=f"{delivery.hash}:{skip}:{take}", skip=skip, take=take)
+
+
+def numbered(count: int, **metadata: str) -> list[Record]:
+    """Records ``{"i": n}`` with the key ``n % 7``."""
+    return [Record(n, dict(metadata), {"i": n}, b"%d" % (n % 7)) for n in range(count)]

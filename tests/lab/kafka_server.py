@@ -1,0 +1,277 @@
+"""A real Kafka broker for tests: one process, its own controller, its own folder and port."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from lab.kafka_jars import java, kafka_jars
+
+Row = tuple[bytes | None, bytes | None]
+_PROPERTIES = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAIN://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{more_listeners}
+advertised.listeners=PLAIN://127.0.0.1:{port}{more_listeners}
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAIN
+listener.security.protocol.map=PLAIN:PLAINTEXT,CONTROLLER:PLAINTEXT{more_protocols}
+log.dirs={data}
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+default.replication.factor=1
+num.partitions=1
+group.initial.rebalance.delay.ms=0
+log.cleaner.dedupe.buffer.size=4194304
+log.cleaner.backoff.ms=200
+log.cleaner.delete.retention.ms=1000
+log.retention.check.interval.ms=500
+log.initial.task.delay.ms=500
+log.segment.delete.delay.ms=100
+auto.create.topics.enable=false
+{more}
+"""
+
+
+class KafkaServer:
+    """One broker on loopback; call ``close`` at the end. ``sasl``: a user and password for a second listener."""
+
+    def __init__(self, more: str = "", sasl: tuple[str, str] | None = None) -> None:
+        self._jars = kafka_jars()
+        self._folder = Path(tempfile.mkdtemp(prefix="conduit-kafka-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self.port, self.sasl_port, controller = _free_port(), _free_port(), _free_port()
+        extra = (f",SASL://127.0.0.1:{self.sasl_port}", ",SASL:SASL_PLAINTEXT") if sasl else ("", "")
+        self._write("server.properties", _PROPERTIES.format(
+            port=self.port, controller=controller, data=self._folder / "data",
+            more_listeners=extra[0], more_protocols=extra[1], more=more + (_login(*sasl) if sasl else ""),
+        ))  # fmt: skip
+        try:
+            self._format()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def servers(self) -> str:
+        """The address for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts the broker and waits until it answers; its data are those from before."""
+        self._process = self._java("kafka.Kafka", str(self._folder / "server.properties"))
+        self._guard = _guard_of(self._process.pid)
+        deadline = time.monotonic() + 90
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"Kafka did not start:\n{self._log.read_text()[-3000:]}")
+
+    def stop(self) -> None:
+        """Ends the broker in good order."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the broker as a crash does."""
+        self._end(signal.SIGKILL)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Meanwhile nothing that asks the broker is answered, and nothing is refused."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Ends the broker and removes all that it had."""
+        try:
+            self.kill()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """The tests' own client; its requests end with it."""
+        return AdminClient({"bootstrap.servers": self.servers, "log_level": 0, "reconnect.backoff.max.ms": 200})
+
+    def topic(self, partitions: int = 1, name: str = "", **config: str) -> str:
+        """Makes a topic, with a name of its own unless one is given; names of settings with underscores."""
+        name = name or f"t-{secrets.token_hex(6)}"
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        made = self.admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
+        made[name].result(30)
+        return name
+
+    def delete(self, topic: str) -> None:
+        """Removes a topic and waits until it is gone."""
+        admin = self.admin
+        admin.delete_topics([topic])[topic].result(30)
+        deadline = time.monotonic() + 30
+        while topic in admin.list_topics(timeout=10).topics and time.monotonic() < deadline:
+            admin.poll(0.05)
+
+    def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """What retention does: records before this offset are gone."""
+        found = self.admin.delete_records([TopicPartition(topic, partition, offset)])
+        for future in found.values():
+            future.result(30)
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Adds partitions."""
+        from confluent_kafka.admin import NewPartitions
+
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+
+    # -- records ------------------------------------------------------------------------------------------------
+
+    def send(self, topic: str, rows: Sequence[Row], partition: int = -1, **more: Any) -> None:
+        """Writes keys and values and waits until they are there."""
+        producer = Producer({"bootstrap.servers": self.servers, "partitioner": "murmur2_random"})
+        for key, value in rows:
+            producer.produce(topic, value, key, partition, **more)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def transaction(self, topic: str, rows: Sequence[Row], partition: int = 0, commit: bool = True) -> None:
+        """Writes them in a transaction, which is then committed or aborted."""
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": f"x-{secrets.token_hex(6)}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for key, value in rows:
+            producer.produce(topic, value, key, partition)
+        producer.flush(30)
+        (producer.commit_transaction if commit else producer.abort_transaction)(30)
+
+    def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
+        """All that a consumer gets, partition by partition, up to their ends."""
+        consumer = Consumer({
+            "bootstrap.servers": self.servers, "group.id": f"g-{secrets.token_hex(6)}", "enable.auto.commit": False,
+            "isolation.level": isolation, "enable.partition.eof": True, "fetch.wait.max.ms": 20,
+        })  # fmt: skip
+        found: list[Message] = []
+        try:
+            metadata = consumer.list_topics(topic, 10).topics[topic]
+            for partition in sorted(metadata.partitions):
+                consumer.assign([TopicPartition(topic, partition, 0)])
+                found += _until_end(consumer)
+        finally:
+            consumer.close()
+        return found
+
+    def values(self, topic: str, isolation: str = "read_committed") -> list[Any]:
+        """The values that a consumer gets, from JSON."""
+        return [json.loads(one.value() or b"null") for one in self.read(topic, isolation)]
+
+    # -- the process --------------------------------------------------------------------------------------------
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def _write(self, name: str, text: str) -> None:
+        (self._folder / name).write_text(text)
+
+    def _format(self) -> None:
+        words = ("format", "-t", "kYbCRGdTQ6Ox3YN0k4wB7Q", "-c", str(self._folder / "server.properties"))
+        if self._java("kafka.tools.StorageTool", *words).wait(120) != 0:
+            raise RuntimeError(f"the folder could not be formatted:\n{self._log.read_text()[-3000:]}")
+
+    def _java(self, main: str, *words: str) -> subprocess.Popen[bytes]:
+        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+        command = [
+            java(),
+            *options,
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-cp",
+            f"{self._jars}/*",
+            main,
+            *words,
+        ]
+        with self._log.open("ab") as log:
+            # a session of its own: a Ctrl-C in the terminal is for the tests, which end the broker themselves
+            return subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1):
+                pass
+            return bool(self.admin.list_topics(timeout=3).brokers)
+        except Exception:  # noqa: BLE001  # it is not up yet, however it says so
+            time.sleep(0.05)
+            return False
+
+    def _end(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.send_signal(number)
+            self._process.wait(60)
+            self._process = None
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+
+
+def _until_end(consumer: Consumer) -> list[Message]:
+    from confluent_kafka import KafkaError
+
+    found: list[Message] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for message in consumer.consume(1_000, 1):
+            error = message.error()
+            if error is None:
+                found.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return found
+    raise TimeoutError("the partition has no end")
+
+
+def _login(user: str, password: str) -> str:
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    return (
+        "\nsasl.enabled.mechanisms=PLAIN\n"
+        f'listener.name.sasl.plain.sasl.jaas.config={module} user_{user}="{password}";\n'
+    )
+
+
+def _guard_of(server: int) -> subprocess.Popen[bytes]:
+    """Ends the broker when the tests are killed: it notices the end of its input."""
+    command = ["sh", "-c", 'read _; kill -KILL "$0"', str(server)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+
+def _free_port() -> int:
+    """Below the ports that clients get: it must still be free when the broker starts for the second time."""
+    for _ in range(100):
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise RuntimeError("no free port")
