@@ -13,7 +13,6 @@ from conduit_dagster.connectors.kafka.source import KafkaSource
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import ConnectorContext, Delivery, Limit, Position, ReadOptions, Refusal, WriterTask
-
 from lab.kafka_server import KafkaServer
 
 ALL = Limit(10**9, 10**12)

@@ -10,14 +10,15 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from lab.kafka_jars import java, kafka_jars
 
@@ -97,7 +98,7 @@ class KafkaServer:
         self._end(signal.SIGKILL)
 
     @contextmanager
-    def frozen(self) -> Iterator[None]:
+    def frozen(self) -> Generator[None]:
         """Meanwhile nothing that asks the broker is answered, and nothing is refused."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
@@ -144,8 +145,6 @@ class KafkaServer:
 
     def grow(self, topic: str, partitions: int) -> None:
         """Adds partitions."""
-        from confluent_kafka.admin import NewPartitions
-
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
 
     # -- records ------------------------------------------------------------------------------------------------

@@ -5,16 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import re2
 from confluent_kafka import IsolationLevel, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from conduit_dagster.connectors.kafka.kafka_client import client_config
 from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors, kafka_error
 from conduit_dagster.connectors.kafka.settings import KafkaSettings
 
+_EARLIEST, _LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
 Places = Sequence[tuple[str, int]]
 """Topics and partitions."""
 
@@ -85,8 +91,8 @@ class Cluster:
         """Return the topics that are there, with their offsets."""
         found = self.describe(names)
         places = [(name, partition) for name, (_, count) in sorted(found.items()) for partition in range(count)]
-        low = self.offsets(places, lambda _: OffsetSpec.earliest())
-        high = self.offsets(places, lambda _: OffsetSpec.latest())
+        low = self.offsets(places, lambda _: _EARLIEST)
+        high = self.offsets(places, lambda _: _LATEST)
         return {
             name: KnownTopic(
                 name,
@@ -97,13 +103,18 @@ class Cluster:
             for name, (topic_id, count) in found.items()
         }
 
-    def offsets(self, places: Places, spec: Callable[[tuple[str, int]], OffsetSpec]) -> dict[tuple[str, int], int]:
+    def offsets(
+        self,
+        places: Places,
+        spec: Callable[[tuple[str, int]], OffsetSpec],
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[tuple[str, int], int]:
         """Return an offset of each partition, as readers of committed messages see it; -1 where there is none."""
         if not places:
             return {}
         asked = self.client.list_offsets(
             {TopicPartition(*place): spec(place) for place in places},
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=isolation,
             request_timeout=self._settings.timeout,
         )
         found: dict[tuple[str, int], int] = {}
@@ -118,6 +129,22 @@ class Cluster:
         """Return the first offset at or after a time, by partition; its end where there is none."""
         found = self.offsets(places, lambda _: OffsetSpec.for_timestamp(milliseconds))
         return {place: offset if offset >= 0 else ends[place] for place, offset in found.items()}
+
+    def ends(self, topic: str) -> list[int]:
+        """Return the end of each partition as readers of uncommitted messages see it."""
+        count = self.describe([topic]).get(topic, ("", 0))[1]
+        places = [(topic, partition) for partition in range(count)]
+        found = self.offsets(places, lambda _: _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        return [found[place] for place in places]
+
+    def config(self, topic: str, name: str) -> str:
+        """Return a setting of a topic."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        asked = self.client.describe_configs([resource], request_timeout=self._settings.timeout)
+        try:
+            return str(self._result(asked[resource])[name].value)
+        except KafkaException as error:
+            raise self._failed(error, f"the settings of {topic} can't be read", topic) from None
 
     def _result(self, future: Future[Any]) -> Any:
         return future.result(self._settings.timeout + 5)

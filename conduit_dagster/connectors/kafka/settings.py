@@ -184,7 +184,7 @@ class KafkaSourceSettings(KafkaSettings):
     def start(self) -> int | Literal["earliest", "latest"]:
         """Where to start: a time in milliseconds, or an end."""
         if self.start_from in ("earliest", "latest"):
-            return cast(Literal["earliest", "latest"], self.start_from)
+            return self.start_from
         return _moment(self.start_from) if self.start_from else "earliest" if self.read_from_beginning else "latest"
 
 

@@ -1,0 +1,152 @@
+"""The compacted topic of delivery hashes: what it says of one destination, and the messages that change it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+from conduit_dagster.connectors.kafka.cluster_topics import Cluster
+from conduit_dagster.connectors.kafka.kafka_client import client_config
+from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
+from conduit_dagster.sdk import Claimed, Delivery
+
+KEPT_STEPS: Final = 1_000
+"""Number of steps whose hashes are kept; an older delivery is refused, so that none is ever published twice."""
+_EVERY: Final = 100
+_FLOOR: Final = "floor"
+_PASSING: Final = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT)
+
+
+class DeliveryClaim(msgspec.Struct, frozen=True):
+    """What is stored under a hash."""
+
+    state: str
+    """``delivered``, ``split`` or ``nacked``; ``pruned`` under the floor."""
+    step: int
+    records: int = 0
+
+
+class ClaimMessage(NamedTuple):
+    """A message that stores or removes a claim."""
+
+    name: str
+    """The hash, or the floor."""
+    claim: DeliveryClaim | None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(DeliveryClaim).decode
+
+
+class DeliveryClaims:
+    """Claims of one destination. Exact as long as no other producer has its transactional id: then it is read anew."""
+
+    def __init__(self, owner: str, errors: KafkaErrors) -> None:
+        self._owner, self._errors = owner, errors
+        self._known: dict[str, DeliveryClaim] = {}
+
+    def state(self, delivery: Delivery) -> Claimed | None:
+        """Return the state stored under the delivery's hash, or None."""
+        claim = self._known.get(delivery.hash)
+        return None if claim is None else cast(Claimed, claim.state)
+
+    def require_known(self, delivery: Delivery) -> None:
+        """Raise ``FatalError`` for a delivery so old that its hash may have been removed."""
+        floor = self._known.get(_FLOOR)
+        if floor is None or delivery.step >= floor.step:
+            return
+        message = f"step {delivery.step} is older than what the topic of deliveries still knows (step {floor.step})"
+        fix = "a run this old must not go on; where the state store was started anew on purpose: set transactional-id"
+        raise self._errors.fatal(message, "kafka.step_pruned", fix)
+
+    def putting(self, delivery: Delivery, state: Claimed) -> list[ClaimMessage]:
+        """Return the message that stores a claim."""
+        return [ClaimMessage(delivery.hash, DeliveryClaim(state, delivery.step, delivery.records))]
+
+    def pruning(self, delivery: Delivery) -> list[ClaimMessage]:
+        """Return, at every hundredth step, the messages that remove much older steps."""
+        floor = delivery.step - KEPT_STEPS
+        # the first child prunes for all
+        if delivery.step % _EVERY or floor <= 0 or (delivery.take is not None and delivery.skip):
+            return []
+        old = [name for name, one in self._known.items() if name != _FLOOR and one.step < floor]
+        return [ClaimMessage(_FLOOR, DeliveryClaim("pruned", floor)), *(ClaimMessage(name, None) for name in old)]
+
+    def committed(self, messages: Sequence[ClaimMessage]) -> None:
+        """Take note of messages that are committed."""
+        for name, claim in messages:
+            if claim is None:
+                self._known.pop(name, None)
+            else:
+                self._known[name] = claim
+
+    def encoded(self, messages: Sequence[ClaimMessage]) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield key and value of each message."""
+        for name, claim in messages:
+            yield self._key(name), None if claim is None else _encode(claim)
+
+    def _key(self, name: str) -> bytes:
+        return f"{self._owner}/{name}".encode()
+
+    def take(self, key: bytes | None, value: bytes | None) -> None:
+        """Take note of a message of the topic; those of other destinations are passed over."""
+        prefix = self._key("")
+        if key is not None and key.startswith(prefix):
+            name = key.removeprefix(prefix).decode()
+            self.committed([ClaimMessage(name, None if value is None else _decode(value))])
+
+
+class ClaimReader:
+    """Reader of the topic from its beginning to its end."""
+
+    def __init__(self, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
+        self._settings, self._errors, self._cluster = settings, errors, cluster
+        self._topic = settings.deliveries_topic
+
+    def read(self, claims: DeliveryClaims) -> None:
+        """Read all that is committed, after ``init_transactions`` has ended what an older owner had open.
+
+        Up to the end that readers of uncommitted messages see: the last stable offset may lie before one of our own
+        hashes as long as another pipeline's transaction is open, and a hash that is not seen would be written twice.
+        """
+        ends = self._cluster.ends(self._topic)
+        consumer = Consumer(self._config())
+        try:
+            for partition, end in enumerate(ends):
+                if end > 0:
+                    consumer.assign([TopicPartition(self._topic, partition, OFFSET_BEGINNING)])
+                    self._read(consumer, end, claims)
+        finally:
+            consumer.close()
+
+    def _config(self) -> dict[str, Any]:
+        return client_config(self._settings, self._errors) | {
+            "group.id": "conduit",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+        }
+
+    def _read(self, consumer: Consumer, end: int, claims: DeliveryClaims) -> None:
+        at, heard = 0, time.monotonic()
+        while at < end:
+            for message in consumer.consume(1_000, 0) or consumer.consume(1, 1.0):
+                error = message.error()
+                if error is None:
+                    claims.take(message.key(), message.value())
+                    at, heard = (message.offset() or 0) + 1, time.monotonic()
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    at = max(at, message.offset() or 0)
+                elif error.code() not in _PASSING:
+                    raise self._errors.verdict(error, f"{self._topic} can't be read", self._topic)
+            if at < end and time.monotonic() - heard > self._settings.timeout:
+                message = f"{self._topic} can be read to {at} of {end}: a transaction of another pipeline is open"
+                fix = "wait for that one; if its run died, start it again or wait for its transaction-timeout"
+                raise self._errors.outage(message, "kafka.open_transaction", fix)

@@ -1,0 +1,140 @@
+"""The driver's transactional producer: fences older owners, commits messages and hash together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from conduit_dagster.connectors.kafka.cluster_topics import Cluster
+from conduit_dagster.connectors.kafka.delivery_claims import ClaimMessage, ClaimReader, DeliveryClaims
+from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors, kafka_error
+from conduit_dagster.connectors.kafka.message_sender import SendFailures, producer_config
+from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
+
+
+class SendError(Exception):
+    """Messages could not be written; nothing of their transaction is visible."""
+
+    def __init__(self, error: KafkaError, topic: str) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.topic = topic
+
+
+class DeliverySession:
+    """A producer with a transactional id, and the claims as they are since it has that id.
+
+    Whoever called ``init_transactions`` last owns the id: brokers refuse everything of an older owner, whose open
+    transaction they abort, or end if its commit was decided. Only then the topic of deliveries is read to its end. So
+    the claims are those of all transactions of this id that ever were or will be committed, but for our own.
+    """
+
+    def __init__(self, owner: str, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
+        self._owner, self._settings, self._errors = owner, settings, errors
+        self._reader = ClaimReader(settings, errors, cluster)
+        self._lock = threading.RLock()
+        self._producer: Producer | None = None
+        self.failures = SendFailures()
+        self.claims = DeliveryClaims(owner, errors)
+
+    @contextmanager
+    def opened(self) -> Generator[Producer]:
+        """Yield the producer for exclusive use; the first time, and after an error, older owners are fenced."""
+        with self._lock:
+            yield self._producer or self._open()
+
+    def fence(self) -> None:
+        """End all that older owners hold open, and read what they have committed."""
+        with self._lock:
+            self.close()
+            self._open()
+
+    def _open(self) -> Producer:
+        producer = Producer(self._config())
+        self.claims = DeliveryClaims(self._owner, self._errors)
+        try:
+            producer.init_transactions(self._settings.timeout)
+            self._reader.read(self.claims)
+        except KafkaException as error:
+            producer.poll(0)
+            raise self._errors.verdict(error, f"transactions of {self._owner} can't begin") from None
+        self._producer = producer
+        return producer
+
+    def _config(self) -> dict[str, Any]:
+        return producer_config(self._settings, self._errors, self.failures) | {
+            "transactional.id": self._owner,
+            "transaction.timeout.ms": round(self._settings.transaction_timeout * 1_000),
+        }
+
+    def close(self) -> None:
+        """Let the producer go; a transaction that is open is not committed."""
+        with self._lock:
+            producer, self._producer = self._producer, None
+            if producer is not None:
+                with suppress(KafkaException, RuntimeError):
+                    producer.purge(in_queue=True, in_flight=True)
+
+    # -- transactions -------------------------------------------------------------------------------------------
+
+    def commit(self, send: Callable[[Producer], bool], claims: Sequence[ClaimMessage]) -> None:
+        """Run ``send``, write the claims and commit both as one transaction; nothing of it is visible before.
+
+        Raises ``SendError`` if a message could not be written; ``send`` returns False as soon as it knows. If the
+        outcome of the commit is not known, the producer is given up: the next one learns it from the brokers.
+        """
+        with self.opened() as producer:
+            producer.poll(0)  # what became of an earlier delivery's messages is told now
+            self.failures.clear()
+            try:
+                producer.begin_transaction()
+                # the hashes last: others who read them wait for open transactions
+                whole = send(producer) and self._write(producer, claims)
+                if whole:
+                    self._commit(producer)
+            except KafkaException as error:
+                self._end(producer)
+                self._raise_failure()
+                raise self._errors.verdict(error, "the delivery can't be committed") from None
+            except BaseException:
+                self._end(producer)
+                raise
+            if not whole:
+                self._end(producer)
+                self._raise_failure()
+            self.claims.committed(claims)
+
+    def _write(self, producer: Producer, claims: Sequence[ClaimMessage]) -> bool:
+        for key, value in self.claims.encoded(claims):
+            producer.produce(self._settings.deliveries_topic, value, key)
+        return True
+
+    def _commit(self, producer: Producer) -> None:
+        deadline = time.monotonic() + self._settings.message_timeout + self._settings.timeout
+        while True:
+            try:
+                producer.commit_transaction(self._settings.timeout)
+                return
+            except KafkaException as error:
+                # the same call again is how a commit without an answer goes on
+                if not kafka_error(error).retriable() or time.monotonic() > deadline:
+                    raise
+
+    def _end(self, producer: Producer) -> None:
+        """Abort the transaction; a producer that can't do so is given up, and the next one's beginning aborts it."""
+        try:
+            producer.purge(in_queue=True, in_flight=True)
+            producer.abort_transaction(self._settings.timeout)
+            producer.poll(0)
+        except KafkaException:
+            self.close()
+
+    def _raise_failure(self) -> None:
+        first = self.failures.first
+        if first is not None:
+            raise SendError(*first)

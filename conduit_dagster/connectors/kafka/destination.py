@@ -1,0 +1,202 @@
+"""The ``kafka`` destination: messages written exactly once, in one transaction with the delivery's hash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, Producer
+
+from conduit_dagster.connectors.kafka.cluster_topics import Cluster
+from conduit_dagster.connectors.kafka.delivery_session import DeliverySession, SendError
+from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors
+from conduit_dagster.connectors.kafka.message_layout import MessageLayout
+from conduit_dagster.connectors.kafka.message_sender import MessageSender
+from conduit_dagster.connectors.kafka.plain_producer import PlainProducer
+from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, as_destination
+from conduit_dagster.connectors.kafka.staged_messages import MessageWriter, places_of, staged_chunks, staged_message
+from conduit_dagster.connectors.kafka.target_topics import TargetTopics
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import (
+    AlreadyClaimed,
+    Claim,
+    Claimed,
+    ConnectorContext,
+    Dataset,
+    Delivery,
+    Refusal,
+    Rejected,
+    StagedDestination,
+    Strategy,
+    Target,
+    Writer,
+    WriterTask,
+)
+
+_DATA = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "too_large",
+    KafkaError.RECORD_LIST_TOO_LARGE: "too_large",
+    KafkaError.INVALID_RECORD: "invalid_record",
+    KafkaError.INVALID_MSG: "invalid_record",
+    KafkaError.INVALID_TIMESTAMP: "invalid_timestamp",
+}
+"""Errors that are about some record."""
+
+
+class BulkError(Exception):
+    """The brokers refused messages without naming the record."""
+
+
+class KafkaDestination(StagedDestination):
+    """Messages of one or several topics.
+
+    Tasks stage messages; the driver writes a delivery's messages and its hash in one transaction. The topic
+    ``conduit-deliveries`` keeps the hashes of 1,000 steps. With at-least-once and at-most-once there are no
+    transactions. Messages with one key go to one partition, in the order of their records; readers must use
+    ``read_committed``, others see what aborted transactions leave.
+    """
+
+    name = "kafka"
+    Settings = KafkaDestinationSettings
+    strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
+    divisible = True
+    skips_records = True
+    changes_records = False
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = as_destination(settings)
+        self._layout = MessageLayout(self._settings)
+        self.reads_keys = self._layout.reads_keys
+        self._errors = KafkaErrors(self._settings.place, "Write --operation Describe --operation Create")
+        self._cluster = Cluster(self._settings, self._errors)
+        owner = self._settings.transactional_id or f"conduit-{context.pipeline}-{context.connector}"
+        self._session = DeliverySession(owner, self._settings, self._errors, self._cluster)
+        self._plain = PlainProducer(self._settings, self._errors)
+        self._topics = TargetTopics(self._settings, self._errors, self._cluster)
+
+    @classmethod
+    def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
+        """Return at-most-once alone if brokers don't confirm what they have written."""
+        return cls.strategies if settings.get("acks", "all") == "all" else frozenset({"at-most-once"})
+
+    @property
+    def address(self) -> str:
+        """Servers and topic, with the template instead of the topic if it is not fixed."""
+        return f"{self._settings.place} {self._settings.topic}"
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """The topic, if it is one fixed name."""
+        if self._layout.topic is None:
+            return None
+        return Dataset(f"kafka://{self._settings.place.partition(',')[0]}", self._layout.topic)
+
+    @property
+    def _is_exact(self) -> bool:
+        return self.context.strategy == "exactly-once"
+
+    # -- in tasks -----------------------------------------------------------------------------------------------
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Return a writer that stages messages."""
+        return MessageWriter(task, self._layout)
+
+    # -- on the driver ------------------------------------------------------------------------------------------
+
+    def staged_row(self, delivery: Delivery, place: int) -> Record | None:
+        """Return the message's value and key."""
+        message = staged_message(delivery, place)
+        return None if message is None else Record(0, {}, message["value"], message["key"])
+
+    def close(self) -> None:
+        """Close the driver's connections."""
+        self._session.close()
+        self._plain.close()
+        self._cluster.close()
+
+    def check(self) -> None:
+        """Reach the brokers, create or check the topic of deliveries, and look for a topic with a fixed name."""
+        if self._is_exact:
+            self._topics.check_deliveries()
+        self._topics.check_fixed(self._layout.topic)
+
+    def fence(self, epoch: int) -> None:
+        """Take over from older owners; what they have open is aborted, and nothing more of them is written."""
+        if self._is_exact:
+            self._topics.check_deliveries()
+            self._session.fence()
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Return whether the delivery's hash is in, and so its messages, which were committed with it."""
+        if not self._is_exact:
+            return False
+        with self._opened():
+            return self._session.claims.state(delivery) == "delivered"
+
+    def claim(self, delivery: Delivery, state: Claim) -> Claimed:
+        """Store ``state`` under the hash if it is free."""
+        return self.claim_all([delivery], state)[0]
+
+    def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
+        """Claim them in one transaction."""
+        if not self._is_exact:
+            return [state for _ in deliveries]
+        with self._opened():
+            claims = self._session.claims
+            free = [one for one in deliveries if claims.state(one) is None]
+            for one in free:
+                claims.require_known(one)
+            if free:
+                messages = [message for one in free for message in claims.putting(one, state)]
+                self._session.commit(lambda producer: True, messages)
+            return [self._session.claims.state(one) or state for one in deliveries]
+
+    def publish(self, delivery: Delivery) -> Target:
+        """Write messages and hash in one transaction. A hash stored as delivered means that all is done."""
+        try:
+            if self._is_exact:
+                self._publish_once(delivery)
+            else:
+                self._plain.send(lambda producer: self._send(producer, delivery, self._plain.failures))
+        except SendError as failed:
+            raise self._refused(failed, delivery) from None
+        return delivery.target
+
+    def _opened(self) -> Any:
+        self._topics.check_deliveries()
+        return self._session.opened()
+
+    def _publish_once(self, delivery: Delivery) -> None:
+        with self._opened():
+            claims = self._session.claims
+            there = claims.state(delivery)
+            if there == "delivered" or not delivery.records:
+                return
+            if there is not None:
+                raise AlreadyClaimed(there)
+            claims.require_known(delivery)
+            messages = [*claims.putting(delivery, "delivered"), *claims.pruning(delivery)]
+            failures = self._session.failures
+            self._session.commit(lambda producer: self._send(producer, delivery, failures), messages)
+
+    def _send(self, producer: Producer, delivery: Delivery, failures: Any) -> bool:
+        chunks = self._topics.ensured(staged_chunks(delivery), self._layout.topic)
+        sender = MessageSender(producer, failures, self._settings.message_timeout)
+        return sender.send(chunks, lambda: reached("mid-publish", self.context.pipeline), delivery.records / 2)
+
+    def _refused(self, failed: SendError, delivery: Delivery) -> Exception:
+        """Return the error for messages that were not written: about records, about a topic, or an outage."""
+        code, text = failed.error.code(), failed.error.str()
+        if code in _DATA:
+            if delivery.records == 1:
+                return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}"))
+            return BulkError(f"{failed.topic}: {text}")
+        about_topic = code in NO_TOPIC or code == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        if about_topic and self._layout.topic is None and (places := places_of(delivery, failed.topic)):
+            name = "no_topic" if code in NO_TOPIC else "no_right"
+            self._topics.forget(failed.topic)
+            nacks = [Refusal(place, Nack(f"kafka.{name}", f"{failed.topic}: {text}")) for place in places[:1_000]]
+            return Rejected(*nacks[0], more=nacks[1:])
+        return self._errors.verdict(failed.error, "messages can't be written", failed.topic)

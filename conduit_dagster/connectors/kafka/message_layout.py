@@ -1,0 +1,165 @@
+"""Records as messages: topic, key, value, headers and time of each."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.connectors.formats import Template, make_format, nack_of
+from conduit_dagster.connectors.kafka.partition_reader import BINARY, HEADER
+from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, require_topic
+from conduit_dagster.connectors.kafka.staged_messages import MessageGroup, StagedChunk
+from conduit_dagster.expressions import compile_template, reads_key
+from conduit_dagster.record import CREATED_AT, Nack, Record
+from conduit_dagster.sdk import Keys, Refusal
+
+_encode = msgspec.json.Encoder().encode
+_PAYLOAD = "payload/json"
+
+
+class MessageError(Exception):
+    """A record that can't be a message, with the reason as a nack."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.nack = Nack(f"kafka.{code}", message)
+
+
+class MessageLayout:
+    """Maker of messages by the settings of a destination."""
+
+    def __init__(self, settings: KafkaDestinationSettings) -> None:
+        self._settings = settings
+        template = compile_template(settings.topic)
+        self.topic = template.literal
+        """The one topic of all records; None if each names its own."""
+        self._template: Callable[[Record], Any] = template
+        self._format = make_format(settings.format, settings.format_options)
+        self._is_payload = settings.format == _PAYLOAD
+        self.reads_keys = Keys.ALL if self._format.reads_key or reads_key(template.names) else Keys.OBJECTS
+
+    def chunk(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
+        """Return the messages of those records that can be one, in order, and the refusals of the others."""
+        try:
+            return self._chunk(records), []
+        except Exception:  # noqa: BLE001  # one record is at fault: find it
+            return self._one_by_one(records)
+
+    def _one_by_one(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
+        good: list[Record] = []
+        refused: list[Refusal] = []
+        for place, record in enumerate(records):
+            try:
+                self._chunk([record])
+                good.append(record)
+            except MessageError as error:
+                refused.append(Refusal(place, error.nack))
+            except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
+                refused.append(Refusal(place, nack_of(error)))
+        return self._chunk(good) if good else None, refused
+
+    def _chunk(self, records: list[Record]) -> StagedChunk:
+        values, keys = self._values(records), [_key(record.key) for record in records]
+        headers = self._headers(records)
+        self._check_sizes(values, keys, headers)
+        messages: list[dict[str, Any]] = [{"value": v, "key": k} for v, k in zip(values, keys, strict=True)]
+        if self._settings.timestamp == "createdAt":
+            for message, record in zip(messages, records, strict=True):
+                if time := record.metadata.get(CREATED_AT):
+                    message["timestamp"] = int(time) // 1_000_000
+        return StagedChunk(len(records), self._groups(records, messages, headers))
+
+    def _groups(self, records: list[Record], messages: list[Any], headers: list[Any] | None) -> list[MessageGroup]:
+        if self.topic is not None:
+            return [MessageGroup(self.topic, None, messages, headers)]
+        found: dict[str, list[int]] = {}
+        last, topic = None, ""
+        for place, record in enumerate(records):
+            # records that share their metadata go to the same topic only if nothing else decides
+            if record.metadata is not last or self._settings.topic != _BY_COLLECTION:
+                last, topic = record.metadata, self._topic_of(record)
+            found.setdefault(topic, []).append(place)
+        if len(found) == 1:
+            return [MessageGroup(topic, None, messages, headers)]
+        return [
+            MessageGroup(name, places, [messages[i] for i in places], headers and [headers[i] for i in places])
+            for name, places in found.items()
+        ]
+
+    def _topic_of(self, record: Record) -> str:
+        try:
+            name = require_topic(str(self._template(record)))
+        except ValueError as error:
+            raise MessageError("topic_name", str(error)) from None
+        # a record must not be able to write the hash of a delivery, or a consumer's offset
+        if name == self._settings.deliveries_topic or name.startswith("__"):
+            raise MessageError("topic_name", f"{name} is not a topic for records")
+        return name
+
+    def _values(self, records: list[Record]) -> list[bytes | None]:
+        if self._is_payload:
+            return [record.after if type(record.after) is not dict else _encode(record.after) for record in records]  # type: ignore[misc]
+        if isinstance(self._format, Template):
+            return [self._value(record) for record in records]
+        data, refused = self._format.encode_block(records)
+        if refused:
+            raise ValueError(refused[0][1].message)
+        # these formats are JSON, in which a line feed is written as an escape
+        lines: list[bytes | None] = [*data.split(b"\n")]
+        lines.pop()
+        return lines
+
+    def _value(self, record: Record) -> bytes:
+        data, refused = self._format.encode_block([record])
+        if refused:
+            raise ValueError(refused[0][1].message)
+        return data.removesuffix(b"\n")
+
+    def _headers(self, records: list[Record]) -> list[Any] | None:
+        """Return the headers of each record; None if there are none at all."""
+        if self._settings.headers == "none":
+            return None
+        found: list[Any] = []
+        last, own = None, None
+        for record in records:
+            if record.metadata is not last:
+                last = record.metadata
+                own = [_header(name, value) for name, value in last.items() if name.startswith(HEADER)] or None
+            found.append(own)
+        return found if any(found) else None
+
+    def _check_sizes(
+        self, values: Sequence[bytes | None], keys: Sequence[bytes | None], headers: Sequence[Any] | None
+    ) -> None:
+        limit = self._settings.batch_bytes
+        longest = max(map(_size, values)) + max(map(_size, keys))
+        if longest <= limit and headers is None:
+            return
+        for value, key, own in zip(values, keys, headers or repeat(None), strict=False):
+            size = _size(value) + _size(key) + sum(_HEADER + len(n.encode()) + len(v) for n, v in own or ())
+            if size > limit:
+                raise MessageError("too_large", f"the message has {size} bytes, batchBytes allows {limit}")
+
+
+_BY_COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
+_HEADER = 10
+"""Bytes that a header's lengths may take."""
+
+
+def _size(data: bytes | None) -> int:
+    return 0 if data is None else len(data)
+
+
+def _key(key: Any) -> bytes | None:
+    return _encode(key) if type(key) is dict else key
+
+
+def _header(name: str, value: str) -> tuple[str, bytes]:
+    plain = name.removeprefix(HEADER)
+    if plain.endswith(BINARY):
+        return plain.removesuffix(BINARY), base64.b64decode(value)
+    return plain, value.encode()

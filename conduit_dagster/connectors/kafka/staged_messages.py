@@ -1,0 +1,150 @@
+"""Staged messages: chunks in a form that the publisher passes on to the client without a look at each.
+
+Tasks write them; the driver reads them, including a single one for its dead letter.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from conduit_dagster import storage
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Delivery, NewPart, Part, Refusal, Writer, WriterTask
+
+_HEAD = struct.Struct(">II")
+"""Bytes of the chunk, and records in it: chunks can be passed over."""
+
+
+class MessageGroup(msgspec.Struct, array_like=True):
+    """Messages of a chunk that go to one topic, in order."""
+
+    topic: str
+    places: list[int] | None
+    """Their places in the chunk; None: all of it, in order."""
+    messages: list[dict[str, Any]]
+    """``value``, ``key`` and perhaps ``timestamp``, as the client takes them."""
+    headers: list[list[tuple[str, bytes]] | None] | None = None
+    """The headers of each; None: there are none."""
+
+
+class StagedChunk(msgspec.Struct, array_like=True):
+    """Messages of consecutive records."""
+
+    records: int
+    groups: list[MessageGroup]
+
+
+class Layout(Protocol):
+    """Maker of chunks."""
+
+    def chunk(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
+        """Return the messages of the records, and refusals."""
+        ...
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(StagedChunk).decode
+
+
+class MessageWriter(Writer):
+    """Writer of a task's chunks into one file."""
+
+    def __init__(self, task: WriterTask, layout: Layout) -> None:
+        self._layout = layout
+        self._part = NewPart(task, "messages")
+        self._records = 0
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """Append the records as a chunk; those that can't be a message are refused."""
+        chunk, refused = self._layout.chunk(records)
+        if chunk is not None:
+            data = _encode(chunk)
+            self._part.write(_HEAD.pack(len(data), chunk.records) + data)
+            self._records += chunk.records
+        return refused
+
+    def finish(self) -> Part | None:
+        """Finish the file; return its part."""
+        return self._part.finish(self._records)
+
+    def abort(self) -> None:
+        """Abort the file."""
+        self._part.abort()
+
+
+def staged_chunks(delivery: Delivery) -> Iterator[tuple[int, StagedChunk]]:
+    """Yield a delivery's chunks, of a child just its own messages, each with the place of its first record.
+
+    A chunk that a child takes in part has ``places`` in all of its groups, counted from the delivery's first record.
+    """
+    if delivery.take is None:
+        yield from _chunks(delivery, 0, None)
+        return
+    stop = delivery.skip + delivery.take
+    left_out = frozenset(delivery.without)
+    wanted = [place for place in range(delivery.skip, stop) if place not in left_out]
+    numbers = {place: number for number, place in enumerate(wanted)}
+    for first, chunk in _chunks(delivery, delivery.skip, stop):
+        groups = [found for group in chunk.groups if (found := _own(group, first, numbers)).messages]
+        if groups:
+            yield 0, StagedChunk(sum(len(group.messages) for group in groups), groups)
+
+
+def _own(group: MessageGroup, first: int, numbers: dict[int, int]) -> MessageGroup:
+    places = range(len(group.messages)) if group.places is None else group.places
+    mine = [(i, numbers[first + place]) for i, place in enumerate(places) if first + place in numbers]
+    headers = group.headers and [group.headers[i] for i, _ in mine]
+    return MessageGroup(group.topic, [number for _, number in mine], [group.messages[i] for i, _ in mine], headers)
+
+
+def _chunks(delivery: Delivery, start: int, stop: int | None) -> Iterator[tuple[int, StagedChunk]]:
+    first = 0
+    for part in delivery.parts:
+        if first + part.records <= start:
+            first += part.records
+            continue
+        if stop is not None and first >= stop:
+            return
+        url = storage.join(delivery.staging, part.name)
+        with storage.open_read(url) as file:
+            while head := file.read(_HEAD.size):
+                size, records = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
+                if first + records <= start or (stop is not None and first >= stop):
+                    file.seek(size, 1)
+                else:
+                    yield first, _decoded(file.read(size), url)
+                first += records
+
+
+def _decoded(data: bytes, url: str) -> StagedChunk:
+    try:
+        return _decode(data)
+    except msgspec.DecodeError:
+        fix = "was it changed by hand? remove it, and it is staged again"
+        raise FatalError(f"{url} is not as it was staged", code="kafka.staging", place=url, fix=fix) from None
+
+
+def staged_message(delivery: Delivery, place: int) -> dict[str, Any] | None:
+    """Return the message at a place of a whole delivery."""
+    for first, chunk in _chunks(delivery, place, place + 1):
+        for group in chunk.groups:
+            places: Any = range(len(group.messages)) if group.places is None else group.places
+            if place - first in places:
+                return group.messages[places.index(place - first)]
+    return None
+
+
+def places_of(delivery: Delivery, topic: str) -> list[int]:
+    """Return the places of the delivery's records that go to a topic."""
+    found: list[int] = []
+    for first, chunk in staged_chunks(delivery):
+        for group in chunk.groups:
+            if group.topic == topic:
+                places = range(len(group.messages)) if group.places is None else group.places
+                found += [first + place for place in places]
+    return sorted(found)
