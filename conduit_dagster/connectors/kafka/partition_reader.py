@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
@@ -50,21 +51,22 @@ class PartitionReader:
 
     def blocks(self, parts: Sequence[PartitionRange], options: ReadOptions) -> Iterator[Block]:
         """Yield the messages of the ranges. What was read before an error is yielded before it is raised."""
-        consumer = Consumer(consumer_config(self._settings, self._errors))
-        try:
-            for part in parts:
-                labels = RecordMaker(self._labels, part, self._settings.offset_metadata, options.keys)
-                for messages in self._messages(consumer, part, options):
-                    yield labels.block(messages)
-        finally:
-            consumer.close()
+        # a consumer looks for a further topic only once a second
+        for _, mine in groupby(parts, lambda part: part.topic):
+            consumer = Consumer(consumer_config(self._settings, self._errors))
+            try:
+                for part in mine:
+                    maker = RecordMaker(self._labels, part, self._settings.offset_metadata, options.keys)
+                    for messages in self._messages(consumer, part, options):
+                        yield maker.block(messages)
+            finally:
+                consumer.close()
 
     def _messages(self, consumer: Consumer, part: PartitionRange, options: ReadOptions) -> Iterator[list[Message]]:
         consumer.assign([TopicPartition(part.topic, part.partition, part.begin)])
         count, heard, expected = min(_FIRST_BATCH, options.block_records), time.monotonic(), part.begin
         while True:
-            # with a timeout it would wait for all of them, also at the end
-            got = consumer.consume(count, 0) or consumer.consume(1, 1.0)
+            got = _some(consumer, count)
             messages, ended, error = _sorted(got, part.end)
             if messages:
                 heard, count = time.monotonic(), _fitting(messages, options)
@@ -112,6 +114,14 @@ GONE = (
     "start over: conduit-dagster positions rewind PIPELINE --to-start; or accept the loss: set on-gone: skip; "
     "and let the topic {topic} keep messages for longer (retention.ms)"
 )
+
+
+def _some(consumer: Consumer, count: int) -> list[Message]:
+    """Return what has come, up to ``count`` messages; wait for the first. With a timeout it would wait for all."""
+    found = consumer.consume(count, 0)
+    if not found and (found := consumer.consume(1, 1.0)) and count > 1:
+        found += consumer.consume(count - 1, 0)
+    return found
 
 
 def _sorted(got: list[Message], end: int) -> tuple[list[Message], bool, KafkaError | None]:
