@@ -50,6 +50,8 @@ log.retention.check.interval.ms=500
 log.initial.task.delay.ms=500
 log.segment.delete.delay.ms=100
 auto.create.topics.enable=false
+broker.session.timeout.ms=1500
+broker.heartbeat.interval.ms=200
 {more}
 """
 

@@ -130,12 +130,13 @@ class Cluster:
         found = self.offsets(places, lambda _: OffsetSpec.for_timestamp(milliseconds))
         return {place: offset if offset >= 0 else ends[place] for place, offset in found.items()}
 
-    def ends(self, topic: str) -> list[int]:
-        """Return the end of each partition as readers of uncommitted messages see it."""
+    def whole(self, topic: str) -> list[tuple[int, int]]:
+        """Return beginning and end of each partition as readers of uncommitted messages see them."""
         count = self.describe([topic]).get(topic, ("", 0))[1]
         places = [(topic, partition) for partition in range(count)]
-        found = self.offsets(places, lambda _: _LATEST, IsolationLevel.READ_UNCOMMITTED)
-        return [found[place] for place in places]
+        low = self.offsets(places, lambda _: _EARLIEST)
+        high = self.offsets(places, lambda _: _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        return [(low[place], high[place]) for place in places]
 
     def config(self, topic: str, name: str) -> str:
         """Return a setting of a topic."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from conduit_dagster.connectors.kafka.cluster_topics import Cluster
 from conduit_dagster.connectors.kafka.kafka_client import client_config
@@ -114,12 +114,12 @@ class ClaimReader:
         Up to the end that readers of uncommitted messages see: the last stable offset may lie before one of our own
         hashes as long as another pipeline's transaction is open, and a hash that is not seen would be written twice.
         """
-        ends = self._cluster.ends(self._topic)
+        found = self._cluster.whole(self._topic)
         consumer = Consumer(self._config())
         try:
-            for partition, end in enumerate(ends):
-                if end > 0:
-                    consumer.assign([TopicPartition(self._topic, partition, OFFSET_BEGINNING)])
+            for partition, (begin, end) in enumerate(found):
+                if end > begin:
+                    consumer.assign([TopicPartition(self._topic, partition, begin)])
                     self._read(consumer, end, claims)
         finally:
             consumer.close()

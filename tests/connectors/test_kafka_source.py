@@ -1,0 +1,326 @@
+"""The kafka source: which messages are read, and what it says of those that are gone."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from lab.kafka_lab import ALL, KafkaLab
+from lab.kafka_server import KafkaServer
+from lab.waiting import wait_until
+from pydantic import ValidationError
+
+from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
+from conduit_dagster.connectors.kafka.step_shares import shares
+from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk import Limit, ReadOptions
+
+pytestmark = pytest.mark.slow
+ROWS = [(b"k%d" % i, b"%d" % i) for i in range(10)]
+
+
+@pytest.fixture
+def lab(kafka_server: KafkaServer, tmp_path: Path) -> KafkaLab:
+    return KafkaLab(kafka_server, tmp_path)
+
+
+# -- records ------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_has_what_the_message_has(lab: KafkaLab) -> None:
+    """A header that is no text comes as base64, nothing of it is lost; the position names the message."""
+    topic = lab.server.topic(2)
+    lab.server.send(topic, [(b"\x00key", b"\xffvalue")], 1, headers=[("a", b"x"), ("b", b"\xff"), ("c", None)])
+    lab.server.send(topic, [(None, None)], 1)
+    source = lab.source(topic, offset_metadata="true")
+    first, second = lab.step(source, source.initial())[1]
+    assert (first.key, first.after, first.operation) == (b"\x00key", b"\xffvalue", "create")
+    assert (first.position, second.position) == (f"{topic}/1/0", f"{topic}/1/1")
+    created = first.metadata.pop("opencdc.createdAt")
+    assert abs(int(created) / 1e9 - time.time()) < 60
+    assert first.metadata == {
+        "conduit.source.connector.id": "p:in", "opencdc.readAt": "7", "opencdc.collection": topic,
+        "kafka.partition": "1", "kafka.offset": "0",
+        "kafka.header.a": "x", "kafka.header.b.base64": "/w==", "kafka.header.c": "",
+    }  # fmt: skip
+    assert (second.key, second.after) == (None, None)
+
+
+def test_only_committed_messages_are_read(lab: KafkaLab) -> None:
+    """A step ends before an open transaction, and the end of an aborted one is no end of the range."""
+    topic = lab.server.topic()
+    lab.server.transaction(topic, ROWS[:3])
+    lab.server.transaction(topic, ROWS[3:6], commit=False)
+    source = lab.source(topic)
+    end, found = lab.step(source, source.initial())
+    assert [record.after for record in found] == [b"0", b"1", b"2"]
+    assert source.lag(end) == 0
+    lab.server.send(topic, ROWS[6:7])
+    assert lab.values(source, end) == [b"6"]
+
+
+def test_a_range_that_holds_nothing_but_gaps_ends(lab: KafkaLab) -> None:
+    """Aborted messages and markers alone, in the middle and at the end of the partition."""
+    topic = lab.server.topic()
+    for number in range(3):
+        lab.server.transaction(topic, ROWS[:4], commit=number == 2)
+    source = lab.source(topic)
+    position, found = source.initial(), 0
+    for _ in range(20):
+        end, records = lab.step(source, position, 2)
+        found += len(records)
+        if end == position:
+            break
+        position = end
+    assert (found, source.lag(position)) == (4, 0)
+
+
+def test_a_compacted_topic_is_read_around_its_gaps(lab: KafkaLab) -> None:
+    """What compaction removes between two reads of a range is replaced by a later message, never lost."""
+    topic = lab.server.topic(
+        cleanup_policy="compact", segment_bytes="1048576", segment_ms="100", min_cleanable_dirty_ratio="0.001",
+        max_compaction_lag_ms="200",
+    )  # fmt: skip
+    source = lab.source(topic)
+    for number in range(30):
+        lab.server.send(topic, [(b"same", b"%d" % number), (b"k%d" % number, b"")])
+    start = source.initial()
+    end, before = lab.step(source, start)
+
+    def is_compacted() -> bool:
+        time.sleep(0.15)  # a segment is rolled by the first message after its time
+        lab.server.send(topic, [(b"roll", b"")])
+        return len(_read(source, start, end)) < len(before)
+
+    wait_until(is_compacted, "the log is compacted", 60)
+    after = _read(source, start, end)
+    assert {record.key for record in before} - {b"same"} == {record.key for record in after} - {b"same"}
+    source.verify(start, end)
+
+
+def _read(source: Any, start: Any, end: Any) -> list[Any]:
+    [split] = source.split(start, end, 2)
+    return [record for block in source.read(split, ReadOptions()) for record in block.records]
+
+
+# -- where to start -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "expected"), [("latest", [b"new"]), ("", [b"new"]), ("earliest", [b"old", b"new"])])
+def test_where_it_starts(lab: KafkaLab, start: str, expected: list[bytes]) -> None:
+    """Kept as a position at the first run: what comes between that and the first step is read."""
+    topic = lab.server.topic()
+    lab.server.send(topic, [(None, b"old")])
+    source = lab.source(topic, start_from=start)
+    position = source.initial()
+    lab.server.send(topic, [(None, b"new")])
+    assert lab.values(source, position) == expected
+
+
+def test_it_starts_at_a_time(lab: KafkaLab) -> None:
+    topic, now = lab.server.topic(2), int(time.time())
+    lab.server.send(topic, [(None, b"old")], 0, timestamp=(now - 7_200) * 1_000)
+    lab.server.send(topic, [(None, b"new")], 0, timestamp=(now - 1_800) * 1_000)
+    lab.server.send(topic, [(None, b"older")], 1, timestamp=(now - 7_200) * 1_000)
+    moment = datetime.fromtimestamp(now - 3_600, UTC).isoformat()
+    source = lab.source(topic, start_from=moment)
+    assert lab.values(source, source.initial()) == [b"new"]
+
+
+def test_reading_from_the_beginning_as_in_conduit() -> None:
+    settings = {"servers": "h:9092", "topics": "t"}
+    assert KafkaSourceSettings.model_validate(settings).start == "latest"
+    assert KafkaSourceSettings.model_validate({**settings, "readFromBeginning": "true"}).start == "earliest"
+
+
+# -- topics and partitions that change ----------------------------------------------------------------------------
+
+
+def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(lab: KafkaLab) -> None:
+    """Also by a source that began with the latest messages: what is new there was never seen."""
+    prefix = lab.server.topic()
+    source = lab.source(f"^{prefix}.*", start_from="latest")
+    lab.server.send(prefix, ROWS[:1])
+    position = source.latest(source.initial(), ALL)
+    lab.server.grow(prefix, 3)
+    other = lab.server.topic(name=f"{prefix}-b")
+    lab.server.send(other, ROWS[1:2])
+    lab.server.send(prefix, ROWS[2:3], 2)
+    wait_until(lambda: source.lag(position) == 2, "the client sees the new partitions")
+    end, found = lab.step(source, position)
+    assert [record.after for record in found] == [b"2", b"1"]
+    assert source.counts(end) == {"topics": 2, "partitions": 4}
+
+
+def test_a_topic_made_anew_is_noticed(lab: KafkaLab) -> None:
+    """The same name and even the same offsets: its id tells. The error says both ways on; skip takes one."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS[:3])
+    source = lab.source(topic)
+    start = source.initial()
+    position = source.latest(start, ALL)
+    lab.server.delete(topic)
+    wait_until(lambda: _made(lab, topic), "the name is free again")
+    lab.server.send(topic, ROWS[3:8])
+    for call in (lambda: source.latest(position, ALL), lambda: source.verify(start, position)):
+        with pytest.raises(FatalError, match="made anew") as error:
+            call()
+        assert error.value.code == "kafka.topic_changed"
+        assert "positions rewind" in (error.value.fix or "") and "on-gone: skip" in (error.value.fix or "")
+    skipping = lab.source(topic, on_gone="skip")
+    assert skipping.gives_up(start, position) and not source.gives_up(start, position)
+    assert lab.values(skipping, position) == [b"3", b"4", b"5", b"6", b"7"]
+
+
+def _made(lab: KafkaLab, topic: str) -> bool:
+    try:
+        lab.server.topic(name=topic)
+    except Exception:  # noqa: BLE001  # it is still being removed
+        return False
+    return True
+
+
+def test_messages_that_retention_removed_unread_are_told(lab: KafkaLab) -> None:
+    """Never skipped by default; one that was read before it was removed is none of them."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    source, skipping = lab.source(topic), lab.source(topic, on_gone="skip")
+    start = source.initial()
+    third = source.latest(start, Limit(3, 10**9))
+    end = source.latest(third, ALL)
+    lab.server.delete_before(topic, 0, 3)
+    assert lab.values(source, third) == [b"3", b"4", b"5", b"6", b"7", b"8", b"9"]
+    lab.server.delete_before(topic, 0, 5)
+    with pytest.raises(FatalError, match="messages 3 to 4 were removed before they were read") as error:
+        source.latest(third, ALL)
+    assert error.value.code == "kafka.range_gone"
+    for call in (lambda: source.verify(third, end), lambda: _read(source, third, end)):
+        with pytest.raises(FatalError) as error:
+            call()
+        assert error.value.code == "kafka.range_gone"
+    assert skipping.gives_up(third, end)
+    further, found = lab.step(skipping, third)
+    assert [record.after for record in found] == [b"5", b"6", b"7", b"8", b"9"]
+    assert skipping.latest(further, ALL) == further
+
+
+def test_a_gap_in_a_topic_that_is_said_to_have_none_stops_the_step(lab: KafkaLab) -> None:
+    topic = lab.server.topic()
+    lab.server.transaction(topic, ROWS[:3])
+    source = lab.source(topic, dense_offsets="true")
+    with pytest.raises(FatalError) as error:
+        lab.step(source, source.initial())
+    assert error.value.code == "kafka.gap" and "remove dense-offsets" in (error.value.fix or "")
+
+
+def test_a_topic_that_is_missing(lab: KafkaLab) -> None:
+    with pytest.raises(FatalError) as error:
+        lab.source("no-such-topic").horizon()
+    assert error.value.code == "kafka.no_topic"
+    assert error.value.fix == f"kafka-topics.sh --bootstrap-server {lab.server.servers} --create --topic no-such-topic"
+
+
+# -- shares and groups --------------------------------------------------------------------------------------------
+
+
+def test_no_partition_waits_for_another() -> None:
+    """In sum the limit, or all that there is; the small ones are taken whole."""
+    assert shares({"a": 100, "b": 3, "c": 100}, 23) == {"a": 10, "b": 3, "c": 10}
+    assert shares({"a": 1, "b": 2}, 100) == {"a": 1, "b": 2}
+    assert sum(shares(dict.fromkeys("abcdefg", 9), 10).values()) == 10
+    assert shares({}, 5) == {}
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_group_is_told_only_when_it_is_wanted(lab: KafkaLab, commits: bool) -> None:
+    topic = lab.server.topic(2)
+    lab.server.send(topic, ROWS)
+    group = f"g-{topic}"
+    source = lab.source(topic, commit_offsets=str(commits).lower(), groupID=group)
+    end = source.latest(source.initial(), ALL)
+    source.ack(end, 1)
+    source.ack(end, 1)
+    source.close()
+    consumer = Consumer({"bootstrap.servers": lab.server.servers, "group.id": group})
+    try:
+        found = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)], 10)
+    finally:
+        consumer.close()
+    assert [one.offset for one in found] == (end["topics"][topic]["next"] if commits else [-1001, -1001])
+
+
+# -- outages and logins -------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_silent_is_an_outage(lab: KafkaLab) -> None:
+    """On the driver and in a task, after a bounded time; then the same source goes on."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    source = lab.source(topic, timeout="2s")
+    start = source.initial()
+    end = source.latest(start, ALL)
+    with lab.server.frozen():
+        for call in (lambda: source.latest(start, ALL), lambda: _read(source, start, end)):
+            with pytest.raises(TransientError) as error:
+                call()
+            assert error.value.code == "kafka.unreachable", error.value
+    assert len(_read(source, start, end)) == 10
+
+
+def test_a_broker_that_restarts_in_the_middle_of_a_range(lab: KafkaLab) -> None:
+    """The reader waits for it and goes on: every message once."""
+    topic = lab.server.topic()
+    rows = [(None, b"%d" % i + b"x" * 5_000) for i in range(4_000)]
+    lab.server.send(topic, rows)
+    source = lab.source(topic)
+    end = source.latest(source.initial(), ALL)
+    [split] = source.split(source.initial(), end, 1)
+    blocks = source.read(split, ReadOptions())
+    found = list(next(blocks).records)
+    lab.server.kill()
+    lab.server.start()
+    found += [record for block in blocks for record in block.records]
+    assert [record.after for record in found] == [value for _, value in rows]
+
+
+def test_a_password_is_told_nowhere(lab: KafkaLab, tmp_path: Path) -> None:
+    """A broker with logins: the right one reads, a wrong one is fatal, and no text holds it."""
+    server = KafkaServer(sasl=("alice", "open-sesame-7"))
+    try:
+        topic = server.topic()
+        server.send(topic, ROWS)
+        secured = {"servers": f"127.0.0.1:{server.sasl_port}", "saslMechanism": "PLAIN", "saslUsername": "alice"}
+        source = lab.source(topic, **secured, saslPassword="open-sesame-7")
+        assert len(lab.values(source, source.initial())) == 10
+        assert "open-sesame" not in repr(source.settings)
+        wrong = lab.source(topic, **secured, saslPassword="open-barley-8", timeout="3s")
+        with pytest.raises(FatalError) as error:
+            wrong.horizon()
+        assert error.value.code == "kafka.login"
+        assert "open-barley" not in f"{error.value!r} {error.value.fix} {wrong.settings!r}"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"servers": ""}, "no server is named"),
+        ({"servers": "http://h:1"}, "is not a server"),
+        ({"topics": ""}, "no topic is named"),
+        ({"topics": "a b"}, "is not a topic's name"),
+        ({"topics": "^("}, "not a regular expression"),
+        ({"start-from": "yesterday"}, "is not a place to start"),
+        ({"start-from": "2026-08-02T10:00:00"}, "is not a place to start"),
+        ({"saslMechanism": "PLAIN"}, "needs a user"),
+        ({"saslUsername": "u"}, "needs a user and a password"),
+        ({"clientCert": "x"}, "needs its key"),
+    ],
+)
+def test_settings_that_can_not_be(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        KafkaSourceSettings.model_validate({"servers": "h:9092", "topics": "t", **settings})
