@@ -55,6 +55,7 @@ class DeliverySession:
             self._open()
 
     def _open(self) -> Producer:
+        self.failures = SendFailures()
         producer = Producer(self._config())
         self.claims = DeliveryClaims(self._owner, self._errors)
         try:
@@ -89,7 +90,6 @@ class DeliverySession:
         outcome of the commit is not known, the producer is given up: the next one learns it from the brokers.
         """
         with self.opened() as producer:
-            producer.poll(0)  # what became of an earlier delivery's messages is told now
             self.failures.clear()
             try:
                 producer.begin_transaction()
@@ -126,13 +126,14 @@ class DeliverySession:
                     raise
 
     def _end(self, producer: Producer) -> None:
-        """Abort the transaction; a producer that can't do so is given up, and the next one's beginning aborts it."""
-        try:
-            producer.purge(in_queue=True, in_flight=True)
+        """Abort the transaction and give the producer up, which may have lost count of a partition's messages.
+
+        Where it can't abort, the beginning of the next one does.
+        """
+        with suppress(KafkaException):
             producer.abort_transaction(self._settings.timeout)
-            producer.poll(0)
-        except KafkaException:
-            self.close()
+        producer.poll(0)
+        self.close()
 
     def _raise_failure(self) -> None:
         first = self.failures.first

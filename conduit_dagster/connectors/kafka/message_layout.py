@@ -68,6 +68,8 @@ class MessageLayout:
         self._check_sizes(values, keys, headers)
         messages: list[dict[str, Any]] = [{"value": v, "key": k} for v, k in zip(values, keys, strict=True)]
         if self._settings.timestamp == "createdAt":
+            # the client takes times, like headers, only message by message
+            headers = headers or [None] * len(records)
             for message, record in zip(messages, records, strict=True):
                 if time := record.metadata.get(CREATED_AT):
                     message["timestamp"] = int(time) // 1_000_000

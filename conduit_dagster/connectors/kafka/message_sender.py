@@ -60,7 +60,8 @@ def producer_config(settings: KafkaDestinationSettings, errors: KafkaErrors, fai
         # as Java clients: a key goes to the same partition, whoever writes it
         "partitioner": "murmur2_random",
         "compression.type": settings.compression,
-        "message.max.bytes": settings.batch_bytes,
+        # a message of just that size has to fit, with what the protocol adds to it
+        "message.max.bytes": settings.batch_bytes + 1_024,
         "message.timeout.ms": round(settings.message_timeout * 1_000),
         "linger.ms": settings.linger * 1_000,
         "queue.buffering.max.messages": _QUEUE,

@@ -29,7 +29,7 @@ class MessageGroup(msgspec.Struct, array_like=True):
     messages: list[dict[str, Any]]
     """``value``, ``key`` and perhaps ``timestamp``, as the client takes them."""
     headers: list[list[tuple[str, bytes]] | None] | None = None
-    """The headers of each; None: there are none."""
+    """The headers of each; None: there are neither headers nor times, and the client takes all messages at once."""
 
 
 class StagedChunk(msgspec.Struct, array_like=True):
