@@ -125,11 +125,7 @@ class KafkaServer:
 
     def topic(self, partitions: int = 1, name: str = "", **config: str) -> str:
         """Makes a topic, with a name of its own unless one is given; names of settings with underscores."""
-        name = name or f"t-{secrets.token_hex(6)}"
-        settings = {key.replace("_", "."): value for key, value in config.items()}
-        made = self.admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
-        made[name].result(30)
-        return name
+        return create_topic(self.servers, name or f"t-{secrets.token_hex(6)}", partitions, **config)
 
     def delete(self, topic: str) -> None:
         """Removes a topic and waits until it is gone."""
@@ -171,19 +167,7 @@ class KafkaServer:
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
         """All that a consumer gets, partition by partition, up to their ends."""
-        consumer = Consumer({
-            "bootstrap.servers": self.servers, "group.id": f"g-{secrets.token_hex(6)}", "enable.auto.commit": False,
-            "isolation.level": isolation, "enable.partition.eof": True, "fetch.wait.max.ms": 20,
-        })  # fmt: skip
-        found: list[Message] = []
-        try:
-            metadata = consumer.list_topics(topic, 10).topics[topic]
-            for partition in sorted(metadata.partitions):
-                consumer.assign([TopicPartition(topic, partition, 0)])
-                found += _until_end(consumer)
-        finally:
-            consumer.close()
-        return found
+        return read_topic(self.servers, topic, isolation)
 
     def values(self, topic: str, isolation: str = "read_committed") -> list[Any]:
         """The values that a consumer gets, from JSON."""
@@ -237,6 +221,32 @@ class KafkaServer:
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
+
+
+def create_topic(servers: str, name: str, partitions: int = 1, **config: str) -> str:
+    """Makes a topic; names of settings with underscores, those without a value are left out."""
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    settings = {key.replace("_", "."): value for key, value in config.items() if value}
+    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
+    return name
+
+
+def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> list[Message]:
+    """All that a consumer gets, partition by partition, up to their ends."""
+    consumer = Consumer({
+        "bootstrap.servers": servers, "group.id": f"g-{secrets.token_hex(6)}", "enable.auto.commit": False,
+        "isolation.level": isolation, "enable.partition.eof": True, "fetch.wait.max.ms": 20,
+        "auto.offset.reset": "earliest",
+    })  # fmt: skip
+    found: list[Message] = []
+    try:
+        metadata = consumer.list_topics(topic, 10).topics[topic]
+        for partition in sorted(metadata.partitions):
+            consumer.assign([TopicPartition(topic, partition, 0)])
+            found += _until_end(consumer)
+    finally:
+        consumer.close()
+    return found
 
 
 def _until_end(consumer: Consumer) -> list[Message]:

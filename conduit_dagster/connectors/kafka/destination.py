@@ -106,9 +106,9 @@ class KafkaDestination(StagedDestination):
     # -- on the driver ------------------------------------------------------------------------------------------
 
     def staged_row(self, delivery: Delivery, place: int) -> Record | None:
-        """Return the message's value and key."""
+        """Return the record of ``opencdc/json``, else what the message holds: a JSON object as a document."""
         message = staged_message(delivery, place)
-        return None if message is None else Record(0, {}, message["value"], message["key"])
+        return None if message is None else self._layout.record(message["value"], message["key"])
 
     def close(self) -> None:
         """Close the driver's connections."""

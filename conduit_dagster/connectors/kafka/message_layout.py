@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.formats import Template, make_format, nack_of
+from conduit_dagster.connectors.formats import OpenCdcJson, Template, make_format, nack_of
 from conduit_dagster.connectors.kafka.partition_reader import BINARY, HEADER
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, require_topic
 from conduit_dagster.connectors.kafka.staged_messages import MessageGroup, StagedChunk
 from conduit_dagster.expressions import compile_template, reads_key
-from conduit_dagster.record import CREATED_AT, Nack, Record
+from conduit_dagster.record import CREATED_AT, Nack, Record, decode
 from conduit_dagster.sdk import Keys, Refusal
 
 _encode = msgspec.json.Encoder().encode
@@ -48,6 +48,16 @@ class MessageLayout:
             return self._chunk(records), []
         except Exception:  # noqa: BLE001  # one record is at fault: find it
             return self._one_by_one(records)
+
+    def record(self, value: bytes | None, key: bytes | None) -> Record:
+        """Return the record that a message was made of, as far as the message tells."""
+        try:
+            if isinstance(self._format, OpenCdcJson):
+                return decode(value or b"")
+            document = msgspec.json.decode(value or b"null")
+        except msgspec.DecodeError:
+            document = None
+        return Record(0, {}, document if isinstance(document, dict) else value, key)
 
     def _one_by_one(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
         good: list[Record] = []

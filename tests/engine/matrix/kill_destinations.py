@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import psycopg
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from lab.kafka_server import create_topic, read_topic
 from lab.parts_stream import read_folder
 from psycopg import sql
 
@@ -141,6 +143,56 @@ class PostgresPlace(Place):
         return psycopg.connect(self.database, autocommit=True)
 
 
+_SEVEN = 'hasSuffix "7" (toString .Payload.After.i)'
+
+
+class KafkaPlace(Place):
+    """A topic of one partition; ``database`` is the broker. Its topics and its transactional ids are the folder's own.
+
+    What refuses records: a check names them, as a topic that is missing does; a deferred one does not, as the brokers
+    do not for messages that are too large.
+    """
+
+    plugin = "builtin:kafka"
+
+    def __init__(self, root: Path, database: str | None) -> None:
+        super().__init__(root, database)
+        self._own = hashlib.sha256(str(root).encode()).hexdigest()[:12]
+        self._refuses: dict[str, str] = {}
+
+    def _topic(self, name: str) -> str:
+        return f"{self._own}-{name}"
+
+    def prepare(self, name: str, letters: bool, constraint: str = "") -> None:
+        """Creates the topic."""
+        del letters
+        assert self.database is not None
+        create_topic(self.database, self._topic(name), max_message_bytes="3000" if "DEFERRABLE" in constraint else "")
+        self._refuses[name] = "large" if "DEFERRABLE" in constraint else "missing" if constraint else ""
+
+    def settings(self, name: str, letters: bool) -> dict[str, str]:
+        """Plain payloads."""
+        assert self.database is not None
+        topic, refuses = self._topic(name), self._refuses.get(name, "")
+        settings = {
+            "servers": self.database, "topic": topic, "transactional-id": topic, "sdk.record.format": "payload/json",
+            "create-topics": "never",
+        }  # fmt: skip
+        if refuses == "missing":
+            settings["topic"] = f'{{{{ ternary "{topic}-no" "{topic}" ({_SEVEN}) }}}}'
+        if refuses == "large":
+            padded = f'{{{{ replace "7}}" "7{" " * 9_000}}}" (toJson .Payload.After) }}}}'
+            settings |= {"sdk.record.format": "template", "sdk.record.format.options": padded, "compression": "none"}
+        return settings
+
+    def rows(self, name: str) -> list[Row]:
+        """As readers of committed messages get them, and the same for each of two."""
+        assert self.database is not None
+        first, second = ([m.value() or b"" for m in read_topic(self.database, self._topic(name))] for _ in range(2))
+        assert first == second
+        return list(_documents(iter(first)))
+
+
 PLACES: dict[str, type[Place]] = {
     "file": OrderedFilePlace,
     "folder": FolderPlace,
@@ -149,5 +201,14 @@ PLACES: dict[str, type[Place]] = {
     "postgres": PostgresPlace,
 }
 """Every destination that keeps exactly-once; a new one is added here."""
-SECOND = {"file": "postgres", "folder": "file", "delta": "folder", "parquet": "file", "postgres": "delta"}
+ALL_PLACES: dict[str, type[Place]] = {**PLACES, "kafka": KafkaPlace}
+"""With those that have a server of their own, and tests of their own."""
+SECOND = {
+    "file": "postgres",
+    "folder": "file",
+    "delta": "folder",
+    "parquet": "file",
+    "postgres": "delta",
+    "kafka": "file",
+}
 """The kind of the second destination beside the first."""

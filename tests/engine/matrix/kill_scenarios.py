@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from engine.matrix.kill_destinations import PLACES, SECOND, Place, Row
+from engine.matrix.kill_destinations import ALL_PLACES, PLACES, SECOND, Place, Row
 from lab.chain_lab import chained
 from lab.postgres_tables import WINDOW, make_table, table_settings
 from lab.support import DECODE, Lab, processor
@@ -117,7 +117,7 @@ class Scenario:
     def places(self, lab: Lab, kind: str, database: str | None) -> list[Place]:
         """Its destinations, the first one's kind first."""
         kinds = [kind, SECOND[kind]] if self.second else [kind]
-        return [PLACES[one](lab.root, database) for one in kinds]
+        return [ALL_PLACES[one](lab.root, database) for one in kinds]
 
     def build(self, lab: Lab, pipeline: str, name: str, places: list[Place], strategy: str) -> None:
         """Writes the pipeline's file and makes its outputs; the sources' files are those of :func:`write_sources`."""
