@@ -32,6 +32,7 @@ _FATAL: Final = {
     "dry_run": "join",
     "file": "changed line_too_long list_gone name_invalid not_local not_regular path_too_long range_gone",
     "javascript": "invalid unreadable",
+    "kafka": "gap login no_right no_topic not_compacted range_gone refused staging step_pruned topic_changed",
     "lineage": "not_installed",
     "log": "corrupt gap import_damaged missing not_read_up",
     "nacks": "threshold_exceeded",
@@ -59,6 +60,7 @@ _TRANSIENT: Final = {
     "delta": "contended failed",
     "file": "disk_full error is_folder link_loop missing moved name_too_long no_permission not_folder read_only "
     "too_big",
+    "kafka": "behind fenced open_transaction server unreachable",
     "lease": "held lost",
     "log": "second_attempt",
     "parquet": "missing unreadable",

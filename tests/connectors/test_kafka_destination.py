@@ -14,7 +14,7 @@ from lab.kills import at, crashing
 from pydantic import ValidationError
 
 from conduit_dagster.connectors.kafka import delivery_claims
-from conduit_dagster.connectors.kafka.destination import BulkError
+from conduit_dagster.connectors.kafka.destination import BatchRefusedError
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -183,7 +183,7 @@ def test_a_message_that_is_too_large_for_its_topic(lab: KafkaLab, strategy: str)
     topic = lab.server.topic(max_message_bytes="3000")
     destination = lab.destination(topic, strategy=strategy, compression="none")
     delivery = lab.stage(destination, [Record(i, {}, b"x" * (9_000 if i == 1 else 10)) for i in range(3)])
-    with pytest.raises(BulkError):
+    with pytest.raises(BatchRefusedError):
         destination.publish(delivery)
     assert destination.claim(delivery, "split") == "split"
     destination.publish(child(delivery, 0))

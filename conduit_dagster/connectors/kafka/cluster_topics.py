@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, cast
@@ -20,6 +21,7 @@ from conduit_dagster.connectors.kafka.kafka_client import client_config
 from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors, kafka_error
 from conduit_dagster.connectors.kafka.settings import KafkaSettings
 
+_PAUSE = 0.05
 _EARLIEST, _LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
 Places = Sequence[tuple[str, int]]
 """Topics and partitions."""
@@ -132,14 +134,24 @@ class Cluster:
 
     def whole(self, topic: str) -> list[tuple[int, int]]:
         """Return beginning and end of each partition as readers of uncommitted messages see them."""
-        count = self.describe([topic]).get(topic, ("", 0))[1]
+        count = self._partitions(topic)
         places = [(topic, partition) for partition in range(count)]
         low = self.offsets(places, lambda _: _EARLIEST)
         high = self.offsets(places, lambda _: _LATEST, IsolationLevel.READ_UNCOMMITTED)
         return [(low[place], high[place]) for place in places]
 
+    def _partitions(self, topic: str) -> int:
+        """Return the number of partitions of a topic that exists; not every broker may know of a new one yet."""
+        deadline = time.monotonic() + self._settings.timeout
+        while (found := self.describe([topic]).get(topic)) is None:
+            if time.monotonic() > deadline:
+                raise self._errors.no_topic(topic)
+            self.client.poll(_PAUSE)
+        return found[1]
+
     def config(self, topic: str, name: str) -> str:
         """Return a setting of a topic."""
+        self._partitions(topic)
         resource = ConfigResource(ResourceType.TOPIC, topic)
         asked = self.client.describe_configs([resource], request_timeout=self._settings.timeout)
         try:

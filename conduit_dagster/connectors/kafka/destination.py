@@ -44,7 +44,7 @@ _DATA = {
 """Errors that are about some record."""
 
 
-class BulkError(Exception):
+class BatchRefusedError(Exception):
     """The brokers refused messages without naming the record."""
 
 
@@ -192,7 +192,7 @@ class KafkaDestination(StagedDestination):
         if code in _DATA:
             if delivery.records == 1:
                 return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}"))
-            return BulkError(f"{failed.topic}: {text}")
+            return BatchRefusedError(f"{failed.topic}: {text}")
         about_topic = code in NO_TOPIC or code == KafkaError.TOPIC_AUTHORIZATION_FAILED
         if about_topic and self._layout.topic is None and (places := places_of(delivery, failed.topic)):
             name = "no_topic" if code in NO_TOPIC else "no_right"

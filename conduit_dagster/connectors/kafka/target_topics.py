@@ -28,9 +28,10 @@ class TargetTopics:
         name = self._settings.deliveries_topic
         if name in self._found:
             return
-        if not self._cluster.describe([name]):
-            self._create(NewTopic(name, 1, config={"cleanup.policy": "compact"}))
-        policy = self._cluster.config(name, "cleanup.policy")
+        is_new = not self._cluster.describe([name]) and self._create(
+            NewTopic(name, 1, config={"cleanup.policy": "compact"})
+        )
+        policy = "compact" if is_new else self._cluster.config(name, "cleanup.policy")
         if policy != "compact":
             # retention would remove hashes, and what they name would be written twice
             message = f"the topic {name} has cleanup.policy={policy}"
@@ -71,13 +72,16 @@ class TargetTopics:
         self._found.add(name)
         return True
 
-    def _create(self, topic: NewTopic) -> None:
+    def _create(self, topic: NewTopic) -> bool:
+        """Create a topic; return False if another process was first."""
         asked = self._cluster.client.create_topics([topic], request_timeout=self._settings.timeout)
         try:
             asked[topic.topic].result(self._settings.timeout + 5)
         except KafkaException as error:
             if kafka_error(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise self._errors.verdict(error, f"the topic {topic.topic} can't be created", topic.topic) from None
+            return False
+        return True
 
     def forget(self, name: str) -> None:
         """Look for a topic again."""

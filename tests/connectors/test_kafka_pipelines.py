@@ -1,0 +1,132 @@
+"""Pipelines from Kafka to Kafka: every message once, through crashes of the run, of the broker, and of both."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.kafka_server import KafkaServer
+from lab.kills import at, crashing
+from lab.support import Lab, processor
+from pyspark.sql import SparkSession
+
+from conduit_dagster.recovery.errors import TransientError
+
+pytestmark = pytest.mark.slow
+
+
+class Pipe:
+    """A project with one pipeline from a topic to another, with a dead-letter queue in a third."""
+
+    def __init__(self, server: KafkaServer, lab: Lab, strategy: str = "exactly-once", **delivery: Any) -> None:
+        self.server, self.lab = server, lab
+        self.source, self.target, self.dead = server.topic(3), server.topic(2), server.topic()
+        self._write(strategy, delivery)
+
+    def _write(self, strategy: str, delivery: dict[str, Any]) -> None:
+        common = {"servers": self.server.servers}
+        out = {"topic": self.target, "sdk.record.format": "payload/json", "transactional-id": self.target}
+        dead = {"topic": self.dead, "transactional-id": self.dead}
+        self.lab.pipeline(
+            connectors=[
+                {
+                    "id": "in", "type": "source", "plugin": "builtin:kafka",
+                    "settings": {**common, "topics": self.source, "readFromBeginning": "true"},
+                },
+                {"id": "out", "type": "destination", "plugin": "kafka", "settings": {**common, **out}},
+            ],
+            processors=[
+                processor("decode", "json.decode", field=".Payload.After"),
+                processor("refuse", "error", "after.i == 13", message="unlucky"),
+            ],
+            delivery={"strategy": strategy, "batch-size": 40, **delivery},
+            **{"dead-letter-queue": {"plugin": "kafka", "settings": {**common, **dead}, "window-size": 0}},
+        )  # fmt: skip
+
+    def feed(self, numbers: range) -> None:
+        """Messages with these numbers, in transactions of ten, each second one followed by one that is aborted."""
+        for first in range(numbers.start, numbers.stop, 10):
+            rows = [(b"%d" % (i % 5), b'{"i": %d}' % i) for i in range(first, min(first + 10, numbers.stop))]
+            self.server.transaction(self.source, rows, partition=first // 10 % 3)
+            if first % 20:
+                self.server.transaction(self.source, [(b"x", b'{"i": -1}')], first // 10 % 3, commit=False)
+
+    def run(self) -> None:
+        """Runs it; again after a transient error, as recovery does."""
+        for _ in range(5):
+            result = self.lab.run()
+            if not isinstance(result.error, TransientError):
+                break
+        assert result.error is None, result.error
+
+    def require(self, count: int) -> None:
+        """All of them are there, for two readers of committed messages; the dead letter too."""
+        for _ in range(2):
+            found = Counter(value["i"] for value in self.server.values(self.target))
+            assert found == Counter(i for i in range(count) if i != 13)
+        dead = [json.loads(m.value() or b"")["payload"]["after"] for m in self.server.read(self.dead)]
+        assert len(dead) == 1
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    return Lab(tmp_path, spark)
+
+
+def test_from_kafka_to_kafka(lab: Lab, kafka_server: KafkaServer) -> None:
+    """Steps, runs, and the order of each key."""
+    pipe = Pipe(kafka_server, lab)
+    pipe.feed(range(120))
+    pipe.run()
+    pipe.feed(range(120, 160))
+    pipe.run()
+    pipe.run()
+    pipe.require(160)
+
+
+@pytest.mark.parametrize("point", ["after-stage", "after-prepare", "mid-publish", "after-publish", "after-delivered"])
+def test_a_run_and_its_broker_that_die(lab: Lab, kafka_server: KafkaServer, point: str) -> None:
+    """Both at once, in the second step."""
+    pipe = Pipe(kafka_server, lab)
+    pipe.feed(range(100))
+    passage = 1 if point == "after-stage" else 3
+    with crashing(point, passage):
+        lab.run()
+    kafka_server.kill()
+    kafka_server.start()
+    pipe.run()
+    pipe.require(100)
+
+
+def test_a_broker_that_dies_while_it_is_written_to(lab: Lab, kafka_server: KafkaServer) -> None:
+    """The run waits for it, or stops and is started again."""
+    pipe = Pipe(kafka_server, lab, **{"max-in-flight": 2})
+    pipe.feed(range(100))
+
+    def restart() -> None:
+        kafka_server.kill()
+        kafka_server.start()
+
+    with at("mid-publish", restart, 2):
+        pipe.run()
+    pipe.require(100)
+
+
+def test_a_delivery_that_waits_for_a_silent_broker_is_no_nack(lab: Lab, kafka_server: KafkaServer) -> None:
+    pipe = Pipe(kafka_server, lab, strategy="at-least-once")
+    pipe.feed(range(20))
+    pipe.run()
+    pipe.require(20)
+
+
+def test_messages_go_through_the_log(lab: Lab, kafka_server: KafkaServer) -> None:
+    """How many there are is known only when they were read: they are logged before the step."""
+    pipe = Pipe(kafka_server, lab, log="records")
+    pipe.feed(range(60))
+    pipe.run()
+    pipe.feed(range(60, 90))
+    pipe.run()
+    pipe.require(90)
