@@ -20,15 +20,9 @@ from conduit_dagster.cli.main import main
 from conduit_dagster.extras import EXTRAS, PLUGINS, install_command, is_installed
 
 MODULES = (
-    "fastavro",
-    "deltalake",
-    "_quickjs",
-    "openlineage",
-    "psycopg",
-    "confluent_kafka",
-    "dagster_webserver",
+    "fastavro", "deltalake", "_quickjs", "openlineage", "psycopg", "confluent_kafka", "dagster_webserver",
     "dagster_dg_cli",
-)
+)  # fmt: skip
 BARE = f"import sys; sys.modules.update(dict.fromkeys({MODULES!r}))\n"
 COMMAND = BARE + "from conduit_dagster.cli.main import main\nsys.exit(main(sys.argv[1:]))"
 LOADED = """
@@ -130,7 +124,7 @@ def test_a_list_has_them_with_the_command_that_installs_them(project: Path, noun
     rows = {row["name"]: row["summary"] for row in said["result"][noun]}
     assert code == 0
     assert rows[name].startswith("Not installed: `pip install 'conduit-dagster[")
-    assert sum(text.startswith("Not installed") for text in rows.values()) == (3 if noun == "connectors" else 3)
+    assert sum(text.startswith("Not installed") for text in rows.values()) == 3
 
 
 def test_a_state_store_in_postgres_says_it_as_well(project: Path) -> None:

@@ -157,13 +157,18 @@ class KafkaServer:
 
     def transaction(self, topic: str, rows: Sequence[Row], partition: int = 0, commit: bool = True) -> None:
         """Writes them in a transaction, which is then committed or aborted."""
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": f"x-{secrets.token_hex(6)}"})
-        producer.init_transactions(30)
+        producer = self._transactional
         producer.begin_transaction()
         for key, value in rows:
             producer.produce(topic, value, key, partition)
         producer.flush(30)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
+
+    @cached_property
+    def _transactional(self) -> Producer:
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": "tests", "linger.ms": 0})
+        producer.init_transactions(30)
+        return producer
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
         """All that a consumer gets, partition by partition, up to their ends."""
@@ -255,7 +260,7 @@ def _until_end(consumer: Consumer) -> list[Message]:
     found: list[Message] = []
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for message in consumer.consume(1_000, 1):
+        for message in consumer.consume(1_000, 0) or consumer.consume(1, 1):
             error = message.error()
             if error is None:
                 found.append(message)
