@@ -166,7 +166,8 @@ class KafkaServer:
 
     @cached_property
     def _transactional(self) -> Producer:
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": "tests", "linger.ms": 0})
+        config = {"bootstrap.servers": self.servers, "transactional.id": "tests", "linger.ms": 0, "log_level": 0}
+        producer = Producer(config)
         producer.init_transactions(30)
         return producer
 
