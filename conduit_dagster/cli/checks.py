@@ -51,7 +51,7 @@ def all_checks(deep: bool) -> Iterator[Check]:
     checks: list[Callable[[Project], Check]] = [_python, _packages, _extras, _settings, _java]
     checks += [_spark] if deep else []
     checks += [_state, _staging, _disk, _pipelines, _failures]
-    checks += [_destinations] if deep else []
+    checks += [_sources, _destinations] if deep else []
     for check in checks:
         yield _made(check, project)
 
@@ -217,6 +217,22 @@ def _failures(project: Project) -> Check:
         return Check("failures", "ok", "no pipeline is degraded or waits for a restart")
     message = ", ".join(f"{name} is {status}" for name, status in found.items())
     return Check("failures", "warn", message, f"conduit-dagster pipelines describe {next(iter(found))}")
+
+
+def _sources(project: Project) -> Check:
+    """Check the sources of pipelines that are to run, as far as they can tell without reading."""
+    running = [bound for bound in open_catalogue(project).bound if bound.config.status == "running"]
+    checked = 0
+    for bound in running:
+        for source_node in bound.compiled.sources:
+            try:
+                blamed(node_id(bound.id, source_node.id), source_node.source.check)
+            except ConduitError as error:
+                return Check("sources", "fail", f"{error.node}: {error.message}", error.fix)
+            finally:
+                source_node.source.close()
+            checked += 1
+    return Check("sources", "ok", f"{checked} can be read")
 
 
 def _destinations(project: Project) -> Check:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from conduit_dagster.cli.checks import Check
 
 Deep = Annotated[
-    bool, typer.Option("--deep", help="Start Spark, run a task, and try the destinations of running pipelines.")
+    bool, typer.Option("--deep", help="Start Spark, run a task, and try sources and destinations of running pipelines.")
 ]
 
 
 def doctor(deep: Deep = False, as_json: AsJson = False) -> None:
-    """Check Python, packages, extras, Java, Spark, state store, staging, disk, pipelines and their destinations."""
+    """Check Python, packages, extras, Java, Spark, state store, staging, disk, pipelines, sources and destinations."""
     perform("doctor", as_json, lambda: _examined(deep))
 
 

@@ -98,6 +98,8 @@ class DeliveryClaims:
         prefix = self._key("")
         if key is not None and key.startswith(prefix):
             name = key.removeprefix(prefix).decode()
+            if "/" in name:
+                return  # of an owner whose own name begins with ours
             self.committed([ClaimMessage(name, None if value is None else _decode(value))])
 
 

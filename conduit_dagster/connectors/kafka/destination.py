@@ -71,7 +71,7 @@ class KafkaDestination(StagedDestination):
         self.reads_keys = self._layout.reads_keys
         self._errors = KafkaErrors(self._settings.place, "Write --operation Describe --operation Create")
         self._cluster = Cluster(self._settings, self._errors)
-        owner = self._settings.transactional_id or f"conduit-{context.pipeline}-{context.connector}"
+        owner = self._settings.transactional_id or f"conduit-{context.pipeline}/{context.connector}"
         self._session = DeliverySession(owner, self._settings, self._errors, self._cluster)
         self._plain = PlainProducer(self._settings, self._errors)
         self._topics = TargetTopics(self._settings, self._errors, self._cluster)

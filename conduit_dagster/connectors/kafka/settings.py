@@ -162,7 +162,7 @@ class KafkaSourceSettings(KafkaSettings):
     commit_offsets: bool = Field(False, alias="commit-offsets")
     """Also commit the offsets of delivered messages to the group, for monitors of its lag. They are never read back."""
     group_id: str = Field("", alias="groupID")
-    """The group for ``commit-offsets``. Empty: ``conduit-PIPELINE-CONNECTOR``."""
+    """The group for ``commit-offsets``. Empty: ``conduit-PIPELINE/CONNECTOR``."""
 
     @model_validator(mode="after")
     def _check_patterns(self) -> KafkaSourceSettings:
@@ -227,7 +227,7 @@ class KafkaDestinationSettings(KafkaSettings):
     """How long one delivery may take with exactly-once. A run that died holds up readers of ``read_committed`` for that
     long, unless it is started again before. The brokers' ``transaction.max.timeout.ms`` is its limit."""
     transactional_id: str = Field("", alias="transactional-id")
-    """The name under which the brokers know this destination. Empty: ``conduit-PIPELINE-CONNECTOR``. No two projects
+    """The name under which the brokers know this destination. Empty: ``conduit-PIPELINE/CONNECTOR``. No two projects
     that write to the same cluster may use the same one."""
     deliveries_topic: str = Field("conduit-deliveries", alias="deliveries-topic")
     """The compacted topic that holds the hashes of deliveries, for exactly-once. It is created if it is missing."""

@@ -87,6 +87,10 @@ class KafkaSource(Source):
         topics = {name: _begun(one, begins) for name, one in known.items()}
         return KafkaPosition(topics).as_json()
 
+    def check(self) -> None:
+        """Reach the brokers and look for the topics."""
+        self._known()
+
     def _known(self) -> dict[str, KnownTopic]:
         """Return the topics that ``topics`` names. Raises ``FatalError`` if one is missing."""
         names = [*self._settings.names, *self._cluster.matching(self._settings.patterns)]
@@ -249,7 +253,7 @@ class KafkaSource(Source):
 
     def _group(self) -> Consumer:
         if self._committer is None:
-            group = self._settings.group_id or f"conduit-{self.context.pipeline}-{self.context.connector}"
+            group = self._settings.group_id or f"conduit-{self.context.pipeline}/{self.context.connector}"
             config = {**consumer_config(self._settings, self._errors), "group.id": group}
             self._committer = Consumer(config)
         return self._committer

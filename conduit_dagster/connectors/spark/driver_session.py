@@ -61,11 +61,35 @@ def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSessi
     except Exception as error:
         if not is_sparks(error):
             raise
+        if _is_missing(error):
+            raise _no_format(spark.version, format_) from error
         raise TransientError(
             f"Spark's {format_} can't {doing}: {explain(error)}",
             code="spark.format_failed",
             fix="correct the settings that are the format's own options, or start again once the cause is gone",
         ) from error
+
+
+_PACKAGES = {
+    "kafka": (
+        "org.apache.spark:spark-sql-kafka-0-10_2.13",
+        "; or use the connector kafka without spark:",
+    ),
+    "avro": ("org.apache.spark:spark-avro_2.13", ""),
+}
+"""Formats that come with Spark but not with PySpark."""
+
+
+def _is_missing(error: Exception) -> bool:
+    text = str(error)
+    return "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text
+
+
+def _no_format(version: str, format_: str) -> FatalError:
+    package, more = _PACKAGES.get(format_, ("GROUP:ARTIFACT", ""))
+    number = version if format_ in _PACKAGES else "VERSION"
+    fix = f"name its package in conduit.yaml, spark.conf: {{spark.jars.packages: {package}:{number}}}{more}"
+    return FatalError(f"Spark has no format {format_}", code="spark.no_data_source", fix=fix)
 
 
 def register(spark: SparkSession, root: str, register: str) -> None:

@@ -1,0 +1,84 @@
+"""What ``validate`` and ``doctor`` say of pipelines with Kafka, before anything is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.kafka_server import KafkaServer
+from lab.support import Lab, destination, source
+from pyspark.sql import SparkSession
+
+from conduit_dagster.cli import checks
+from conduit_dagster.cli.main import main
+from conduit_dagster.recovery.errors import FatalError
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    (tmp_path / "conduit.yaml").write_text("log: {level: info}\n")
+    return Lab(tmp_path)
+
+
+def _kafka(settings: dict[str, str], kind: str = "source") -> dict[str, Any]:
+    return {"id": f"k{kind}", "type": kind, "plugin": "builtin:kafka", "settings": settings}
+
+
+def test_settings_that_mean_nothing_here_are_named(lab: Lab) -> None:
+    """A file of Conduit's is valid, and says what has no effect."""
+    settings = {
+        "servers": "h:9092", "topics": "orders", "commitOffsetsSize": "1000", "retryGroupJoinErrors": "true",
+        "sdk.batch.size": "100", "clientID": "mine",
+    }  # fmt: skip
+    lab.pipeline(connectors=[_kafka(settings), destination("out")])
+    found = {(f.code, f.severity, f.path.rpartition("/")[2]) for f in lab.catalogue().findings}
+    assert found == {
+        ("setting.idle", "warning", "commitOffsetsSize"), ("setting.idle", "warning", "retryGroupJoinErrors"),
+        ("setting.idle", "warning", "sdk.batch.size"),
+    }  # fmt: skip
+
+
+def test_exactly_once_needs_all_acks(lab: Lab) -> None:
+    out = _kafka({"servers": "h:9092", "topic": "t", "acks": "one"}, "destination")
+    lab.pipeline(connectors=[source("./in.jsonl"), out], delivery={"strategy": "exactly-once"})
+    assert [f.severity for f in lab.catalogue().findings] == ["error"]
+
+
+@pytest.mark.slow
+def test_doctor_says_what_to_type(
+    lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A topic that is missing, on either side; then all is well."""
+    monkeypatch.chdir(lab.root)
+    monkeypatch.setattr(checks, "_spark", lambda project: checks.Check("spark", "ok", "not what is tested"))
+    name, out = f"d-{kafka_server.topic()}", kafka_server.topic()
+    read = {"servers": kafka_server.servers, "topics": name}
+    write = {"servers": kafka_server.servers, "topic": out, "create-topics": "never"}
+    lab.pipeline(connectors=[_kafka(read), _kafka(write, "destination")])
+
+    def said() -> dict[str, Any]:
+        main(["doctor", "--deep", "--json"])
+        return {check["name"]: check for check in json.loads(capsys.readouterr().out)["result"]["checks"]}
+
+    found = said()["sources"]
+    assert (found["level"], found["message"]) == ("fail", f"p:ksource: there is no topic {name}")
+    assert found["fix"] == f"kafka-topics.sh --bootstrap-server {kafka_server.servers} --create --topic {name}"
+    kafka_server.topic(name=name)
+    assert said()["sources"]["level"] == said()["destinations"]["level"] == "ok"
+    kafka_server.delete(out)
+    assert said()["destinations"]["message"] == f"p:kdestination: there is no topic {out}"
+
+
+@pytest.mark.slow
+def test_spark_says_which_package_its_own_kafka_needs(lab: Lab, spark: SparkSession) -> None:
+    settings = {"kafka.bootstrap.servers": "h:9092", "subscribe": "t"}
+    lab = Lab(lab.root, spark)
+    lab.pipeline(
+        connectors=[{"id": "in", "type": "source", "plugin": "spark:kafka", "settings": settings}, destination("out")]
+    )
+    result = lab.run()
+    assert isinstance(result.error, FatalError) and result.error.code == "spark.no_data_source"
+    assert f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}" in (result.error.fix or "")
+    assert "use the connector kafka" in (result.error.fix or "")
