@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from benchmarks.other_engines import Engine
 from benchmarks.server import Database
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
+from tests.lab.kafka_server import KafkaServer
 
 
 @dataclass
@@ -37,8 +38,15 @@ class Bench:
         """One server for all measures."""
         return Database()
 
+    @cached_property
+    def broker(self) -> KafkaServer:
+        """One Kafka for all measures, with the memory that a broker usually has."""
+        return KafkaServer(heap="1g")
+
     def close(self) -> None:
         """Ends what was opened."""
+        if "broker" in self.__dict__:
+            self.broker.close()
         if "spark" in self.__dict__:
             close_session(self.spark)
         if "database" in self.__dict__:

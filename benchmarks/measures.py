@@ -14,6 +14,7 @@ from benchmarks.builtin_cases import CASES, PROCESSOR
 from benchmarks.builtins import builtin
 from benchmarks.columnar import columnar
 from benchmarks.files import files, in_flight, logged
+from benchmarks.kafka import kafka_in, kafka_out, kafka_through
 from benchmarks.kinds import KINDS
 from benchmarks.letters import letters
 from benchmarks.other_engines import BENTHOS, CONDUIT, VECTOR
@@ -68,6 +69,9 @@ MEASURES: dict[str, Measure] = {
     "postgres": Measure("table, exactly once", tables, _compared(3, 6.5)),
     "postgres-two": Measure("two tables, exactly once", partial(tables, destinations=2), _compared(3, 11.0)),
     "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
+    "kafka-in": Measure("Kafka to folder, at least once", kafka_in, _compared(2, 4.0)),
+    "kafka-out": Measure("file to Kafka, exactly once", kafka_out, _compared(2, 5.0)),
+    "kafka": Measure("Kafka to Kafka, exactly once", kafka_through, _compared(2, 6.0)),
     "parquet": Measure("Parquet to Parquet, exactly once", partial(columnar, plugin="parquet"), _compared(2, 1.5)),
     "delta": Measure("Parquet to Delta, exactly once", partial(columnar, plugin="delta"), _compared(2, 1.5)),
     **{

@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from lab.kafka_jars import java, kafka_jars
+from .kafka_jars import java, kafka_jars
 
 Row = tuple[bytes | None, bytes | None]
 _PROPERTIES = """
@@ -59,7 +59,8 @@ broker.heartbeat.interval.ms=200
 class KafkaServer:
     """One broker on loopback; call ``close`` at the end. ``sasl``: a user and password for a second listener."""
 
-    def __init__(self, more: str = "", sasl: tuple[str, str] | None = None) -> None:
+    def __init__(self, more: str = "", sasl: tuple[str, str] | None = None, heap: str = "256m") -> None:
+        self._heap = heap
         self._jars = kafka_jars()
         self._folder = Path(tempfile.mkdtemp(prefix="conduit-kafka-"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -194,7 +195,7 @@ class KafkaServer:
             raise RuntimeError(f"the folder could not be formatted:\n{self._log.read_text()[-3000:]}")
 
     def _java(self, main: str, *words: str) -> subprocess.Popen[bytes]:
-        options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
+        options = [f"-Xmx{self._heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
         command = [
             java(),
             *options,

@@ -83,7 +83,7 @@ class MessageLayout:
             for message, record in zip(messages, records, strict=True):
                 if time := record.metadata.get(CREATED_AT):
                     message["timestamp"] = int(time) // 1_000_000
-        return StagedChunk(len(records), self._groups(records, messages, headers))
+        return StagedChunk(len(records), sum(map(_size, values)), self._groups(records, messages, headers))
 
     def _groups(self, records: list[Record], messages: list[Any], headers: list[Any] | None) -> list[MessageGroup]:
         if self.topic is not None:

@@ -82,8 +82,8 @@ class MessageSender:
         """Send the chunks in order; return False as soon as a message failed. ``at_half``: called on the way."""
         sent, passed = 0, False
         for _, chunk in chunks:
+            self._make_room(chunk)
             for group in chunk.groups:
-                self._make_room(len(group.messages))
                 if group.headers is None:
                     self._batch(group)
                 else:
@@ -102,21 +102,21 @@ class MessageSender:
             for message in messages:
                 if (error := message.get("_error")) is not None:
                     self._failures.add(error, group.topic)
-        self._bytes += sum(len(message["value"] or b"") for message in messages)
 
     def _one_by_one(self, group: MessageGroup) -> None:
         for message, headers in zip(group.messages, group.headers or (), strict=True):
-            value, stamp = message["value"], message.get("timestamp", 0)
-            self._producer.produce(group.topic, value, message["key"], timestamp=stamp, headers=list(headers or ()))
-            self._bytes += len(value or b"")
+            stamp = message.get("timestamp", 0)
+            own: list[tuple[str, str | bytes | None]] = [*(headers or ())]
+            self._producer.produce(group.topic, message["value"], message["key"], timestamp=stamp, headers=own)
 
-    def _make_room(self, count: int) -> None:
+    def _make_room(self, chunk: StagedChunk) -> None:
         self._producer.poll(0)
-        if self._bytes > _BYTES:
+        if self._bytes + chunk.bytes > _BYTES:
             self._wait(0)
             self._bytes = 0
-        elif len(self._producer) + count > _WAITING:
-            self._wait(max(0, _WAITING - count))
+        elif len(self._producer) + chunk.records > _WAITING:
+            self._wait(max(0, _WAITING - chunk.records))
+        self._bytes += chunk.bytes
 
     def _wait(self, most: int) -> None:
         """Wait until at most so many messages wait in the client, as long as it makes progress."""

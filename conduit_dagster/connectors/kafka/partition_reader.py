@@ -38,7 +38,9 @@ def consumer_config(settings: KafkaSourceSettings, errors: KafkaErrors) -> dict[
         "check.crcs": True,
         # the end of a range may be behind the last message, where only an empty answer tells it
         "fetch.wait.max.ms": 20,
-        "queued.min.messages": 20_000,
+        "queued.min.messages": 50_000,
+        # once so many wait, the client looks again after this, and not after a second
+        "fetch.queue.backoff.ms": 5,
         "queued.max.messages.kbytes": 65_536,
     }
 

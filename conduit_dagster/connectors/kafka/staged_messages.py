@@ -36,6 +36,8 @@ class StagedChunk(msgspec.Struct, array_like=True):
     """Messages of consecutive records."""
 
     records: int
+    bytes: int
+    """Of the values; the publisher limits what waits in the client."""
     groups: list[MessageGroup]
 
 
@@ -92,7 +94,7 @@ def staged_chunks(delivery: Delivery) -> Iterator[tuple[int, StagedChunk]]:
     for first, chunk in _chunks(delivery, delivery.skip, stop):
         groups = [found for group in chunk.groups if (found := _own(group, first, numbers)).messages]
         if groups:
-            yield 0, StagedChunk(sum(len(group.messages) for group in groups), groups)
+            yield 0, StagedChunk(sum(len(group.messages) for group in groups), chunk.bytes, groups)
 
 
 def _own(group: MessageGroup, first: int, numbers: dict[int, int]) -> MessageGroup:
