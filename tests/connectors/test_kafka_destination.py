@@ -14,11 +14,11 @@ from lab.kills import at, crashing
 from pydantic import ValidationError
 
 from conduit_dagster.connectors.kafka import delivery_claims
-from conduit_dagster.connectors.kafka.destination import BatchRefusedError
+from conduit_dagster.connectors.kafka.destination import BatchRefusedError, KafkaDestination
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import AlreadyClaimed, Rejected
+from conduit_dagster.sdk import AlreadyClaimed, Keys, Rejected
 
 pytestmark = pytest.mark.slow
 BY_COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
@@ -344,9 +344,12 @@ def test_a_staged_message_as_a_dead_letter(lab: KafkaLab) -> None:
         assert (row.after, row.key) == (b"%d" % place, b"k%d" % place)
 
 
-def test_acks_decide_what_can_be_kept() -> None:
-    from conduit_dagster.connectors.kafka.destination import KafkaDestination
+def test_sources_may_leave_out_no_key() -> None:
+    """A message's partition follows from its key, whatever it is."""
+    assert KafkaDestination.reads_keys is Keys.ALL
 
+
+def test_acks_decide_what_can_be_kept() -> None:
     assert "exactly-once" in KafkaDestination.strategies_with({})
     assert KafkaDestination.strategies_with({"acks": "one"}) == {"at-most-once"}
 

@@ -184,6 +184,20 @@ def _made(lab: KafkaLab, topic: str) -> bool:
     return True
 
 
+def test_a_topic_of_a_pattern_that_was_deleted_is_told(lab: KafkaLab) -> None:
+    """Nobody knows whether it was read to its end."""
+    topic, other = lab.server.topic(), lab.server.topic()
+    lab.server.send(topic, ROWS[:1])
+    source = lab.source(f"{other},^{topic}")
+    position = source.latest(source.initial(), ALL)
+    lab.server.delete(topic)
+    with pytest.raises(FatalError, match="was deleted") as error:
+        source.latest(position, ALL)
+    assert error.value.code == "kafka.no_topic" and "on-gone: skip" in (error.value.fix or "")
+    assert lab.source(f"{other},^{topic}", on_gone="skip").latest(position, ALL) == position
+    assert lab.source(other).latest(position, ALL) == position
+
+
 def test_messages_that_retention_removed_unread_are_told(lab: KafkaLab) -> None:
     """Never skipped by default; one that was read before it was removed is none of them."""
     topic = lab.server.topic()

@@ -68,7 +68,6 @@ class KafkaDestination(StagedDestination):
         super().__init__(settings, context)
         self._settings = as_destination(settings)
         self._layout = MessageLayout(self._settings)
-        self.reads_keys = self._layout.reads_keys
         self._errors = KafkaErrors(self._settings.place, "Write --operation Describe --operation Create")
         self._cluster = Cluster(self._settings, self._errors)
         owner = self._settings.transactional_id or f"conduit-{context.pipeline}/{context.connector}"

@@ -13,9 +13,9 @@ from conduit_dagster.connectors.formats import OpenCdcJson, Template, make_forma
 from conduit_dagster.connectors.kafka.partition_reader import BINARY, HEADER
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, require_topic
 from conduit_dagster.connectors.kafka.staged_messages import MessageGroup, StagedChunk
-from conduit_dagster.expressions import compile_template, reads_key
+from conduit_dagster.expressions import compile_template
 from conduit_dagster.record import CREATED_AT, Nack, Record, decode
-from conduit_dagster.sdk import Keys, Refusal
+from conduit_dagster.sdk import Refusal
 
 _encode = msgspec.json.Encoder().encode
 _PAYLOAD = "payload/json"
@@ -40,7 +40,6 @@ class MessageLayout:
         self._template: Callable[[Record], Any] = template
         self._format = make_format(settings.format, settings.format_options)
         self._is_payload = settings.format == _PAYLOAD
-        self.reads_keys = Keys.ALL if self._format.reads_key or reads_key(template.names) else Keys.OBJECTS
 
     def chunk(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
         """Return the messages of those records that can be one, in order, and the refusals of the others."""

@@ -57,6 +57,8 @@ def producer_config(settings: KafkaDestinationSettings, errors: KafkaErrors, fai
         "acks": {"all": "all", "one": 1, "none": 0}[settings.acks],
         # keeps the order within a partition, and writes nothing twice, when it has to send again
         "enable.idempotence": settings.acks == "all",
+        # without it only one request at a time keeps the order
+        "max.in.flight": 5 if settings.acks == "all" else 1,
         # as Java clients: a key goes to the same partition, whoever writes it
         "partitioner": "murmur2_random",
         "compression.type": settings.compression,

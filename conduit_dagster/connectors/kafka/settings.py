@@ -114,7 +114,7 @@ class KafkaSettings(ConnectorSettings):
     client_key: str = Field("", alias="clientKey", repr=False)
     """The private key of ``clientCert`` as PEM text."""
     insecure_skip_verify: bool = Field(False, alias="insecureSkipVerify")
-    """Accept any certificate of a broker. Then nobody knows who reads along."""
+    """Accept any certificate of a broker: connections can then be intercepted."""
     timeout: PositiveDuration = 30.0
     """How long brokers may be silent before the run stops with a transient error."""
 

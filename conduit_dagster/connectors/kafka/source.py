@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import re2
 import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -114,6 +115,8 @@ class KafkaSource(Source):
         """Return how far a step may read: a share of what each partition has, up to its last stable offset."""
         before = parse_position(start)
         known = self._known()
+        if self._settings.on_gone != "skip":
+            self._require_read(before, known)
         begun = {name: self._begin(before.topics.get(name), one) for name, one in known.items()}
         waiting: dict[tuple[str, int], int] = {}
         for name, one in sorted(known.items()):
@@ -128,6 +131,14 @@ class KafkaSource(Source):
             moved = tuple(offset + taken.get((name, number), 0) for number, offset in enumerate(one.next))
             topics[name] = TopicPosition(one.id, moved, one.first)
         return KafkaPosition(topics).as_json()
+
+    def _require_read(self, before: KafkaPosition, known: Mapping[str, KnownTopic]) -> None:
+        """Raise ``FatalError`` for a topic that a pattern had found and that is gone, read to its end or not."""
+        for name in before.topics.keys() - known.keys():
+            if any(re2.fullmatch(pattern, name) for pattern in self._settings.patterns):
+                message = f"the topic {name} was deleted, perhaps with messages that were not read"
+                fix = "accept that with on-gone: skip, or let topics leave it out"
+                raise self._errors.fatal(message, "kafka.no_topic", fix, name)
 
     def _begin(self, before: TopicPosition | None, topic: KnownTopic) -> TopicPosition:
         """Return where reading of a topic goes on; partitions that were added are read from their beginning."""
@@ -165,7 +176,7 @@ class KafkaSource(Source):
     # -- ranges -------------------------------------------------------------------------------------------------
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Return one split, as offsets may have gaps and no one knows how many; with ``dense-offsets`` about ``n``."""
+        """Return one split, since offsets may have gaps that only reading finds; with ``dense-offsets`` about ``n``."""
         parts = list(ranges(parse_position(start), parse_position(end)))
         if not parts:
             return []
@@ -199,7 +210,7 @@ class KafkaSource(Source):
             topic = known.get(part.topic)
             if topic is None:
                 raise self._errors.no_topic(part.topic)
-            if problem := self._problem(_only(after.topics[part.topic], part), topic):
+            if problem := self._problem(_alone(after.topics[part.topic], part, topic), topic):
                 raise problem
 
     def gives_up(self, start: Position, end: Position) -> bool:
@@ -270,8 +281,7 @@ def _split(parts: list[PartitionRange], ordinal: int, records: int | None, size:
     return Split(start, ordinal, records, size * _BYTES, {"parts": [list(part) for part in parts]})
 
 
-def _only(topic: TopicPosition, part: PartitionRange) -> TopicPosition:
-    """Return the topic's position at the beginning of a range, and nowhere else."""
-    offsets = list(topic.next)
-    offsets[part.partition] = part.begin
-    return TopicPosition(topic.id, tuple(offsets), topic.first)
+def _alone(topic: TopicPosition, part: PartitionRange, known: KnownTopic) -> TopicPosition:
+    """Return a position that is the beginning of a range in its partition, and right in all others."""
+    offsets = (*known.low[: part.partition], part.begin)
+    return TopicPosition(topic.id, offsets, offsets)
