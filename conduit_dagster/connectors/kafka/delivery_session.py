@@ -99,14 +99,16 @@ class DeliverySession:
                     self._commit(producer)
             except KafkaException as error:
                 self._end(producer)
-                self._raise_failure()
+                if self.failures.first is not None:
+                    raise SendError(*self.failures.first) from None
                 raise self._errors.verdict(error, "the delivery can't be committed") from None
             except BaseException:
                 self._end(producer)
                 raise
             if not whole:
                 self._end(producer)
-                self._raise_failure()
+                raise SendError(*(self.failures.first or (KafkaError(KafkaError._FAIL), "")))
+            # only here is it known that the brokers have committed
             self.claims.committed(claims)
 
     def _write(self, producer: Producer, claims: Sequence[ClaimMessage]) -> bool:
@@ -134,8 +136,3 @@ class DeliverySession:
             producer.abort_transaction(self._settings.timeout)
         producer.poll(0)
         self.close()
-
-    def _raise_failure(self) -> None:
-        first = self.failures.first
-        if first is not None:
-            raise SendError(*first)
