@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lab.kills import at, crashing
 from lab.support import Lab, processor
 from pyspark.sql import SparkSession
 
+from conduit_dagster.cli.main import main
 from conduit_dagster.recovery.errors import TransientError
 
 pytestmark = pytest.mark.slow
@@ -127,3 +129,66 @@ def test_messages_go_through_the_log(lab: Lab, kafka_server: KafkaServer) -> Non
     pipe.feed(range(60, 90))
     pipe.run()
     pipe.require(90)
+
+
+def _to_file(lab: Lab, server: KafkaServer, topic: str, **settings: str) -> None:
+    own = {"servers": server.servers, "topics": topic, "readFromBeginning": "true", **settings}
+    lab.pipeline(
+        connectors=[
+            {"id": "in", "type": "source", "plugin": "kafka", "settings": own},
+            {
+                "id": "out", "type": "destination", "plugin": "file",
+                "settings": {"path": "./out.jsonl", "sdk.record.format": "payload/json"},
+            },
+        ],
+        delivery={"strategy": "exactly-once", "batch-size": 20},
+    )  # fmt: skip
+
+
+def _lines(lab: Lab) -> list[int]:
+    return sorted(map(int, (lab.root / "out.jsonl").read_text().split()))
+
+
+def _rows(numbers: range) -> list[tuple[bytes | None, bytes | None]]:
+    return [(b"%d" % i, b"%d" % i) for i in numbers]
+
+
+def test_several_tasks_read_a_topic_without_gaps(lab: Lab, kafka_server: KafkaServer) -> None:
+    """And a step in which there is one after all stops, and nothing of it is delivered."""
+    topic = kafka_server.topic(3)
+    _to_file(lab, kafka_server, topic, **{"dense-offsets": "true"})
+    kafka_server.send(topic, _rows(range(100)))
+    assert lab.run(parallelism=2).error is None
+    assert _lines(lab) == list(range(100))
+    kafka_server.transaction(topic, _rows(range(100, 103)))
+    kafka_server.send(topic, _rows(range(103, 104)), 0)
+    error = lab.run(parallelism=2).error
+    assert error is not None and error.code == "kafka.gap"
+    _to_file(lab, kafka_server, topic)
+    assert lab.run().error is None
+    assert _lines(lab) == list(range(104))
+
+
+def test_both_ways_on_after_messages_are_gone(
+    lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the error says them: the command, and the setting."""
+    topic = kafka_server.topic()
+    (lab.root / "conduit.yaml").write_text("log: {level: info}\n")
+    monkeypatch.chdir(lab.root)
+    _to_file(lab, kafka_server, topic)
+    kafka_server.send(topic, _rows(range(10)))
+    assert lab.run().error is None
+    kafka_server.send(topic, _rows(range(10, 20)))
+    kafka_server.delete_before(topic, 0, 15)
+    error = lab.run().error
+    assert error is not None and error.code == "kafka.range_gone" and error.fatal
+    assert re.findall(r"conduit-dagster (positions rewind PIPELINE --to-start)", error.fix or "")
+    assert main(["positions", "rewind", "p", "--to-start"]) == 0, capsys.readouterr().out
+    assert lab.run().error is None
+    assert _lines(lab) == [*range(10), *range(15, 20)]
+    kafka_server.send(topic, _rows(range(20, 30)))
+    kafka_server.delete_before(topic, 0, 25)
+    _to_file(lab, kafka_server, topic, **{"on-gone": "skip"})
+    assert lab.run().error is None
+    assert _lines(lab) == [*range(10), *range(15, 20), *range(25, 30)]
