@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def kafka_out(bench: Bench) -> dict[str, Any]:
 
     def loop(topic: str) -> None:
         with path.open("rb") as file:
-            _transactions(bench, topic, ([(None, line[:-1]) for line in some] for some in _chunks(file)))
+            _transactions(bench, topic, _numbered(file))
 
     return _into_topics(bench, _connector("file", {"path": str(path)}), loop)
 
@@ -117,6 +117,7 @@ def _values(bench: Bench, topic: str) -> Iterator[list[tuple[bytes | None, bytes
         consumer = Consumer({
             "bootstrap.servers": bench.broker.servers, "group.id": "bench", "enable.auto.commit": False,
             "isolation.level": "read_committed", "enable.partition.eof": True, "fetch.wait.max.ms": 20,
+            "queued.min.messages": 50_000, "fetch.queue.backoff.ms": 5,
         })  # fmt: skip
         consumer.assign([TopicPartition(topic, partition, 0)])
         ended = False
@@ -129,7 +130,7 @@ def _values(bench: Bench, topic: str) -> Iterator[list[tuple[bytes | None, bytes
         consumer.close()
 
 
-def _transactions(bench: Bench, topic: str, values: Iterator[list[tuple[bytes | None, bytes]]]) -> None:
+def _transactions(bench: Bench, topic: str, values: Iterator[Sequence[tuple[bytes | None, bytes]]]) -> None:
     producer = Producer({
         "bootstrap.servers": bench.broker.servers, "transactional.id": f"loop-{secrets.token_hex(4)}",
         "compression.type": "snappy", "partitioner": "murmur2_random", "linger.ms": 5,
@@ -148,9 +149,12 @@ def _transactions(bench: Bench, topic: str, values: Iterator[list[tuple[bytes | 
     producer.commit_transaction(60)
 
 
-def _chunks(file: Any) -> Iterator[list[bytes]]:
+def _numbered(file: Any) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Lines with their numbers, which are the keys of the file source."""
+    first = 1
     while some := file.readlines(_BATCH * 100):
-        yield some
+        yield [(b"%d" % number, line[:-1]) for number, line in enumerate(some, first)]
+        first += len(some)
 
 
 def _source(bench: Bench, topic: str) -> dict[str, Any]:
