@@ -137,7 +137,10 @@ def _refused(program: Path, *words: str, cwd: Path, **variables: str) -> tuple[i
 
 
 def test_the_base_runs_a_pipeline_without_any_extra(bare: Path, simple: Path) -> None:
-    packages = ("psycopg", "deltalake", "_quickjs", "fastavro", "openlineage", "dagster_webserver", "dagster_dg_cli")
+    packages = (
+        "psycopg", "confluent_kafka", "deltalake", "_quickjs", "fastavro", "openlineage", "dagster_webserver",
+        "dagster_dg_cli",
+    )  # fmt: skip
     probe = f"from importlib.util import find_spec; print([name for name in {packages} if find_spec(name)])"
     assert _run(bare / "python", "-c", probe, cwd=simple).strip() == "[]"
     written = (simple / "out" / "adults.jsonl").read_text().splitlines()

@@ -52,7 +52,10 @@ def _fetch(aside: Path) -> None:
     lines: list[str] = []
     for module in _MODULES:
         command = _command(aside, module)
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        except subprocess.TimeoutExpired:
+            raise NoKafkaError(f"Kafka {VERSION} could not be fetched within five minutes") from None
         lines += (ran.stdout + ran.stderr).strip().splitlines()
     if len(list(aside.glob("jars/*.jar"))) < _LEAST:
         raise NoKafkaError(f"Kafka {VERSION} could not be fetched: {lines[-1] if lines else 'no reason given'}")
@@ -61,7 +64,9 @@ def _fetch(aside: Path) -> None:
 def _command(aside: Path, module: tuple[str, str, str]) -> list[str]:
     import pyspark
 
-    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"), None)
+    if ivy is None:
+        raise NoKafkaError("PySpark came without Ivy")
     names = str(aside / "jars" / "[artifact]-[revision](-[classifier]).[ext]")
     main = [java(), "-cp", str(ivy), "org.apache.ivy.Main", "-error", "-cache", str(aside / "cache")]
     return [*main, "-dependency", *module, "-confs", "default", "-retrieve", names, "-types", "jar", "bundle"]
