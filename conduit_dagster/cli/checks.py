@@ -7,13 +7,15 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.extras import EXTRAS, install_command, is_installed
 from conduit_dagster.node_ids import node_id
@@ -45,19 +47,24 @@ class Check:
         return asdict(self)
 
 
-def all_checks(deep: bool) -> Iterator[Check]:
-    """Yield the result of every check in turn; a check that fails does not prevent the others."""
+def all_checks(deep: bool, paths: Sequence[str] = ()) -> Iterator[Check]:
+    """Yield the result of every check in turn; a check that fails does not prevent the others.
+
+    ``paths``: pipeline files whose sources and destinations are tried, whether they are to run or not.
+    """
     project = Project.find(Path.cwd())
     checks: list[Callable[[Project], Check]] = [_python, _packages, _extras, _settings, _java]
     checks += [_spark] if deep else []
     checks += [_state, _staging, _disk, _pipelines, _failures]
-    checks += [_sources, _destinations] if deep else []
     for check in checks:
         yield _made(check, project)
+    if deep or paths:
+        yield _made(partial(_sources, paths), project)
+        yield _made(partial(_destinations, paths), project)
 
 
 def _made(check: Callable[[Project], Check], project: Project) -> Check:
-    name = check.__name__.removeprefix("_")
+    name = (check.func if isinstance(check, partial) else check).__name__.removeprefix("_")
     try:
         return check(project)
     except ConduitError as error:
@@ -219,11 +226,16 @@ def _failures(project: Project) -> Check:
     return Check("failures", "warn", message, f"conduit-dagster pipelines describe {next(iter(found))}")
 
 
-def _sources(project: Project) -> Check:
-    """Check the sources of pipelines that are to run, as far as they can tell without reading."""
-    running = [bound for bound in open_catalogue(project).bound if bound.config.status == "running"]
+def _tried(project: Project, paths: Sequence[str]) -> list[BoundPipeline]:
+    """Return the pipelines of the files, else those that are to run."""
+    bound = open_catalogue(project, paths).bound
+    return bound if paths else [one for one in bound if one.config.status == "running"]
+
+
+def _sources(paths: Sequence[str], project: Project) -> Check:
+    """Check the sources of pipelines, as far as they can tell without reading."""
     checked = 0
-    for bound in running:
+    for bound in _tried(project, paths):
         for source_node in bound.compiled.sources:
             try:
                 blamed(node_id(bound.id, source_node.id), source_node.source.check)
@@ -235,11 +247,10 @@ def _sources(project: Project) -> Check:
     return Check("sources", "ok", f"{checked} can be read")
 
 
-def _destinations(project: Project) -> Check:
-    """Check the destinations of pipelines that are to run, as each run does before it reads anything."""
-    running = [bound for bound in open_catalogue(project).bound if bound.config.status == "running"]
+def _destinations(paths: Sequence[str], project: Project) -> Check:
+    """Check the destinations of pipelines, as each run does before it reads anything."""
     checked = 0
-    for bound in running:
+    for bound in _tried(project, paths):
         for name, destination in bound.compiled.consumers().items():
             try:
                 blamed(node_id(bound.id, name), destination.check)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import ENVIRONMENT, OK, AsJson, Outcome, perform
+from conduit_dagster.cli.verb import ENVIRONMENT, OK, AsJson, Outcome, Paths, perform
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -19,16 +19,19 @@ Deep = Annotated[
 ]
 
 
-def doctor(deep: Deep = False, as_json: AsJson = False) -> None:
-    """Check Python, packages, extras, Java, Spark, state store, staging, disk, pipelines, sources and destinations."""
-    perform("doctor", as_json, lambda: _examined(deep))
+def doctor(paths: Paths = None, deep: Deep = False, as_json: AsJson = False) -> None:
+    """Check Python, packages, extras, Java, Spark, state store, staging, disk, pipelines, sources and destinations.
+
+    With files: try the sources and destinations of their pipelines: servers, rights, tables, topics, slots.
+    """
+    perform("doctor", as_json, lambda: _examined(deep, paths or []))
 
 
-def _examined(deep: bool) -> Outcome:
+def _examined(deep: bool, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.checks import all_checks
     from conduit_dagster.cli.terminal import count
 
-    checks = list(all_checks(deep))
+    checks = list(all_checks(deep, paths))
     failed = [check for check in checks if check.level == "fail"]
     doubtful = sum(check.level == "warn" for check in checks)
     summary = f"{len(checks)} checks: {len(failed)} failed, {count(doubtful, 'warning')}"

@@ -10,7 +10,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "lint": ("lint", "lint pipelines/orders.yaml"),
     "dry-run": ("dry-run pipelines/orders.yaml", "dry-run pipelines/orders.yaml --records 3 --pipeline orders"),
     "test": ("test", "test pipelines/orders.yaml --only adult"),
-    "doctor": ("doctor", "doctor --deep"),
+    "doctor": ("doctor --deep", "doctor pipelines/orders.yaml"),
     "init": ("init shop", "init processor trim.text"),
     "metrics": ("metrics", "metrics --serve 127.0.0.1:9400"),
     "top": ("top", "top --once --json"),

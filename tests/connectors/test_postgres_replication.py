@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from lab.postgres_server import PostgresServer, installations
 from lab.postgres_tables import drop_slots
-from lab.support import Lab, queue
+from lab.support import Lab, destination, processor, queue
 from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.errors import TransientError
@@ -158,4 +158,34 @@ def test_changes_of_every_kind_arrive(lab: Lab, postgres_server: PostgresServer,
             assert lab.run().error is None
             assert contents(copy, ("a", "b")) == contents(origin, ("a", "b"))
     assert lab.letters() == []
+    drop_slots(origin)
+
+
+def test_a_change_that_is_nacked_behind_other_processors_keeps_its_original(
+    lab: Lab, postgres_server: PostgresServer
+) -> None:
+    """It is made once more from what was read: the slot can't be read twice at a time."""
+    origin = postgres_server.create_database()
+    with psycopg.connect(origin, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'one'), (2, 'two')")
+        source = {"url": origin, "tables": "t", "logrepl.slotName": f"of_{origin.rpartition('/')[2]}"}
+        reader = {"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": source}
+        more = {"delivery": {"strategy": "exactly-once"}, "dead-letter-queue": queue()}
+        change = processor("change", "field.set", field=".Payload.After.v", value="changed")
+        refuse = processor("refuse", "error", "after.id % 2 == 0", message="even")
+        lab.pipeline(connectors=[reader, destination()], processors=[change, refuse], **more)
+        assert lab.run().error is None
+        connection.execute("INSERT INTO t VALUES (3, 'three'), (4, 'four'); UPDATE t SET v = 'TWO' WHERE id = 2")
+        assert lab.run().error is None
+    assert len(lab.letters()) == 3
+    lab.pipeline(connectors=[reader, destination()], **more)
+    assert lab.replay()["replayed"] == 3
+    sent = lab.documents("out.jsonl")
+    assert sent == [
+        {"id": 1, "v": "changed"},
+        {"id": 3, "v": "changed"},
+        {"id": 2, "v": "two"},
+        {"id": 4, "v": "four"},
+        {"id": 2, "v": "TWO"},
+    ]
     drop_slots(origin)

@@ -13,6 +13,7 @@ from lab.postgres_server import PostgresServer
 from lab.support import Lab
 from pyspark.sql import SparkSession
 
+from conduit_dagster.cli.main import main
 from conduit_dagster.recovery.codes import FATAL_NAMES, TRANSIENT_NAMES
 
 PAGE = (ROOT / "docs" / "connectors" / "postgres.md").read_text(encoding="utf-8")
@@ -57,6 +58,8 @@ def test_the_page_does_what_it_says(
         for statement in f"{role}\n{database}".replace("conduit", "conduit_reader").split(";"):
             origin.execute(statement.encode())
         try:
+            monkeypatch.chdir(lab.root)
+            assert main(["doctor", "pipelines/shop.yaml"]) == 0
             assert lab.run("shop").error is None
             origin.execute(CHANGES.encode())
             assert lab.run("shop").error is None

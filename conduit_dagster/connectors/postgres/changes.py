@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final, Literal, NamedTuple
 
 from conduit_dagster.connectors.postgres import pgoutput
 from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
@@ -45,20 +46,66 @@ class StreamRange(NamedTuple):
     end: StreamPoint
 
 
+class ReadAs(NamedTuple):
+    """How the records of a read are made."""
+
+    labels: Mapping[str, str]
+    """Metadata of all of them."""
+    with_positions: bool
+
+
+class MadeFrom(NamedTuple):
+    """What a record was made of: it can be made once more."""
+
+    operation: Literal["create", "update", "delete", "truncate"]
+    relation: Relation
+    message: bytes
+    metadata: dict[str, str]
+    """Shared by a table's records of a transaction."""
+    lsn: int
+    place: int
+
+    @property
+    def position(self) -> str:
+        """The record's position: its transaction, and its place in that."""
+        return f"{format_lsn(self.lsn)}/{self.place}"
+
+    def record(self, with_position: bool = True) -> Record:
+        """Make the record."""
+        position = self.position if with_position else ""
+        if self.operation == "truncate":
+            return Record(position, {**self.metadata, TRUNCATE: "true"}, operation="delete")
+        return self._of_row(position)
+
+    def _of_row(self, position: str) -> Record:
+        relation, message = self.relation, self.message
+        if message[0] == pgoutput.INSERT:
+            values, _ = pgoutput.read_tuple(message, pgoutput.INSERTED, relation.decoders)
+            after = dict(zip(relation.names, values, strict=True))
+            return Record(position, self.metadata, after, _key(relation.key_names, after))
+        change = pgoutput.read_change(message, relation.decoders)
+        before = None if change.old is None else _before(relation, change)
+        if self.operation == "delete":
+            return Record(position, self.metadata, None, _key(relation.key_names, before or {}), before, "delete")
+        after, left_out = _after(relation, change, before)
+        metadata = {**self.metadata, UNCHANGED_TOAST: ",".join(left_out)} if left_out else self.metadata
+        key = _key(relation.key_names, after)
+        return Record(position, metadata, after, key, before if self.operation == "update" else None, self.operation)
+
+
 _NEVER = 1 << 62
 
 
 class Changes:
-    """Decoder of one range of the stream; its records pile up in ``records``, and are taken away from there."""
+    """Decoder of one range of the stream; its records pile up, and are taken away from there."""
 
-    def __init__(self, catalog: Catalog, seen: SeenChanges, within: StreamRange, with_positions: bool) -> None:
+    def __init__(self, catalog: Catalog, seen: SeenChanges, within: StreamRange, read_as: ReadAs) -> None:
         self._catalog = catalog
         self._seen = seen
         self._within = within
-        self._with_positions = with_positions
+        self._labels, self._with_positions = read_as
         self.records: list[Record] = []
-        self.points: list[tuple[int, int]] = []
-        """For each record the point right after it."""
+        self._made: list[MadeFrom] = []
         self.is_over = False
         """Whether the range's last change was taken, in the midst of a transaction."""
         self._relations: dict[int, Relation | None] = {}
@@ -66,10 +113,10 @@ class Changes:
         self._shared: dict[str, str] = {}
         self._metadata: dict[int, dict[str, str]] = {}
 
-    def take(self) -> tuple[list[Record], list[tuple[int, int]]]:
-        """Return what has piled up, with the points."""
-        records, points, self.records, self.points = self.records, self.points, [], []
-        return records, points
+    def take(self) -> tuple[list[Record], list[MadeFrom]]:
+        """Return what has piled up, and what each was made of."""
+        records, made, self.records, self._made = self.records, self._made, [], []
+        return records, made
 
     def feed(self, message: bytes) -> None:
         """Take the next message. Raises ``FatalError`` for a change that no record can tell."""
@@ -77,12 +124,7 @@ class Changes:
         if kind in _CHANGES:
             relation = self._relations[int.from_bytes(message[1:5], "big")]
             if self._counts() and relation is not None:
-                if kind == pgoutput.INSERT and not self._seen:
-                    # most changes are inserts: this is what each of them costs
-                    values, _ = pgoutput.read_tuple(message, pgoutput.INSERTED, relation.decoders)
-                    self._add(relation, "create", dict(zip(relation.names, values, strict=True)), None)
-                else:
-                    self._change(kind, relation, message)
+                self._change(_CHANGES[kind], relation, message)
         elif kind == pgoutput.BEGIN:
             self._begin(message)
         elif kind == pgoutput.RELATION:
@@ -90,7 +132,7 @@ class Changes:
         elif kind == pgoutput.TRUNCATE:
             for relation in map(self._relations.__getitem__, pgoutput.read_truncated(message)):
                 if self._counts() and relation is not None:
-                    self._truncate(relation)
+                    self._truncate(relation, message)
 
     def _counts(self) -> bool:
         """Count a change, and return whether it is in the range."""
@@ -106,7 +148,8 @@ class Changes:
         start, end = self._within
         self._skip = start.changes if begin.lsn == start.lsn else 0
         self._stop = end.changes if begin.lsn == end.lsn else _NEVER
-        self._shared = {CREATED_AT: str(begin.committed_ns), LSN: format_lsn(begin.lsn), XID: str(begin.xid)}
+        about = {CREATED_AT: str(begin.committed_ns), LSN: format_lsn(begin.lsn), XID: str(begin.xid)}
+        self._shared = {**self._labels, **about}
         self._metadata = {}
 
     def _describe(self, message: bytes) -> None:
@@ -117,19 +160,13 @@ class Changes:
         relation.decoders = [self._catalog.decoder(oid) for oid in relation.types]
         self._relations[relation.oid] = relation
 
-    def _change(self, kind: int, relation: Relation, message: bytes) -> None:
-        verdict: Verdict = "keep"
+    def _change(self, operation: RowOperation, relation: Relation, message: bytes) -> None:
         if self._seen and self._seen.has(relation.name):
             verdict = self._verdict(relation, message)
             if verdict == "drop":
                 return
-        change = pgoutput.read_change(message, relation.decoders)
-        if verdict == "create" or (verdict == "keep" and kind == pgoutput.INSERT):
-            self._create(relation, change)
-        elif verdict == "delete" or kind == pgoutput.DELETE:
-            self._delete(relation, change)
-        else:
-            self._update(relation, change)
+            operation = operation if verdict == "keep" else verdict
+        self._add(operation, relation, message)
 
     def _verdict(self, relation: Relation, message: bytes) -> Verdict:
         texts = pgoutput.read_texts(message, len(relation.names))
@@ -138,47 +175,33 @@ class Changes:
         old = new if texts.old is None else _key_texts(relation, texts.old)
         return self._seen.verdict(relation.name, self._xid, None if message[0] == pgoutput.INSERT else old, new)
 
-    def _add(self, relation: Relation, operation: str, after: Document | None, before: Document | None) -> Record:
-        metadata = self._metadata.get(relation.oid)
-        if metadata is None:
-            metadata = self._metadata[relation.oid] = {COLLECTION: collection_of(relation.name), **self._shared}
-        key = _key(relation.key_names, after if after is not None else before or {})
-        position = f"{format_lsn(self._lsn)}/{self._index}" if self._with_positions else ""
-        record = Record(position, metadata, after, key, before, operation)
-        self.records.append(record)
-        self.points.append((self._lsn, self._index))
-        return record
-
-    def _create(self, relation: Relation, change: RowChange) -> None:
-        after, left_out = _after(relation, change, None)
-        self._note(self._add(relation, "create", after, None), left_out)
-
-    def _update(self, relation: Relation, change: RowChange) -> None:
-        before = None if change.old is None else _before(relation, change)
-        after, left_out = _after(relation, change, before)
-        self._note(self._add(relation, "update", after, before), left_out)
-
-    @staticmethod
-    def _note(record: Record, left_out: list[str]) -> None:
-        if left_out:
-            record.metadata = {**record.metadata, UNCHANGED_TOAST: ",".join(left_out)}
-
-    def _delete(self, relation: Relation, change: RowChange) -> None:
-        self._add(relation, "delete", None, None if change.old is None else _before(relation, change))
-
-    def _truncate(self, relation: Relation) -> None:
+    def _truncate(self, relation: Relation, message: bytes) -> None:
         if self._seen.has(relation.name):
             verdict = self._seen.verdict_on_all(relation.name, self._xid)
             if verdict is None:
-                message = f"{relation.name} was truncated between two parts of its copy"
-                raise FatalError(message, code="postgres.truncated_copy", place=format_lsn(self._lsn), fix=START_OVER)
+                text = f"{relation.name} was truncated between two parts of its copy"
+                raise FatalError(text, code="postgres.truncated_copy", place=format_lsn(self._lsn), fix=START_OVER)
             if verdict == "drop":
                 return
-        record = self._add(relation, "delete", None, None)
-        record.metadata = {**record.metadata, TRUNCATE: "true"}
+        self._add("truncate", relation, message)
+
+    def _add(
+        self, operation: Literal["create", "update", "delete", "truncate"], relation: Relation, message: bytes
+    ) -> None:
+        metadata = self._metadata.get(relation.oid)
+        if metadata is None:
+            metadata = self._metadata[relation.oid] = {COLLECTION: collection_of(relation.name), **self._shared}
+        made = MadeFrom(operation, relation, message, metadata, self._lsn, self._index)
+        self._made.append(made)
+        self.records.append(made.record(self._with_positions))
 
 
-_CHANGES = frozenset({pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE})
+RowOperation = Literal["create", "update", "delete"]
+_CHANGES: Final[dict[int, RowOperation]] = {
+    pgoutput.INSERT: "create",
+    pgoutput.UPDATE: "update",
+    pgoutput.DELETE: "delete",
+}
 
 
 def _after(relation: Relation, change: RowChange, before: Document | None) -> tuple[Document, list[str]]:
@@ -192,7 +215,8 @@ def _after(relation: Relation, change: RowChange, before: Document | None) -> tu
         return after, []
     known = before or {}
     left_out = [name for name, value in after.items() if value is UNCHANGED and name not in known]
-    whole = {n: known[n] if value is UNCHANGED else value for n, value in after.items() if n not in left_out}
+    # a copy: the two may be changed apart
+    whole = {n: deepcopy(known[n]) if value is UNCHANGED else value for n, value in after.items() if n not in left_out}
     return whole, left_out
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from psycopg import pq, sql
 from psycopg.errors import error_from_result
 
-from conduit_dagster.connectors.postgres.changes import collection_of
+from conduit_dagster.connectors.postgres.changes import ReadAs, collection_of
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.row_values import Decode
 from conduit_dagster.connectors.postgres.settings import TableName
@@ -65,15 +65,15 @@ def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
 class RowRecords:
     """Maker of records from lines of COPY's text form."""
 
-    def __init__(self, part: TablePart, decoders: Sequence[Decode], with_positions: bool) -> None:
+    def __init__(self, part: TablePart, decoders: Sequence[Decode], read_as: ReadAs) -> None:
         self._names = part.columns
         self._decoders = decoders
         self._key = [part.columns.index(column.name) for column in part.key]
         self._key_names = [column.name for column in part.key]
         self._table = str(part.table)
         # shared by all records of the split: nobody changes it in place
-        self._metadata = {COLLECTION: collection_of(self._table)}
-        self._with_positions = with_positions
+        self._metadata = {COLLECTION: collection_of(self._table), **read_as.labels}
+        self._with_positions = read_as.with_positions
 
     def record(self, line: bytes) -> Record:
         """Return the record of a line."""
@@ -81,6 +81,12 @@ class RowRecords:
         key = {name: after[name] for name in self._key_names}
         position = self.position(line) if self._with_positions else ""
         return Record(position, self._metadata, after, key, None, "snapshot")
+
+    def whole(self, line: bytes) -> Record:
+        """Return the record of a line with its position, once more."""
+        record = self.record(line)
+        record.position = self.position(line)
+        return record
 
     def key_texts(self, line: bytes) -> list[str]:
         """Return the values of the key's columns, as text."""

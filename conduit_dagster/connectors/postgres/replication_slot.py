@@ -80,20 +80,22 @@ class ReplicationSlot:
 
     # -- set up -------------------------------------------------------------------------------------------------
 
-    def publish(self, connection: Connection, tables: Sequence[TableName]) -> None:
-        """Make the publication, or add what it lacks. Raises where it is not ours to change."""
+    def publish(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
+        """Make the publication, or add what it lacks; return what was added. Raises where it is not ours to change."""
         name = self._settings.publication
         found = connection.execute(_PUBLICATION, (name,)).fetchone()
         if found is None:
             self._create(connection, tables)
-            return
+            return []
         if not found[2]:
             message = f"the publication {name} leaves out some kinds of changes"
             fix = f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')"
             raise self._errors.unfit("postgres.publication", message, fix)
         known = {TableName(*row) for row in connection.execute(_PUBLISHED, (name,))}
-        if missing := [table for table in tables if table not in known]:
+        missing = [table for table in tables if table not in known]
+        if missing:
             self._extend(connection, missing, found[1])
+        return missing
 
     def is_open(self, connection: Connection) -> bool:
         """Return whether tables that will be created are published too, as ``FOR ALL TABLES`` says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,7 +26,8 @@ from conduit_dagster.connectors.postgres.source_reader import SplitReader, Strea
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings, as_source
 from conduit_dagster.connectors.postgres.source_tables import all_tables, table_exists
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
-from conduit_dagster.record import Mode
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Mode
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import (
     Block,
     ConnectorContext,
@@ -60,6 +62,7 @@ class PostgresSource(Source):
     name = "postgres"
     Settings = PostgresSourceSettings
     gives_json = True
+    sets_metadata = True
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
@@ -109,7 +112,8 @@ class PostgresSource(Source):
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the rows or the changes of a split."""
-        return SplitReader(self._settings, self._errors, self._application).blocks(split, options)
+        labels = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
+        return SplitReader(self._settings, self._errors, self._application, labels).blocks(split, options)
 
     def resume(self, state: ResumeState) -> None:
         """Note that a run begins: only a run makes what the server lacks."""
@@ -158,6 +162,9 @@ class PostgresSource(Source):
         if not self._is_run:
             return self._tried(connection, start, look, limit)
         position = self._ready(connection, start, look)
+        if position.copied.keys() < start.copied.keys():
+            # a step of its own: what a range copies is what its end has more than its start
+            return position
         further = self._copies.further(position, limit)
         if further != start:
             return further
@@ -182,14 +189,16 @@ class PostgresSource(Source):
         tables = self._tables(connection)
         position, is_new = msgspec.structs.replace(start, server=look.server), False
         if self._settings.snapshot_mode != "initial_only":
-            self._slot.publish(connection, tables)
+            added = self._slot.publish(connection, tables)
             if start.lsn:
                 self._require_kept(look, start.point.lsn)
+                # what happened to them meanwhile was not published: a table was dropped and made anew
+                position = position.without(map(str, added))
             else:
                 lsn, is_new = self._slot.create(connection)
                 position = position.at(lsn)
             if start.everything:
-                tables = [table for table in tables if str(table) in start.copied]
+                position = position.with_whole(map(str, tables))
             is_open = self._settings.named_tables is None and self._slot.is_open(connection)
             position = msgspec.structs.replace(position, everything=is_open)
         if self._copies.begin(connection, tables, position) and not is_new:
@@ -200,7 +209,7 @@ class PostgresSource(Source):
     def _tables(self, connection: Connection) -> list[TableName]:
         named = self._settings.named_tables
         tables = all_tables(connection, self._settings.db_schema) if named is None else list(named)
-        missing = [table for table in tables if not table_exists(connection, table)]
+        missing = [table for table in named or () if not table_exists(connection, table)]
         if missing or not tables:
             what = ", ".join(map(str, missing)) or f"{self._settings.db_schema}.*"
             raise self._errors.unfit(
@@ -273,12 +282,12 @@ class PostgresSource(Source):
     def ack(self, upto: Position, generation: int) -> None:
         """Let the server forget what is durable; lost acks are repeated, and a task that reads confirms as well."""
         position = parse_position(upto)
-        if generation < self._generation or not position.lsn:
+        if generation < self._generation:
             return
         self._generation = generation
-        self._acked = max(self._acked, position.point.lsn)
         self._copies.release(position)
-        if time.monotonic() - self._confirming > _CONFIRM:
+        self._acked = max(self._acked, position.point.lsn)
+        if self._acked > self._confirmed and time.monotonic() - self._confirming > _CONFIRM:
             self._ask(self._confirm)
 
     def _confirm(self, connection: Connection) -> None:
@@ -293,8 +302,10 @@ class PostgresSource(Source):
     def close(self) -> None:
         """Confirm what was acked, and close the connections."""
         try:
-            if self._acked > self._confirmed:
-                self._ask(self._confirm)
+            # it is repeated with the next start
+            with suppress(ConduitError):
+                if self._acked > self._confirmed:
+                    self._ask(self._confirm)
         finally:
             self._copies.close()
             self._session.close()

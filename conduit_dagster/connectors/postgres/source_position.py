@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -86,6 +87,17 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
         if regions and regions[-1].snapshot == region.snapshot:
             regions = regions[:-1]
         return msgspec.structs.replace(self, copied={**self.copied, table: [*regions, region]})
+
+    def with_whole(self, tables: Iterable[str]) -> PostgresPosition:
+        """Return the position where tables that are not copied need no copy: the stream tells all of them."""
+        told = {table: [Region(None)] for table in tables if table not in self.copied}
+        return msgspec.structs.replace(self, copied={**self.copied, **told}) if told else self
+
+    def without(self, tables: Iterable[str]) -> PostgresPosition:
+        """Return the position where tables are not copied yet."""
+        gone = self.copied.keys() & set(tables)
+        copied = {table: regions for table, regions in self.copied.items() if table not in gone}
+        return msgspec.structs.replace(self, copied=copied) if gone else self
 
     def at(self, lsn: int, index: int = 0) -> PostgresPosition:
         """Return the position at another place in the stream."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 import msgspec
 import psycopg
 
-from conduit_dagster.connectors.postgres.changes import Catalog, Changes, StreamRange
+from conduit_dagster.connectors.postgres.changes import Catalog, Changes, ReadAs, StreamRange
 from conduit_dagster.connectors.postgres.connection import Connection, connect, parameters
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
 from conduit_dagster.connectors.postgres.replication_stream import ReplicationStream
@@ -22,7 +22,6 @@ from conduit_dagster.connectors.postgres.source_position import (
     PostgresPosition,
     Region,
     StreamPoint,
-    format_lsn,
     parse_position,
 )
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
@@ -82,10 +81,14 @@ def open_session(settings: PostgresSourceSettings, errors: SourceErrors, name: s
 class SplitReader:
     """Reader of one split, in a task."""
 
-    def __init__(self, settings: PostgresSourceSettings, errors: SourceErrors, application: str) -> None:
+    def __init__(
+        self, settings: PostgresSourceSettings, errors: SourceErrors, application: str, labels: Mapping[str, str]
+    ) -> None:
+        """``labels``: metadata of every record."""
         self._settings = settings
         self._errors = errors
         self._application = application
+        self._labels = labels
 
     def blocks(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the split's records. Raises a ``ConduitError``."""
@@ -110,7 +113,7 @@ class SplitReader:
         with closing(self._session()) as connection, TypeCatalog(self._session) as catalog:
             self._see(connection, detail.snapshot)
             decoders = [catalog.decoder(oid) for _, oid in detail.columns]
-            rows = RowRecords(part, decoders, options.keys >= Keys.POSITIONS)
+            rows = RowRecords(part, decoders, ReadAs(self._labels, options.keys >= Keys.POSITIONS))
             lines: list[bytes] = []
             size = 0
             for line in copy_lines(connection, part):
@@ -135,7 +138,8 @@ class SplitReader:
         with TypeCatalog(self._session) as catalog, self._stream(start.lsn) as stream:
             seen = SeenChanges(begin, catalog.not_behind)
             known = Catalog(self._is_read, catalog.decoder, catalog.keys)
-            changes = Changes(known, seen, StreamRange(start, end), options.keys >= Keys.POSITIONS)
+            read_as = ReadAs(self._labels, options.keys >= Keys.POSITIONS)
+            changes = Changes(known, seen, StreamRange(start, end), read_as)
             size = 0
             for message in stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed):
                 changes.feed(message)
@@ -192,26 +196,30 @@ def _block_of_rows(rows: RowRecords, lines: list[bytes], begin: PostgresPosition
     def positions() -> list[Any]:
         return list(map(rows.position, lines))
 
-    records = list(map(rows.record, lines))
-    return Block(records, boundary, _completing(lambda place: rows.position(lines[place])), positions=positions)
+    def again(places: Sequence[int]) -> list[Record]:
+        return [rows.whole(lines[place]) for place in places]
+
+    complete = _completing(lambda place: rows.position(lines[place]))
+    return Block(list(map(rows.record, lines)), boundary, complete, again=again, positions=positions)
 
 
 def _block_of_changes(changes: Changes, begin: PostgresPosition) -> Iterator[Block]:
-    records, points = changes.take()
+    records, made = changes.take()
     if not records:
         return
 
     def boundary(place: int) -> dict[str, Any]:
-        return begin.at(*points[place]).to_json()
-
-    def position(place: int) -> str:
-        lsn, index = points[place]
-        return f"{format_lsn(lsn)}/{index}"
+        return begin.at(made[place].lsn, made[place].place).to_json()
 
     def positions() -> list[Any]:
-        return list(map(position, range(len(points))))
+        return [one.position for one in made]
 
-    yield Block(records, boundary, _completing(position), positions=positions)
+    # the slot can't be read a second time while it is read
+    def again(places: Sequence[int]) -> list[Record]:
+        return [made[place].record() for place in places]
+
+    complete = _completing(lambda place: made[place].position)
+    yield Block(records, boundary, complete, again=again, positions=positions)
 
 
 def _completing(position: Callable[[int], str]) -> Callable[[int, Record], None]:

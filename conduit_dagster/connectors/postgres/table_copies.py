@@ -121,7 +121,10 @@ def _copied_between(start: PostgresPosition, end: PostgresPosition) -> list[str]
     return [
         table
         for table, regions in end.copied.items()
-        if not start.is_copied(table) and (table not in start.copied or start.copied_upto(table) != regions[-1].upto)
+        # without the name of a snapshot it needed no copy
+        if regions[-1].snapshot
+        and not start.is_copied(table)
+        and (table not in start.copied or start.copied_upto(table) != regions[-1].upto)
     ]
 
 
