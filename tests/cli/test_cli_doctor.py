@@ -75,10 +75,10 @@ def test_a_degraded_pipeline_is_told(run, project: Path) -> None:
 
 def test_a_destination_that_cannot_be_written_to_fails(project: Path, pipeline) -> None:
     found = Project.find(project)
-    assert _destinations(found).level == "ok"
+    assert _destinations((), found).level == "ok"
     text = pipeline().replace("./orders.jsonl", "./in.jsonl/out")  # a file stands where its folder would be
     (project / "pipelines" / "orders.yaml").write_text(text)
-    told = _destinations(found)
+    told = _destinations((), found)
     assert told.level == "fail" and told.message.startswith("orders:out: ")
 
 
