@@ -1,0 +1,148 @@
+"""Debezium's change events beside our records: what both say of one change, and where they differ on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from conduit_dagster.connectors.postgres.source_position import parse_lsn
+from conduit_dagster.record import CREATED_AT, Record
+from lab.debezium import Event
+from lab.debezium_values import Schema, UnlikeError, compared, is_unavailable
+
+_OPERATIONS = {"r": "snapshot", "c": "create", "u": "update", "d": "delete", "t": "delete"}
+Row = dict[str, Any]
+SendsRows = Callable[[str, int], bool]
+"""Whether the changes of a transaction tell whole rows of a table as they were before."""
+
+
+class TheirChange(NamedTuple):
+    """A change as Debezium tells it, already as one record."""
+
+    operation: str
+    table: str
+    key: Row | None
+    before: Row | None
+    after: Row | None
+    source: dict[str, Any]
+    fields: dict[str, Schema]
+    """Schemas of the columns."""
+    is_truncate: bool
+    events: int
+    """Of which it was made."""
+
+
+def changes(events: Iterable[Event]) -> Iterator[TheirChange]:
+    """One for each record that we are to have."""
+    held: Event | None = None
+    for event in events:
+        if held is not None and is_same_update(held, event):
+            yield moved(held, event)
+            held = None
+            continue
+        if held is not None:
+            yield _change(held)
+        held = event
+    if held is not None:
+        yield _change(held)
+
+
+def is_same_update(first: Event, second: Event) -> bool:
+    """Another key is a delete and a create there, both from one place in the WAL, with headers that join them."""
+    one, other = first.payload, second.payload
+    place = [[event["source"][name] for name in ("lsn", "txId", "table")] for event in (one, other)]
+    return (one["op"], other["op"]) == ("d", "c") and place[0] == place[1]
+
+
+def moved(deleted: Event, created: Event) -> TheirChange:
+    """One update, as it was in SQL: a destination can then move the row, and needs no tombstones."""
+    change = _change(created)
+    return change._replace(operation="update", before=deleted.payload["before"], events=2)
+
+
+def _change(event: Event) -> TheirChange:
+    payload = event.payload
+    return TheirChange(
+        _OPERATIONS[payload["op"]],
+        event.table,
+        None if event.key is None else event.key["payload"],
+        payload["before"],
+        payload["after"],
+        payload["source"],
+        _fields(event),
+        payload["op"] == "t",
+        1,
+    )
+
+
+def _fields(event: Event) -> dict[str, Schema]:
+    rows = next(field for field in event.value["schema"]["fields"] if field["field"] == "after")
+    return {field["field"]: field for field in rows["fields"]}
+
+
+def only_the_key(row: Row, key: Iterable[str]) -> Row:
+    """Without ``REPLICA IDENTITY FULL`` the server sends the old key alone, and ours tells no more.
+
+    Debezium fills the other columns with null, and those that can't be null with 0, '' or their default.
+    """
+    return {name: row[name] for name in key}
+
+
+def without_untouched(row: Row) -> tuple[Row, list[str]]:
+    """Large values that were not sent: ours leaves them out and names them, instead of a placeholder in their place."""
+    left_out = [name for name, value in row.items() if is_unavailable(value)]
+    return {name: value for name, value in row.items() if name not in left_out}, left_out
+
+
+def differences(theirs: TheirChange, ours: Record, sends_rows: SendsRows) -> list[str]:
+    """What is not the same, in words; nothing where both tell one change."""
+    found: list[str] = []
+    if (theirs.operation, theirs.table) != (ours.operation, f"public.{ours.collection}".replace("public.other", "other")):
+        found.append(f"{theirs.operation} {theirs.table}, not {ours.operation} {ours.collection}")
+    if theirs.is_truncate != (ours.metadata.get("postgres.truncate") == "true"):
+        found.append("truncate")
+    after, left_out = (None, []) if theirs.after is None else without_untouched(theirs.after)
+    if ",".join(left_out) != ours.metadata.get("postgres.unchanged_toast", ""):
+        found.append(f"untouched: {left_out}, not {ours.metadata.get('postgres.unchanged_toast')}")
+    before = theirs.before
+    if before is not None and not sends_rows(theirs.table, theirs.source["txId"]):
+        before = only_the_key(before, theirs.key or {})
+    for what, their, our in (("key", theirs.key, ours.key), ("before", before, ours.before), ("after", after, ours.after)):
+        found += [f"{what}: {text}" for text in _unlike(theirs.fields, their, our)]
+    return found if theirs.operation == "snapshot" else found + _unlike_places(theirs, ours)
+
+
+def _unlike(fields: dict[str, Schema], theirs: Row | None, ours: Any) -> Iterator[str]:
+    if theirs is None or ours is None or list(theirs) != list(ours):
+        if theirs != ours:
+            yield f"{theirs}, not {ours}"
+        return
+    for name, value in theirs.items():
+        try:
+            their, our = compared(fields[name], value, ours[name])
+        except UnlikeError:
+            continue
+        if their != our or type(their) is not type(our):
+            yield f"{name}: {value!r} ({their!r}), not {ours[name]!r} ({our!r})"
+
+
+def _unlike_places(theirs: TheirChange, ours: Record) -> Iterator[str] | list[str]:
+    """Transaction and commit time are the same. The LSN is each change's own there; ours is the commit's, behind it."""
+    found: list[str] = []
+    if str(theirs.source["txId"]) != ours.metadata["postgres.xid"]:
+        found.append(f"xid {theirs.source['txId']}, not {ours.metadata['postgres.xid']}")
+    if theirs.source["ts_us"] * 1_000 != int(ours.metadata[CREATED_AT]):
+        found.append(f"committed {theirs.source['ts_us']}, not {ours.metadata[CREATED_AT]}")
+    if not theirs.source["lsn"] < parse_lsn(ours.metadata["postgres.lsn"]):
+        found.append(f"LSN {theirs.source['lsn']} is not before {ours.metadata['postgres.lsn']}")
+    return found
+
+
+def compare(theirs: Sequence[TheirChange], ours: Sequence[Record], sends_rows: SendsRows) -> list[str]:
+    """All differences, by place."""
+    found = [
+        f"{place} {their.operation} {their.table} {their.key}: {text}"
+        for place, (their, our) in enumerate(zip(theirs, ours, strict=False))
+        for text in differences(their, our, sends_rows)
+    ]
+    return found if len(theirs) == len(ours) else [*found, f"{len(theirs)} changes, not {len(ours)}"]

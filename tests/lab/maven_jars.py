@@ -1,0 +1,72 @@
+"""Jars of other projects for tests, fetched once by Ivy, which comes with PySpark, and kept outside of the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from conduit_dagster.spark.java import find_java
+
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "conduit-dagster"
+
+
+class NoJarsError(RuntimeError):
+    """The jars, or a Java, can't be had here."""
+
+
+class JarSet(NamedTuple):
+    """Modules with all that they depend on."""
+
+    name: str
+    """Of their folder."""
+    modules: tuple[tuple[str, str, str], ...]
+    """Group, module and version of each."""
+    least: int
+    """Fewer jars are half a download."""
+
+    def folder(self) -> Path:
+        """The folder with the jars; it appears with one rename. Raises ``NoJarsError``."""
+        folder = _CACHE / self.name
+        if self._is_whole(folder):
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{self.name}-") as aside:
+            self._fetch(Path(aside))
+            try:
+                (Path(aside) / "jars").rename(folder)
+            except OSError:
+                # another process was first
+                if not self._is_whole(folder):
+                    raise
+        return folder
+
+    def _is_whole(self, folder: Path) -> bool:
+        return len(list(folder.glob("*.jar"))) >= self.least
+
+    def _fetch(self, aside: Path) -> None:
+        lines: list[str] = []
+        for module in self.modules:
+            ran = subprocess.run(_command(aside, module), capture_output=True, text=True, timeout=600, check=False)
+            lines += (ran.stdout + ran.stderr).strip().splitlines()
+        if not self._is_whole(aside / "jars"):
+            raise NoJarsError(f"{self.name} could not be fetched: {lines[-1] if lines else 'no reason given'}")
+
+
+def java() -> str:
+    """The program that runs jars. Raises ``NoJarsError`` where there is none."""
+    found = find_java()
+    if found is None:
+        raise NoJarsError("no Java was found")
+    return str(Path(found.home) / "bin" / "java")
+
+
+def _command(aside: Path, module: tuple[str, str, str]) -> list[str]:
+    import pyspark
+
+    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    names = str(aside / "jars" / "[artifact]-[revision](-[classifier]).[ext]")
+    main = [java(), "-cp", str(ivy), "org.apache.ivy.Main", "-error", "-cache", str(aside / "cache")]
+    return [*main, "-dependency", *module, "-confs", "default", "-retrieve", names, "-types", "jar", "bundle"]
