@@ -135,6 +135,28 @@ def test_a_full_identity_tells_the_row_before(reading: PostgresReading) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("DROP TABLE a", None),
+        ("DROP TABLE a; CREATE TABLE a (k text PRIMARY KEY)", None),
+        ("ALTER TABLE a RENAME TO c", {"id": 1}),
+    ],
+)
+def test_changes_of_a_table_that_is_gone_by_now_are_told(reading: PostgresReading, change: str, key: Any) -> None:
+    """With a full identity only the catalogue knows the key, and it is asked too late."""
+    reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY FULL")
+    source = reading.source()
+    _, position = drained(source)
+    reading.execute(f"INSERT INTO a VALUES (1, 'x'); DELETE FROM a; {change}; INSERT INTO b VALUES (2)")
+    row = {"id": 1, "t": "x"}
+    assert [told(record) for record in drained(source, position)[0]] == [
+        ("create", "a", key, None, row),
+        ("delete", "a", key, row, None),
+        ("create", "b", {"id": 2}, None, {"id": 2}),
+    ]
+
+
 def test_an_identity_by_index_is_the_key(reading: PostgresReading) -> None:
     reading.execute("CREATE TABLE a (id int, u text NOT NULL UNIQUE, t text); INSERT INTO a VALUES (1, 'k', 'x')")
     reading.execute("ALTER TABLE a REPLICA IDENTITY USING INDEX a_u_key")

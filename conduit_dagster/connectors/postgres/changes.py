@@ -35,8 +35,8 @@ class Catalog(NamedTuple):
 
     decoder: Callable[[int], Decode]
     """Of a type."""
-    keys: Callable[[str], Sequence[str]]
-    """Key columns of a table that marks all its columns, or none."""
+    keys: Callable[[int], Sequence[str]]
+    """Key columns, as they are now, of a table (OID) that marks all its columns, or none."""
 
 
 class StreamRange(NamedTuple):

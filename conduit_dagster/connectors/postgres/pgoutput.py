@@ -64,11 +64,12 @@ class Relation:
         self.key_names = [self.names[place] for place in self.key]
 
 
-def read_relation(message: bytes, keys: Callable[[str], Sequence[str]]) -> Relation:
+def read_relation(message: bytes, keys: Callable[[int], Sequence[str]]) -> Relation:
     """Read a table's description. ``keys`` gives the key's columns where the server marks all columns, or none."""
     schema_end = message.index(0, 5)
     name_end = message.index(0, schema_end + 1)
     name = f"{message[5:schema_end].decode() or 'pg_catalog'}.{message[schema_end + 1 : name_end].decode()}"
+    oid = int.from_bytes(message[1:5], "big")
     is_full, at = message[name_end + 1] == _FULL, name_end + 4
     names, types, marked = list[str](), list[int](), list[int]()
     for place in range(int.from_bytes(message[name_end + 2 : at], "big")):
@@ -79,8 +80,8 @@ def read_relation(message: bytes, keys: Callable[[str], Sequence[str]]) -> Relat
         types.append(int.from_bytes(message[end + 1 : end + 5], "big"))
         at = end + 9
     if is_full or not marked:
-        marked = [names.index(column) for column in keys(name) if column in names]
-    return Relation(int.from_bytes(message[1:5], "big"), name, names, types, marked, is_full)
+        marked = [names.index(column) for column in keys(oid) if column in names]
+    return Relation(oid, name, names, types, marked, is_full)
 
 
 def read_tuple(message: bytes, at: int, decoders: Sequence[Decode]) -> tuple[list[Any], int]:

@@ -12,7 +12,7 @@ from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.row_values import Decode, OwnType, decoder_of
 from conduit_dagster.connectors.postgres.seen_changes import RowKey
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_of, literals
+from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_by_oid, key_of, literals
 
 _TYPE = """
     SELECT t.typtype, t.typname, t.typbasetype, CASE WHEN t.typcategory = 'A' THEN t.typelem ELSE 0 END
@@ -49,9 +49,9 @@ class TypeCatalog:
             self._types[oid] = None if row is None else OwnType(*row)
         return self._types[oid]
 
-    def keys(self, table: str) -> list[str]:
-        """Return the key columns of a table."""
-        return [column.name for column in self._key(table)]
+    def keys(self, oid: int) -> list[str]:
+        """Return the key columns of a table; none if it was dropped."""
+        return key_by_oid(self._asked(), oid)
 
     def not_behind(self, table: str, key: RowKey, bound: RowKey) -> bool:
         """Return whether a key is not behind another in the table's own order, which its collation decides."""
