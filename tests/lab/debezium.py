@@ -115,16 +115,23 @@ class Debezium:
 
     def until(self, is_last: Callable[[Event], bool]) -> list[Event]:
         """The next events, up to one that is the last. Raises where the engine ends before, or says nothing."""
-        found: list[Event] = []
-        while not found or not is_last(found[-1]):
-            try:
-                line = self._lines.get(timeout=_PATIENCE)
-            except queue.Empty:
-                line = None
-            if line is None:
-                raise RuntimeError(f"Debezium ended, or is silent, after {len(found)} events:\n{self.said()}")
-            found.append(Event(**json.loads(line)))
+        found = [self._next()]
+        while not is_last(found[-1]):
+            found.append(self._next())
         return found
+
+    def take(self, count: int) -> list[Event]:
+        """So many events. Raises where the engine ends before, or says nothing."""
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> Event:
+        try:
+            line = self._lines.get(timeout=_PATIENCE)
+        except queue.Empty:
+            line = None
+        if line is None:
+            raise RuntimeError(f"Debezium has ended, or is silent:\n{self.said()}")
+        return Event(**json.loads(line))
 
     def said(self) -> str:
         """What it wrote to its log."""

@@ -18,8 +18,9 @@ SOURCE_TYPE = "__debezium.source.column.type"
 _EPOCH = datetime(1970, 1, 1)
 _INTERVAL = re.compile(r"P(?:([-.\d]+)Y)?(?:([-.\d]+)M)?(?:([-.\d]+)D)?(?:T(?:([-.\d]+)H)?(?:([-.\d]+)M)?(?:([-.\d]+)S)?)?")
 _JSON_NULL = "null"
-_DAYS = 2**31 - 1
 _MICROS = 9223372036825200000
+_GREGORIAN = -12212553600000000
+"""Microseconds of 1583: earlier times that Debezium copies are days of the Julian calendar, those in changes are not."""
 
 
 class UnlikeError(Exception):
@@ -27,10 +28,12 @@ class UnlikeError(Exception):
 
 
 def day(days: int) -> str:
-    """Days since 1970: ours is ISO 8601, which needs no schema to be read. Infinity is a number there."""
-    if days in (_DAYS, -_DAYS - 1):
-        return "infinity" if days > 0 else "-infinity"
-    return (date(1970, 1, 1) + timedelta(days)).isoformat()
+    """Days since 1970: ours is ISO 8601, which needs no schema to be read."""
+    try:
+        return (date(1970, 1, 1) + timedelta(days)).isoformat()
+    except OverflowError:
+        # infinity has overflown there
+        raise UnlikeError(days) from None
 
 
 def hour(micros: int) -> str:
@@ -43,15 +46,21 @@ def moment(micros: int) -> str:
     """Microseconds since 1970: ours is RFC 3339's text, without a zone, as the column has none."""
     if abs(micros) >= _MICROS - 1:
         return "infinity" if micros > 0 else "-infinity"
-    if micros < -62135596800000000:
-        # it tells one day for a row that it copies, and another for the same row in a change
-        raise UnlikeError("before Christ")
+    if micros < _GREGORIAN:
+        raise UnlikeError("of another calendar")
     seconds, rest = divmod(micros, 10**6)
     return (_EPOCH + timedelta(seconds=seconds)).isoformat() + _fraction(rest)
 
 
+def moment_of_millis(millis: int) -> str:
+    """Columns with up to three digits of a second are milliseconds there."""
+    return moment(millis * 1_000)
+
+
 def instant(text: str) -> str:
     """RFC 3339 in UTC on both sides; ours has no zeros at the end of the fraction, as PostgreSQL writes it."""
+    if text[:4] < "1583":
+        raise UnlikeError("of another calendar")
     return re.sub(r"\.?0+Z$", "Z", text) if "." in text else text
 
 
@@ -87,6 +96,11 @@ def number_of_bits(text: str) -> int:
     return int.from_bytes(base64.b64decode(text), "little")
 
 
+def bit(value: bool) -> str:
+    """A single bit is a truth value there; ours is text as that of other lengths."""
+    return "1" if value else "0"
+
+
 def number(text: str) -> str:
     """With ``decimal.handling.mode=string`` both are text; NaN is in capitals there."""
     return {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "-Infinity"}.get(text, text)
@@ -94,16 +108,16 @@ def number(text: str) -> str:
 
 def amount(text: str) -> str:
     """Money is a number there; ours is PostgreSQL's text, with the currency of its ``lc_monetary``."""
-    return text.lstrip("$")
+    return text.replace("$", "").replace(",", "")
 
 
-def single(value: Any) -> Any:
+def single(value: Any) -> str:
     """A ``real`` has seven digits; Java may write more of them than it takes to tell it from the next one."""
-    return struct.unpack("f", struct.pack("f", float(value)))[0]
+    return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
 
 
 def double(value: Any) -> str:
-    """NaN and infinities are text on both sides, for JSON has none; ``repr`` tells zero from its negative."""
+    """NaN and infinities are text on both sides, for JSON has none; as text zero and its negative differ as well."""
     return repr(float(value))
 
 
@@ -142,6 +156,7 @@ class Rule(NamedTuple):
 _NAMED = {
     "io.debezium.time.Date": Rule(day),
     "io.debezium.time.MicroTime": Rule(hour),
+    "io.debezium.time.Timestamp": Rule(moment_of_millis),
     "io.debezium.time.MicroTimestamp": Rule(moment),
     "io.debezium.time.ZonedTimestamp": Rule(instant),
     "io.debezium.time.ZonedTime": Rule(hour_in_utc, hour_in_utc),
@@ -151,6 +166,7 @@ _NAMED = {
     "io.debezium.data.geometry.Point": Rule(point),
 }
 _TYPED = {
+    "BIT": Rule(bit),
     "NUMERIC": Rule(number),
     "MONEY": Rule(amount, amount),
     "FLOAT4": Rule(single, single),
