@@ -6,7 +6,7 @@ Both have slots and publications of their own. What differs on purpose is transl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,7 +35,8 @@ _SETTINGS = {
 """Beside its defaults: numbers, intervals and nulls that lose nothing, and every operation."""
 
 _EDGES = {
-    "smallint": "-32768", "bigint": "9223372036854775807", "oid": "4294967295", "real": "'NaN'", "float8": "'-Infinity'",
+    "smallint": "-32768", "bigint": "9223372036854775807", "oid": "4294967295", "real": "'NaN'",
+    "float8": "'-Infinity'",
     "numeric": "'NaN'", "numeric(40,20)": "12345678901234567890.5", "money": "'-1234.56'", "text": "''", "name": "'n'",
     '"char"': "'x'", "varchar": "'é 😀'", "char(4)": "'ab'", "citext": "'Ab'", "bytea": "''", "date": "'infinity'",
     "timestamp": "'-infinity'", "timestamp(3)": "'1969-12-31 23:59:59.9996'", "timestamptz": "'infinity'",
@@ -47,10 +48,12 @@ _EDGES = {
     "point": "'(1.5,-2)'", "int8range": "'[1,)'", "numrange": "'empty'", "tsrange": "'[2024-01-01,2024-01-02)'",
     "tstzrange": "'[2024-01-01 00:00+02,)'", "daterange": "'[2024-01-01,2024-01-01]'", "tsvector": "'a:1 b:2'",
     "mood": "'so so'", "amount": "5", "words": "'{a,NULL}'", "two": "ROW(1, 'a b')", "floatrange": "'[1.5,2]'",
-    "smallint[]": "'{-1,NULL}'", "bigint[]": "'{9223372036854775807}'", "boolean[]": "'{t,f,NULL}'", "real[]": "'{1.5}'",
+    "smallint[]": "'{-1,NULL}'", "bigint[]": "'{9223372036854775807}'", "boolean[]": "'{t,f,NULL}'",
+    "real[]": "'{1.5}'",
     "float8[]": "'{0.1,1e22}'", "numeric[]": "'{1.50,-0.001}'", "text[]": """'{"a,b","c\\"d",NULL,"NULL",""}'""",
     "varchar[]": "'{}'", "uuid[]": "'{A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11}'", "date[]": "'{2024-02-29}'",
-    "timestamp[]": "'{2024-02-29 12:00:00.5}'", "timestamptz[]": "'{2024-02-29 12:00:00+02}'", "jsonb[]": "array['1'::jsonb]",
+    "timestamp[]": "'{2024-02-29 12:00:00.5}'", "timestamptz[]": "'{2024-02-29 12:00:00+02}'",
+    "jsonb[]": "array['1'::jsonb]",
     "inet[]": "'{10.0.0.1}'", "mood[]": "'{ok,so so}'", "int4range[]": "array['[1,5)'::int4range]",
 }  # fmt: skip
 """Types, and a value of each that is easily told wrong."""
@@ -64,7 +67,7 @@ _TYPES = """
 
 
 @contextmanager
-def debezium(reading: PostgresReading, folder: Path, tables: str, excluded: str = "") -> Iterator[Debezium]:
+def debezium(reading: PostgresReading, folder: Path, tables: str, excluded: str = "") -> Generator[Debezium]:
     """An engine on tables that are there; skips the test where it can't be had."""
     try:
         made = Debezium(reading.url, folder, **_SETTINGS, **{"table.exclude.list": excluded})

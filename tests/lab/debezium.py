@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Self
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from lab.maven_jars import JarSet, java
+# the benchmarks import it as a part of the tests
+from .maven_jars import JarSet, java
 
 VERSION = "3.3.1.Final"
 JARS = JarSet(

@@ -97,7 +97,7 @@ def without_untouched(row: Row) -> tuple[Row, list[str]]:
 def differences(theirs: TheirChange, ours: Record, sends_rows: SendsRows) -> list[str]:
     """What is not the same, in words; nothing where both tell one change."""
     found: list[str] = []
-    if (theirs.operation, theirs.table) != (ours.operation, f"public.{ours.collection}".replace("public.other", "other")):
+    if (theirs.operation, theirs.table.removeprefix("public.")) != (ours.operation, ours.collection):
         found.append(f"{theirs.operation} {theirs.table}, not {ours.operation} {ours.collection}")
     if theirs.is_truncate != (ours.metadata.get("postgres.truncate") == "true"):
         found.append("truncate")
@@ -107,7 +107,8 @@ def differences(theirs: TheirChange, ours: Record, sends_rows: SendsRows) -> lis
     before = theirs.before
     if before is not None and not sends_rows(theirs.table, theirs.source["txId"]):
         before = only_the_key(before, theirs.key or {})
-    for what, their, our in (("key", theirs.key, ours.key), ("before", before, ours.before), ("after", after, ours.after)):
+    pairs = {"key": (theirs.key, ours.key), "before": (before, ours.before), "after": (after, ours.after)}
+    for what, (their, our) in pairs.items():
         found += [f"{what}: {text}" for text in _unlike(theirs.fields, their, our)]
     return found if theirs.operation == "snapshot" else found + _unlike_places(theirs, ours)
 
@@ -126,7 +127,7 @@ def _unlike(fields: dict[str, Schema], theirs: Row | None, ours: Any) -> Iterato
             yield f"{name}: {value!r} ({their!r}), not {ours[name]!r} ({our!r})"
 
 
-def _unlike_places(theirs: TheirChange, ours: Record) -> Iterator[str] | list[str]:
+def _unlike_places(theirs: TheirChange, ours: Record) -> list[str]:
     """Transaction and commit time are the same. The LSN is each change's own there; ours is the commit's, behind it."""
     found: list[str] = []
     if str(theirs.source["txId"]) != ours.metadata["postgres.xid"]:

@@ -16,11 +16,11 @@ UNAVAILABLE = "__debezium_unavailable_value"
 SOURCE_TYPE = "__debezium.source.column.type"
 """Parameter of a column's schema, with ``datatype.propagate.source.type``."""
 _EPOCH = datetime(1970, 1, 1)
-_INTERVAL = re.compile(r"P(?:([-.\d]+)Y)?(?:([-.\d]+)M)?(?:([-.\d]+)D)?(?:T(?:([-.\d]+)H)?(?:([-.\d]+)M)?(?:([-.\d]+)S)?)?")
+_INTERVAL = re.compile("P{}{}{}(?:T{}{}{})?".format(*(rf"(?:([-.\d]+){unit})?" for unit in "YMDHMS")))
 _JSON_NULL = "null"
 _MICROS = 9223372036825200000
 _GREGORIAN = -12212553600000000
-"""Microseconds of 1583: earlier times that Debezium copies are days of the Julian calendar, those in changes are not."""
+"""1583 in microseconds: earlier times that Debezium copies are of the Julian calendar, those in changes are not."""
 
 
 class UnlikeError(Exception):
@@ -183,14 +183,15 @@ def compared(schema: Schema, theirs: Any, ours: Any) -> tuple[Any, Any]:
         return theirs, ours
     kind = schema.get("parameters", {}).get(SOURCE_TYPE, "")
     if schema["type"] == "array" and kind not in _TYPED:
-        return _elements(schema["items"], kind, theirs, ours)
+        return _elements(schema["items"], kind, (theirs, ours))
     rule = _NAMED.get(schema.get("name", "")) or _TYPED.get(kind)
     if rule is None:
         rule = Rule(unknown) if schema["type"] == "bytes" else Rule(same)
     return rule.theirs(theirs), rule.ours(ours)
 
 
-def _elements(schema: Schema, kind: str, theirs: list[Any], ours: list[Any]) -> tuple[Any, Any]:
+def _elements(schema: Schema, kind: str, both: tuple[Any, Any]) -> tuple[Any, Any]:
+    theirs, ours = both
     if any(isinstance(one, list) for one in ours):
         return no_comparison(theirs)
     if len(theirs) != len(ours):

@@ -177,9 +177,7 @@ class PostgresHistory:
     def _values(self, table: Table) -> dict[str, str]:
         known = {**table.columns, **{name: LITERALS[kind] for name, kind in table.added.items()}}
         chosen = [name for name in known if self._rng.random() < 0.6] or ["t" if "t" in known else "c0"]
-        return {
-            name: "NULL" if name != "t" and self._rng.random() < 0.2 else known[name](self._rng) for name in chosen
-        }
+        return {name: "NULL" if name != "t" and self._rng.random() < 0.2 else known[name](self._rng) for name in chosen}
 
     def _row(self, table: Table, row: Row) -> dict[str, str]:
         return {**dict(zip(table.key, row, strict=True)), **self._values(table)}

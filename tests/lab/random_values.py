@@ -56,7 +56,7 @@ def _list(kind: str, literal: Literal) -> Literal:
     return made
 
 
-LITERALS: dict[str, Literal] = {
+_SINGLE: dict[str, Literal] = {
     "smallint": lambda rng: str(rng.randrange(-(2**15), 2**15)),
     "integer": lambda rng: str(rng.randrange(-(2**31), 2**31)),
     "bigint": lambda rng: str(rng.randrange(-(2**63), 2**63)),
@@ -82,5 +82,6 @@ LITERALS: dict[str, Literal] = {
     "int4range": lambda rng: f"int4range({rng.randrange(5)}, {rng.randrange(5, 9)}, '(]')",
     "bit varying(12)": lambda rng: "B'" + "".join(rng.choices("01", k=rng.randrange(1, 13))) + "'",
 }
-LITERALS |= {f"{kind}[]": _list(kind, LITERALS[kind]) for kind in ("integer", "numeric", "text", "date", "timestamptz")}
+_LISTED = ("integer", "numeric", "text", "date", "timestamptz")
+LITERALS: dict[str, Literal] = {**_SINGLE, **{f"{kind}[]": _list(kind, _SINGLE[kind]) for kind in _LISTED}}
 """By type."""
