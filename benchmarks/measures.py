@@ -22,6 +22,8 @@ from benchmarks.scale import scale
 from benchmarks.shapes import SHAPES, SIZES
 from benchmarks.sizes import seconds_of as sizes_take
 from benchmarks.sizes import sizes
+from benchmarks.slots import seconds_of as slots_take
+from benchmarks.slots import slots_into_file, slots_read
 from benchmarks.tables import tables, tables_in_flight
 from benchmarks.trickle import trickles
 
@@ -72,6 +74,8 @@ MEASURES: dict[str, Measure] = {
     "kafka-in": Measure("Kafka to folder, at least once", kafka_in, _compared(2, 4.0)),
     "kafka-out": Measure("file to Kafka, exactly once", kafka_out, _compared(2, 5.0)),
     "kafka": Measure("Kafka to Kafka, exactly once", kafka_through, _compared(2, 6.0)),
+    "slot-read": Measure("nowhere, changes of a PostgreSQL slot", slots_read, slots_take),
+    "slot-file": Measure("ordered file, exactly once, changes of a PostgreSQL slot", slots_into_file, slots_take),
     "parquet": Measure("Parquet to Parquet, exactly once", partial(columnar, plugin="parquet"), _compared(2, 1.5)),
     "delta": Measure("Parquet to Delta, exactly once", partial(columnar, plugin="delta"), _compared(2, 1.5)),
     **{

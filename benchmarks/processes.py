@@ -64,9 +64,13 @@ def memory() -> Memory:
     return Memory(python, python + rest)
 
 
-def cpu_seconds() -> float:
-    """Used so far, by processes that have ended and were waited for as well; of all cores together."""
-    return sum(sum(map(int, _stat(Path(f"/proc/{pid}"))[11:15])) for pid in _tree(os.getpid())) / _TICKS
+def cpu_seconds(without: str = "") -> float:
+    """Used so far, by processes that have ended and were waited for as well; of all cores together.
+
+    ``without``: processes whose names begin so do not count.
+    """
+    counted = [pid for pid in _tree(os.getpid()) if not without or not _name(pid).startswith(without)]
+    return sum(sum(map(int, _stat(Path(f"/proc/{pid}"))[11:15])) for pid in counted) / _TICKS
 
 
 def machine_cpu_seconds() -> float:

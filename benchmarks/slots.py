@@ -1,0 +1,182 @@
+"""Changes of a PostgreSQL slot: read and counted, and moved into a file, beside Debezium's embedded engine.
+
+Every run reads the same changes: each gets a copy of one slot that was made before them. CPU is that of the readers,
+without the server's, which decodes the same for all.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, LiteralString
+
+import psycopg
+from ruamel.yaml import YAML
+
+from benchmarks import engine
+from benchmarks.bench import Bench
+from benchmarks.compare import Side, Taken, compare
+from benchmarks.processes import cpu_seconds
+from conduit_dagster.connectors.postgres.source import PostgresSource
+from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.expressions import Clock
+from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions
+from tests.lab.debezium import command, drop_slot, properties
+
+_SHARE = 5
+"""A run has this part of the records: Debezium takes a minute for a million changes."""
+_TABLE = "changed"
+_BASE = "bench_base"
+_TRANSACTION = 500
+_LIMIT = Limit(1_000_000, 128_000_000)
+_HEAP = ("-XX:+UseG1GC", "-Xmx1g")
+_OUTPUT = "out.jsonl"
+_CREATE = f"""
+    CREATE TABLE {_TABLE} (
+        id bigint PRIMARY KEY, name text, age bigint, city text, amount double precision, note text, at timestamptz)
+"""
+_INSERT = f"""
+    INSERT INTO {_TABLE} SELECT i, 'user-' || i %% 9973, i %% 90, 'Zagreb', i / 7.0, 'some text here', now()
+    FROM generate_series(%s::bigint, %s::bigint - 1) i
+"""
+_UPDATE = f"UPDATE {_TABLE} SET amount = amount * 2, note = 'another text' WHERE id >= %s AND id < %s"
+_DELETE = f"DELETE FROM {_TABLE} WHERE id >= %s AND id < %s"
+_PARTS: tuple[tuple[LiteralString, float], ...] = ((_INSERT, 0.6), (_UPDATE, 0.3), (_DELETE, 0.1))
+"""What changes, and which part of the changes it makes."""
+
+
+def slots_read(bench: Bench) -> dict[str, Any]:
+    """The source alone beside Debezium's, whose records are not serialised either."""
+    changes = _made(bench)
+    sides = [
+        _side(bench, "ours", partial(_source_alone, bench, changes)),
+        _side(bench, "Debezium, counted", partial(_debezium, bench, changes, "")),
+    ]
+    return compare(sides, changes, bench.rounds)
+
+
+def slots_into_file(bench: Bench) -> dict[str, Any]:
+    """A pipeline into an ordered file, exactly once, beside Debezium's JSON lines, synced once at the end."""
+    changes, output = _made(bench), bench.work / "slots" / _OUTPUT
+    ours = bench.work / "ours"
+    sides = [
+        _side(bench, "ours", partial(_pipeline, bench, ours), lambda: [_lines(ours / _OUTPUT)]),
+        _side(bench, "Debezium", partial(_debezium, bench, changes, str(output)), lambda: [_lines(output)]),
+    ]
+    return compare(sides, changes, bench.rounds)
+
+
+def seconds_of(bench: Bench) -> float:
+    """A guess: Debezium starts in five seconds and reads 15,000 changes per second."""
+    return 2 * (bench.rounds + 1) * (8 + bench.records / _SHARE / 12_000)
+
+
+def _made(bench: Bench) -> int:
+    """The changes, and the slot that is before them: made once. Returns how many there are."""
+    wanted = bench.records // _SHARE // 10 * 10
+    with psycopg.connect(bench.database.url, autocommit=True) as connection:
+        known = connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", (_BASE,)).fetchone()
+        if known is None:
+            connection.execute(_CREATE)
+            connection.execute(f"CREATE PUBLICATION {_BASE} FOR TABLE {_TABLE}")
+            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_BASE,))
+            for statement, part in _PARTS:
+                count = round(wanted * part)
+                for start in range(0, count, _TRANSACTION):
+                    connection.execute(statement, (start, min(start + _TRANSACTION, count)))
+    return wanted
+
+
+def _side(bench: Bench, name: str, run: Callable[[], Taken], count: Callable[[], list[int]] | None = None) -> Side:
+    changes = _made(bench)
+    # a run that is only counted fails itself where it finds another number
+    return Side(name, partial(_prepare, bench), run, count or (lambda: [changes]), changes)
+
+
+def _prepare(bench: Bench) -> None:
+    shutil.rmtree(bench.work / "slots", ignore_errors=True)
+    (bench.work / "slots").mkdir(parents=True)
+    drop_slot(bench.database.url, "bench")
+    with psycopg.connect(bench.database.url, autocommit=True) as connection:
+        connection.execute("SELECT pg_copy_logical_replication_slot(%s, 'bench')", (_BASE,))
+
+
+def _settings(url: str) -> dict[str, Any]:
+    names = {"logrepl.slotName": "bench", "logrepl.publicationName": _BASE}
+    return {"url": url, "tables": _TABLE, "snapshotMode": "never", **names}
+
+
+def _taken(run: Callable[[], object]) -> Taken:
+    before, began = cpu_seconds("postgres"), time.perf_counter()
+    run()
+    return Taken(time.perf_counter() - began, cpu_seconds("postgres") - before)
+
+
+def _source_alone(bench: Bench, changes: int) -> Taken:
+    """Step by step as the engine does: plan, read, ack."""
+    context = ConnectorContext("bench", "in", str(bench.work / "slots"), Clock())
+    source = PostgresSource(PostgresSourceSettings.model_validate(_settings(bench.database.url)), context)
+    found = 0
+
+    def read() -> None:
+        nonlocal found
+        position, horizon = source.initial(), source.horizon()
+        while (further := source.latest(position, _LIMIT, horizon)) != position:
+            for split in source.split(position, further, 2):
+                found += sum(len(block.records) for block in source.read(split, ReadOptions()))  # type: ignore[union-attr]
+            position = further
+            source.ack(position, 1)
+        source.close()
+
+    taken = _taken(read)
+    assert found == changes, f"{found} changes, not {changes}"
+    return taken
+
+
+def _pipeline(bench: Bench, root: Path) -> Taken:
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "pipelines").mkdir(parents=True)
+    connectors = [
+        {"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": _settings(bench.database.url)},
+        {"id": "out", "type": "destination", "plugin": "builtin:file", "settings": {"path": f"./{_OUTPUT}"}},
+    ]
+    pipeline = {
+        "id": "bench",
+        "trigger": "available-now",
+        "delivery": {"strategy": "exactly-once"},
+        "connectors": connectors,
+        "dead-letter-queue": {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}},
+    }
+    with (root / "pipelines" / "bench.yaml").open("w") as file:
+        YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+    return _taken(lambda: engine.drain(root, bench.spark))
+
+
+def _debezium(bench: Bench, changes: int, output: str) -> Taken:
+    """From its first batch to its last: the start of Java and of the connector, some five seconds, is left out."""
+    more = {
+        "snapshot.mode": "no_data",
+        "publication.name": _BASE,
+        "tombstones.on.delete": "false",
+        "converter.schemas.enable": "false",
+        "reader.output": output,
+    }
+    settings = {**properties(bench.database.url, "bench"), **more}
+    folder = bench.work / "slots"
+    ran = subprocess.run(
+        command(folder, settings, str(changes), options=_HEAP), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2_000:]
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert said["events"] == changes, said
+    return Taken(said["wall"], said["cpu"])
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
