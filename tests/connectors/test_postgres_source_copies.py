@@ -55,6 +55,41 @@ def test_a_row_that_moves_between_the_parts_is_neither_lost_nor_doubled(reading:
     ]
 
 
+def test_parts_of_a_copy_are_told_apart_by_the_order_of_the_key(reading: PostgresReading) -> None:
+    """Which is not that of the table's columns."""
+    reading.execute("CREATE TABLE a (x int, y int, v int, PRIMARY KEY (y, x))")
+    reading.execute("INSERT INTO a SELECT 10 - i, i, 0 FROM generate_series(1, 9) i")
+    source = reading.source()
+    end = source.latest(source.initial(), Limit(5, WIDE))
+    assert [(one.key or {})["y"] for one in records_of(source, source.initial(), end)] == [1, 2, 3, 4, 5]  # type: ignore[index, call-overload]
+    source.close()
+    reading.execute("UPDATE a SET v = y")
+    assert rest(reading.source(), travelled(end)) == [
+        *[("snapshot", "a", {"y": y, "x": 10 - y}, None, {"x": 10 - y, "y": y, "v": y}) for y in range(6, 10)],
+        *[("update", "a", {"y": y, "x": 10 - y}, None, {"x": 10 - y, "y": y, "v": y}) for y in range(1, 6)],
+    ]
+
+
+@pytest.mark.parametrize("again", ["", "; CREATE TABLE a (k text PRIMARY KEY)"])
+@pytest.mark.parametrize(("identity", "told_again"), [("DEFAULT", []), ("FULL", [10])])
+def test_a_table_that_was_dropped_behind_its_copy_holds_nothing_up(
+    reading: PostgresReading, identity: str, told_again: list[int], again: str
+) -> None:
+    """The stream has its key's types. With a full identity nothing has its key any more: all changes are told."""
+    position = half_copied(reading)
+    reading.execute(f"CREATE TABLE b (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY {identity}")
+    reading.execute("UPDATE a SET v = 1 WHERE id IN (2, 10)")
+    source = reading.source()
+    end = source.latest(position, Limit(100, WIDE))
+    assert [one.key for one in records_of(source, position, end)] == [{"id": i} for i in range(6, 11)]
+    source.ack(travelled(end), 1)
+    reading.execute(f"DROP TABLE a{again}; INSERT INTO b VALUES (1)")
+    assert [(operation, after) for operation, _, _, _, after in rest(source, travelled(end))] == [
+        *[("update", {"id": i, "v": 1}) for i in (2, *told_again)],
+        ("create", {"id": 1}),
+    ]
+
+
 def test_a_transaction_that_was_open_when_the_copy_began_is_told(reading: PostgresReading) -> None:
     """Although a later one, which the copy shows, was committed before it."""
     position = half_copied(reading)

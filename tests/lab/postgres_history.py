@@ -115,7 +115,8 @@ class PostgresHistory:
 
     def sends_rows(self, name: str, xid: int) -> bool:
         """Whether the changes of a transaction tell whole rows of a table, as they were before."""
-        return [whole for since, table, whole in self.identities if table.replace('"', "") == name and since <= xid][-1]
+        known = [(since, whole) for since, table, whole in self.identities if _plain(table) == _plain(name)]
+        return [whole for since, whole in known if since <= xid][-1]
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -288,3 +289,7 @@ class PostgresHistory:
 
 def _where(table: Table, row: Row) -> str:
     return " AND ".join(f"{name} = {value}" for name, value in zip(table.key, row, strict=True))
+
+
+def _plain(name: str) -> str:
+    return name.replace('"', "")

@@ -37,6 +37,8 @@ class Catalog(NamedTuple):
     """Of a type."""
     keys: Callable[[int], Sequence[str]]
     """Key columns, as they are now, of a table (OID) that marks all its columns, or none."""
+    describe: Callable[[Relation], None]
+    """Takes in what the stream says of a table: its copy is compared with changes by it."""
 
 
 class StreamRange(NamedTuple):
@@ -159,14 +161,19 @@ class Changes:
             return
         relation.decoders = [self._catalog.decoder(oid) for oid in relation.types]
         self._relations[relation.oid] = relation
+        self._catalog.describe(relation)
 
     def _change(self, operation: RowOperation, relation: Relation, message: bytes) -> None:
-        if self._seen and self._seen.has(relation.name):
+        if self._is_compared(relation):
             verdict = self._verdict(relation, message)
             if verdict == "drop":
                 return
             operation = operation if verdict == "keep" else verdict
         self._add(operation, relation, message)
+
+    def _is_compared(self, relation: Relation) -> bool:
+        # parts are told apart by the key; without one, as where the table is gone, a change may be told again: none is lost
+        return self._seen.has(relation.name) and (bool(relation.key) or not self._seen.is_in_parts(relation.name))
 
     def _verdict(self, relation: Relation, message: bytes) -> Verdict:
         texts = pgoutput.read_texts(message, len(relation.names))

@@ -55,6 +55,10 @@ class SeenChanges:
         """Return whether some changes of a table may have been seen."""
         return table in self._parts
 
+    def is_in_parts(self, table: str) -> bool:
+        """Return whether a table was copied in parts, under several snapshots."""
+        return len(self._parts[table]) > 1
+
     def verdict(self, table: str, xid: int, old: RowKey | None, new: RowKey | None) -> Verdict:
         """Return what becomes of a change of a row with the key ``old`` to one with ``new``; None: there is no row."""
         parts = self._parts[table]

@@ -137,7 +137,7 @@ class SplitReader:
         start, end = begin.point, detail.end
         with TypeCatalog(self._session) as catalog, self._stream(start.lsn) as stream:
             seen = SeenChanges(begin, catalog.not_behind)
-            known = Catalog(self._is_read, catalog.decoder, catalog.keys)
+            known = Catalog(self._is_read, catalog.decoder, catalog.keys, catalog.describe)
             read_as = ReadAs(self._labels, options.keys >= Keys.POSITIONS)
             changes = Changes(known, seen, StreamRange(start, end), read_as)
             size = 0

@@ -62,10 +62,10 @@ def key_of(connection: Connection, table: TableName) -> list[KeyColumn]:
     return [KeyColumn(*row) for row in connection.execute(_KEY, (quoted(table),))]
 
 
-def key_by_oid(connection: Connection, oid: int) -> list[str]:
-    """Return the names of a table's key columns, whatever it is called by now; none if it was dropped."""
+def key_by_oid(connection: Connection, oid: int) -> list[KeyColumn]:
+    """Return a table's key columns, whatever it is called by now; none if it was dropped."""
     # a number is taken for the OID itself, and is not looked up
-    return [name for name, _ in connection.execute(_KEY, (str(oid),))]
+    return [KeyColumn(*row) for row in connection.execute(_KEY, (str(oid),))]
 
 
 def columns_of(connection: Connection, table: TableName) -> list[tuple[str, int]]:

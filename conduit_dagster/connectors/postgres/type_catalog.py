@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.pgoutput import Relation
 from conduit_dagster.connectors.postgres.row_values import Decode, OwnType, decoder_of
 from conduit_dagster.connectors.postgres.seen_changes import RowKey
-from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_by_oid, key_of, literals
+from conduit_dagster.connectors.postgres.source_tables import key_by_oid, literals
 
 _TYPE = """
     SELECT t.typtype, t.typname, t.typbasetype, CASE WHEN t.typcategory = 'A' THEN t.typelem ELSE 0 END
@@ -20,12 +20,20 @@ _TYPE = """
 """
 
 
+class _Order(NamedTuple):
+    places: list[int]
+    """Where the first, the second … column of the index is in the stream's keys."""
+    types: list[str]
+    """As SQL, with the collation that orders them."""
+
+
 class TypeCatalog:
     """Connects with the first question, and to most tables there is none."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
-        self._keys: dict[str, list[KeyColumn]] = {}
+        self._relations: dict[str, Relation] = {}
+        self._orders: dict[str, _Order] = {}
         self._connection: Connection | None = None
         self._types: dict[int, OwnType | None] = {}
         self._ordered: dict[tuple[str, tuple[str, ...], tuple[str, ...]], bool] = {}
@@ -51,25 +59,43 @@ class TypeCatalog:
 
     def keys(self, oid: int) -> list[str]:
         """Return the key columns of a table; none if it was dropped."""
-        return key_by_oid(self._asked(), oid)
+        return [column.name for column in key_by_oid(self._asked(), oid)]
+
+    def describe(self, relation: Relation) -> None:
+        """Take in a table as the stream has it: its keys come in the order of its columns."""
+        self._relations[relation.name] = relation
+        self._orders.pop(relation.name, None)
+        self._ordered.clear()
 
     def not_behind(self, table: str, key: RowKey, bound: RowKey) -> bool:
-        """Return whether a key is not behind another in the table's own order, which its collation decides."""
-        asked = (table, tuple(key), tuple(bound))
+        """Return whether a key of the stream is not behind one of a copy, in the order of the table's key."""
+        places, types = self._order(table)
+        values = tuple(key[place] for place in places)
+        asked = (table, values, tuple(bound))
         if asked not in self._ordered:
-            types = [column.type for column in self._key(table)]
-            statement = sql.SQL("SELECT ({}) <= ({})").format(
-                literals(tuple(key), types), literals(tuple(bound), types)
-            )
+            statement = sql.SQL("SELECT ({}) <= ({})").format(literals(values, types), literals(tuple(bound), types))
             row = self._asked().execute(statement).fetchone()
             self._ordered[asked] = bool(row and row[0])
         return self._ordered[asked]
 
-    def _key(self, table: str) -> list[KeyColumn]:
-        if table not in self._keys:
-            schema, _, name = table.partition(".")
-            self._keys[table] = key_of(self._asked(), TableName(schema, name))
-        return self._keys[table]
+    def _order(self, table: str) -> _Order:
+        """Return how a copy orders a table: by its index, whose columns have an order and collations of their own."""
+        if table not in self._orders:
+            relation = self._relations[table]
+            live = key_by_oid(self._asked(), relation.oid)
+            if {column.name for column in live} == set(relation.key_names):
+                places = [relation.key_names.index(column.name) for column in live]
+                self._orders[table] = _Order(places, [column.type for column in live])
+            else:
+                # it is gone, or has another key: what is left is in the stream
+                types = [self._type_name(relation.types[place]) for place in relation.key]
+                self._orders[table] = _Order(list(range(len(types))), types)
+        return self._orders[table]
+
+    def _type_name(self, oid: int) -> str:
+        row = self._asked().execute("SELECT format_type(%s::int8::oid, NULL)", (oid,)).fetchone()
+        assert row is not None
+        return str(row[0])
 
     def _asked(self) -> Connection:
         if self._connection is None:
