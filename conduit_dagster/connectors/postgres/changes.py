@@ -172,7 +172,7 @@ class Changes:
         self._add(operation, relation, message)
 
     def _is_compared(self, relation: Relation) -> bool:
-        # parts are told apart by the key; without one, as where the table is gone, a change may come again: none is lost
+        # parts are told apart by the key; without one (the table is gone) a change may come again, and none is lost
         return self._seen.has(relation.name) and (bool(relation.key) or not self._seen.is_in_parts(relation.name))
 
     def _verdict(self, relation: Relation, message: bytes) -> Verdict:

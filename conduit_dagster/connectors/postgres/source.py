@@ -12,9 +12,9 @@ import psycopg
 
 from conduit_dagster.connectors.postgres.changes import collection_of
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application
+from conduit_dagster.connectors.postgres.replication_rights import check_replication, check_rights
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
-from conduit_dagster.connectors.postgres.source_checks import check_replication, check_rights
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import (
     PostgresPosition,
