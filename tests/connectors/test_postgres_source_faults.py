@@ -244,6 +244,23 @@ class TestServer:
             assert code_of(caught) == "postgres.no_privilege" and "REPLICATION" in str(caught.value.fix)
 
     @pytest.mark.slow
+    def test_a_server_that_hides_its_identity_is_read_all_the_same(
+        self, server: PostgresServer, tmp_path: Path
+    ) -> None:
+        with closing(PostgresReading(server.create_database(), tmp_path)) as reading:
+            reading.execute(f"{TABLE}; INSERT INTO a VALUES (1); CREATE USER poor REPLICATION PASSWORD 'p'")
+            reading.execute("GRANT SELECT ON a TO poor; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+            reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a")
+            url = f"postgresql://poor:p@{reading.url.partition('@')[2]}"
+            records, position = drained(reading.source(url=url, tables="a"))
+            reading.execute("INSERT INTO a VALUES (2)")
+            more, position = drained(reading.source(url=url, tables="a"), position)
+            # nor is it another server once it tells
+            reading.execute("INSERT INTO a VALUES (3)")
+            more += drained(reading.source(tables="a"), position)[0]
+            assert [one.key for one in records + more] == [{"id": i} for i in (1, 2, 3)]
+
+    @pytest.mark.slow
     def test_doctor_asks_for_all_of_it(self, server: PostgresServer, tmp_path: Path) -> None:
         """Each fix is done as it is told, and the next one is named; in between nothing is made."""
         with closing(PostgresReading(server.create_database(), tmp_path)) as reading:

@@ -19,12 +19,16 @@ _MARK = "conduit_dagster: "
 """Beginning of the comment on a publication that a pipeline made; its owner's id follows."""
 _PAUSE = 0.05
 
+UNKNOWN = "unknown"
+"""Identifier of a server that does not tell it to everyone."""
+_CONTROL = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
+_IDENTITY = "SELECT system_identifier::text FROM pg_control_system()"
 _LOOK = """
-    SELECT c.system_identifier::text, pg_wal_lsn_diff(
+    SELECT pg_wal_lsn_diff(
                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END, '0/0'),
            s.slot_name IS NOT NULL, pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'), s.wal_status, s.plugin,
            s.database = current_database()
-    FROM pg_control_system() c LEFT JOIN pg_replication_slots s ON s.slot_name = %s
+    FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
 """
 _PUBLICATION = """
     SELECT p.puballtables, coalesce(obj_description(p.oid, 'pg_publication'), ''),
@@ -43,13 +47,17 @@ class SlotLook(NamedTuple):
     """State of the server and of the slot."""
 
     server: str
-    """The cluster's system identifier."""
+    """The cluster's system identifier, or ``UNKNOWN``."""
     flushed: int
     """LSN up to which the WAL is durable there: what can be read."""
     exists: bool
     confirmed: int
     """LSN up to which the server may have forgotten changes."""
     is_lost: bool
+
+    def is_other(self, server: str) -> bool:
+        """Return whether this is certainly not the server that a position names."""
+        return UNKNOWN not in (server, self.server) and server not in ("", self.server)
 
 
 class MadeSlot(NamedTuple):
@@ -72,11 +80,11 @@ class ReplicationSlot:
         """Return the state of server and slot. Raises for a slot of another plugin or database."""
         row = connection.execute(_LOOK, (self._settings.slot,)).fetchone()
         assert row is not None
-        server, flushed, exists, confirmed, status, plugin, is_here = row
+        flushed, exists, confirmed, status, plugin, is_here = row
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
-        return SlotLook(server, int(flushed), exists, int(confirmed or 0), status == "lost")
+        return SlotLook(_identity(connection), int(flushed), exists, int(confirmed or 0), status == "lost")
 
     # -- set up -------------------------------------------------------------------------------------------------
 
@@ -183,6 +191,14 @@ class ReplicationSlot:
                 fix = "end them: SELECT pid, query, xact_start FROM pg_stat_activity WHERE xact_start IS NOT NULL"
                 raise self._errors.waiting(message, fix)
             time.sleep(_PAUSE)
+
+
+def _identity(connection: Connection) -> str:
+    row = connection.execute(_CONTROL).fetchone()
+    if row is None or not row[0]:
+        return UNKNOWN
+    row = connection.execute(_IDENTITY).fetchone()
+    return UNKNOWN if row is None else str(row[0])
 
 
 def _over(connection: Connection, xid: str) -> bool:

@@ -172,7 +172,7 @@ class PostgresSource(Source):
 
     def _tried(self, connection: Connection, start: PostgresPosition, look: SlotLook, limit: Limit) -> PostgresPosition:
         """For a command that only looks: make nothing, take rows to show, and check a position that is given."""
-        if start.server not in ("", look.server):
+        if look.is_other(start.server):
             raise self._errors.other_server()
         if start.lsn:
             self._require_kept(look, start.point.lsn)
@@ -184,7 +184,7 @@ class PostgresSource(Source):
         """Once in a run: find the tables, make what the server lacks. Return the position, with a place in the WAL."""
         if self._is_ready and start.server:
             return start
-        if start.server not in ("", look.server):
+        if look.is_other(start.server):
             raise self._errors.other_server()
         tables = self._tables(connection)
         position, is_new = msgspec.structs.replace(start, server=look.server), False
@@ -275,7 +275,7 @@ class PostgresSource(Source):
         if not after.lsn:
             return
         look = self._ask(self._slot.look)
-        if look.server != after.server:
+        if look.is_other(after.server):
             raise self._errors.other_server()
         self._require_kept(look, (before if before.lsn else after).point.lsn)
 
