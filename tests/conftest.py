@@ -64,12 +64,12 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaServer]:
     """A Kafka broker on loopback for the whole test run; ask it for a topic of your own."""
-    from lab.kafka_jars import NoKafkaError
     from lab.kafka_server import KafkaServer
+    from lab.maven_jars import NoJarsError
 
     try:
         server = KafkaServer()
-    except NoKafkaError as error:
+    except NoJarsError as error:
         pytest.skip(f"no Kafka: {error}")
     yield server
     server.close()

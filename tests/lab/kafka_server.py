@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -20,9 +21,14 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from .kafka_jars import java, kafka_jars
+from .maven_jars import JarSet, java
 
 Row = tuple[bytes | None, bytes | None]
+VERSION = "4.1.0"
+JARS = JarSet(
+    f"kafka-{VERSION}", (("org.apache.kafka", "kafka_2.13", VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")), 45
+)
+"""``CONDUIT_KAFKA_JARS`` names another folder with them."""
 _PROPERTIES = """
 process.roles=broker,controller
 node.id=1
@@ -61,7 +67,7 @@ class KafkaServer:
 
     def __init__(self, more: str = "", sasl: tuple[str, str] | None = None, heap: str = "256m") -> None:
         self._heap = heap
-        self._jars = kafka_jars()
+        self._jars = JARS.folder(os.environ.get("CONDUIT_KAFKA_JARS"))
         self._folder = Path(tempfile.mkdtemp(prefix="conduit-kafka-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None

@@ -27,9 +27,9 @@ class JarSet(NamedTuple):
     least: int
     """Fewer jars are half a download."""
 
-    def folder(self) -> Path:
-        """The folder with the jars; it appears with one rename. Raises ``NoJarsError``."""
-        folder = _CACHE / self.name
+    def folder(self, given: str | None = None) -> Path:
+        """The folder with the jars, or the one that is given; it appears with one rename. Raises ``NoJarsError``."""
+        folder = Path(given or _CACHE / self.name)
         if self._is_whole(folder):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,11 @@ class JarSet(NamedTuple):
     def _fetch(self, aside: Path) -> None:
         lines: list[str] = []
         for module in self.modules:
-            ran = subprocess.run(_command(aside, module), capture_output=True, text=True, timeout=600, check=False)
+            command = _command(aside, module)
+            try:
+                ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            except subprocess.TimeoutExpired:
+                raise NoJarsError(f"{self.name} could not be fetched within five minutes") from None
             lines += (ran.stdout + ran.stderr).strip().splitlines()
         if not self._is_whole(aside / "jars"):
             raise NoJarsError(f"{self.name} could not be fetched: {lines[-1] if lines else 'no reason given'}")
@@ -66,7 +70,9 @@ def java() -> str:
 def _command(aside: Path, module: tuple[str, str, str]) -> list[str]:
     import pyspark
 
-    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"), None)
+    if ivy is None:
+        raise NoJarsError("PySpark came without Ivy")
     names = str(aside / "jars" / "[artifact]-[revision](-[classifier]).[ext]")
     main = [java(), "-cp", str(ivy), "org.apache.ivy.Main", "-error", "-cache", str(aside / "cache")]
     return [*main, "-dependency", *module, "-confs", "default", "-retrieve", names, "-types", "jar", "bundle"]
