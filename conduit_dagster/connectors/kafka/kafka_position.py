@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from conduit_dagster.msgspec_warmup import learn
+
 
 class TopicPosition(msgspec.Struct, frozen=True):
     """How far a topic is read. Partitions have the numbers from 0, so a list holds them."""
@@ -78,3 +80,6 @@ def _cut_topic(before: TopicPosition | None, last: TopicPosition, partition: int
         return read
     rest = slice(partition + 1, None)
     return TopicPosition(last.id, (*read.next, *before.next[rest]), (*read.first, *before.first[rest]))
+
+
+learn(KafkaPosition)

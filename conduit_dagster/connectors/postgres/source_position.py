@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from conduit_dagster.msgspec_warmup import learn
+
 
 def parse_lsn(text: str) -> int:
     """Return the number of an LSN such as ``0/16B3748``."""
@@ -132,3 +134,6 @@ def _settled(regions: list[Region], open_ones: dict[str, SnapshotBound]) -> list
 def parse_position(value: Any) -> PostgresPosition:
     """Parse a position from the state store. Raises ``msgspec.ValidationError`` for what is none."""
     return msgspec.convert(value, PostgresPosition)
+
+
+learn(PostgresPosition)

@@ -27,6 +27,7 @@ from conduit_dagster.connectors.postgres.source_position import (
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn
 from conduit_dagster.connectors.postgres.type_catalog import TypeCatalog
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
 
@@ -227,3 +228,6 @@ def _completing(position: Callable[[int], str]) -> Callable[[int, Record], None]
         record.position = position(place)
 
     return complete
+
+
+learn(CopyDetail, StreamDetail)
