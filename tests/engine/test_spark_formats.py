@@ -240,7 +240,7 @@ def test_appended_by_a_python_data_source(lab: Lab) -> None:
 @pytest.mark.parametrize(
     ("source", "code", "words"),
     [
-        (given("nonsense"), "spark.format_failed", "nonsense"),
+        (given("nonsense"), "spark.no_data_source", "nonsense"),
         (given("csv", path="not-there"), "spark.format_failed", "not-there"),
         (given("counting", register="counting.py:Other"), "spark.no_data_source", "Other"),
         (given("counting", register="gone.py:Counting"), "spark.no_data_source", "gone.py"),

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from conduit_dagster.connectors.kafka.cluster_topics import Cluster
 from conduit_dagster.connectors.kafka.kafka_client import client_config
-from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_errors import PASSING, KafkaErrors
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.sdk import Claimed, Delivery
 
@@ -19,7 +19,6 @@ KEPT_STEPS: Final = 1_000
 """Number of steps whose hashes are kept; an older delivery is refused, so that none is ever published twice."""
 _EVERY: Final = 100
 _FLOOR: Final = "floor"
-_PASSING: Final = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT)
 
 
 class DeliveryClaim(msgspec.Struct, frozen=True):
@@ -146,7 +145,7 @@ class ClaimReader:
                     at, heard = (message.offset() or 0) + 1, time.monotonic()
                 elif error.code() == KafkaError._PARTITION_EOF:
                     at = max(at, message.offset() or 0)
-                elif error.code() not in _PASSING:
+                elif error.code() not in PASSING:
                     raise self._errors.verdict(error, f"{self._topic} can't be read", self._topic)
             if at < end and time.monotonic() - heard > self._settings.timeout:
                 message = f"{self._topic} can be read to {at} of {end}: a transaction of another pipeline is open"

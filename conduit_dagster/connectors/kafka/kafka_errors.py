@@ -22,6 +22,15 @@ _RIGHTS: Final = {
     "--resource-pattern-type prefixed --operation Write --operation Describe",
 }
 NO_TOPIC: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
+PASSING: Final = (
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    # the client looks for its group's coordinator at times, and what is read here needs no group
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+)
+"""Errors that a reader of assigned partitions meets on its way and that pass, or that do not concern it."""
 FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _SILENT: Final = (
     KafkaError._TRANSPORT,

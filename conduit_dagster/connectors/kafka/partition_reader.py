@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
 from conduit_dagster.connectors.kafka.kafka_client import client_config
-from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, PASSING, KafkaErrors
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.record import COLLECTION, CREATED_AT, Record
@@ -22,7 +22,6 @@ BINARY = ".base64"
 """End of the metadata key of a header that is no text."""
 _FIRST_BATCH = 500
 _LOGIN = (KafkaError._AUTHENTICATION, KafkaError._SSL)
-_PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT)
 
 
 def consumer_config(settings: KafkaSourceSettings, errors: KafkaErrors) -> dict[str, Any]:
@@ -108,7 +107,7 @@ class PartitionReader:
         if error.code() == KafkaError._AUTO_OFFSET_RESET or error.code() == KafkaError.OFFSET_OUT_OF_RANGE:
             message = f"{where}: messages from {part.begin} to {part.end} are not all there any more"
             raise self._errors.fatal(message, "kafka.range_gone", GONE.format(topic=part.topic), part.topic)
-        if error.code() not in _PASSING or error.code() in (*NO_TOPIC, *_LOGIN):
+        if error.code() not in PASSING or error.code() in (*NO_TOPIC, *_LOGIN):
             raise self._errors.verdict(error, where, part.topic)
 
 
