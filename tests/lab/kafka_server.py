@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from .maven_jars import JarSet, java
+from .server_process import free_port, guard_of
 
 Row = tuple[bytes | None, bytes | None]
 VERSION = "4.1.0"
@@ -71,7 +72,7 @@ class KafkaServer:
         self._folder = Path(tempfile.mkdtemp(prefix="conduit-kafka-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self.port, self.sasl_port, controller = _free_port(), _free_port(), _free_port()
+        self.port, self.sasl_port, controller = free_port(), free_port(), free_port()
         extra = (f",SASL://127.0.0.1:{self.sasl_port}", ",SASL:SASL_PLAINTEXT") if sasl else ("", "")
         self._write("server.properties", _PROPERTIES.format(
             port=self.port, controller=controller, data=self._folder / "data",
@@ -92,7 +93,7 @@ class KafkaServer:
     def start(self) -> None:
         """Starts the broker and waits until it answers; its data are those from before."""
         self._process = self._java("kafka.Kafka", str(self._folder / "server.properties"))
-        self._guard = _guard_of(self._process.pid)
+        self._guard = guard_of(self._process.pid, signal.SIGKILL)
         deadline = time.monotonic() + 90
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -283,19 +284,3 @@ def _login(user: str, password: str) -> str:
         "\nsasl.enabled.mechanisms=PLAIN\n"
         f'listener.name.sasl.plain.sasl.jaas.config={module} user_{user}="{password}";\n'
     )
-
-
-def _guard_of(server: int) -> subprocess.Popen[bytes]:
-    """Ends the broker when the tests are killed: it notices the end of its input."""
-    command = ["sh", "-c", 'read _; kill -KILL "$0"', str(server)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-
-def _free_port() -> int:
-    """Below the ports that clients get: it must still be free when the broker starts for the second time."""
-    for _ in range(100):
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise RuntimeError("no free port")

@@ -8,7 +8,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
+
+from .server_process import free_port, guard_of
 
 USER = "conduit"
 _SETTINGS = (
@@ -62,7 +63,7 @@ class PostgresServer:
         self._password = secrets.token_urlsafe(16)
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self.settings = list(_SETTINGS)
         """Of its command line, at the next start."""
         try:
@@ -98,7 +99,7 @@ class PostgresServer:
         """Starts the server and waits until it answers."""
         settings = [part for setting in (f"port={self.port}", *self.settings) for part in ("-c", setting)]
         self._process = self._open([str(self._binaries / "postgres"), "-D", str(self._data), *settings])
-        self._guard = _guard_of(self._process.pid)
+        self._guard = guard_of(self._process.pid, signal.SIGINT)
         deadline = time.monotonic() + 60
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -185,12 +186,6 @@ class PostgresServer:
         return self._folder / "install" / binaries.relative_to(package.parent)
 
 
-def _guard_of(server: int) -> subprocess.Popen[bytes]:
-    """Ends the server when the tests are killed: it notices the end of its input."""
-    command = ["sh", "-c", 'read _; kill -INT "$0"', str(server)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-
 def _another_user() -> pwd.struct_passwd:
     for name in ("postgres", "nobody"):
         try:
@@ -207,13 +202,3 @@ def _is_reachable(folder: Path) -> bool:
 def _reachable_folder() -> str:
     given = tempfile.gettempdir()
     return given if os.geteuid() != 0 or _is_reachable(Path(given)) else "/tmp"
-
-
-def _free_port() -> int:
-    """Below the ports that clients get: it must still be free when the server starts for the second time."""
-    for _ in range(100):
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise RuntimeError("no free port")

@@ -111,6 +111,8 @@ class Changes:
         self.is_over = False
         """Whether the range's last change was taken, in the midst of a transaction."""
         self._relations: dict[int, Relation | None] = {}
+        self._compared: set[int] = set()
+        """Tables of which changes may have been seen, so that each is looked at."""
         self._lsn, self._xid, self._index, self._skip, self._stop = 0, 0, 0, 0, _NEVER
         self._shared: dict[str, str] = {}
         self._metadata: dict[int, dict[str, str]] = {}
@@ -161,10 +163,13 @@ class Changes:
             return
         relation.decoders = [self._catalog.decoder(oid) for oid in relation.types]
         self._relations[relation.oid] = relation
+        self._compared.discard(relation.oid)
+        if self._is_compared(relation):
+            self._compared.add(relation.oid)
         self._catalog.describe(relation)
 
     def _change(self, operation: RowOperation, relation: Relation, message: bytes) -> None:
-        if self._is_compared(relation):
+        if relation.oid in self._compared:
             verdict = self._verdict(relation, message)
             if verdict == "drop":
                 return

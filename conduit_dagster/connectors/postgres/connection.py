@@ -14,7 +14,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from conduit_dagster.connectors.postgres.settings import conninfo
+from conduit_dagster.connectors.postgres.settings import DatabaseSettings, conninfo
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.recovery.errors import ConduitError
 
@@ -38,43 +38,19 @@ class ConnectionErrors(Protocol):
         ...
 
 
-class ServerSettings(Protocol):
-    """Settings that source and destination have in common."""
-
-    @property
-    def url(self) -> str:
-        """URL of the database, with its password."""
-        ...
-
-    @property
-    def connect_timeout(self) -> float:
-        """Seconds that connecting may take."""
-        ...
-
-    @property
-    def statement_timeout(self) -> float:
-        """Seconds that a statement may take; 0: no limit."""
-        ...
-
-    @property
-    def lock_timeout(self) -> float:
-        """Seconds to wait for a lock; 0: no limit."""
-        ...
-
-
 def application(full_id: str) -> str:
     """Return the application name of one destination's connections on the server, without their epoch."""
     return f"conduit:{hashlib.sha256(full_id.encode()).hexdigest()[:12]}"
 
 
-def parameters(settings: ServerSettings, name: str) -> dict[str, str]:
+def parameters(settings: DatabaseSettings, name: str) -> dict[str, str]:
     """Return libpq's parameters of a connection with this application name."""
     timeout = max(2, round(settings.connect_timeout))
     own = {"application_name": name, "client_encoding": "UTF8", "connect_timeout": str(timeout)}
     return {**_KEEPALIVES, "tcp_user_timeout": "60000", **conninfo(settings.url), **own}
 
 
-def connect(settings: ServerSettings, verdicts: ConnectionErrors, name: str) -> Connection:
+def connect(settings: DatabaseSettings, verdicts: ConnectionErrors, name: str) -> Connection:
     """Connect in autocommit mode. Raises a ``ConduitError`` without secrets."""
     try:
         # psycopg's own prepared statements break behind a pooler
@@ -91,7 +67,7 @@ def connect(settings: ServerSettings, verdicts: ConnectionErrors, name: str) -> 
     return connection
 
 
-def _prepare(connection: Connection, settings: ServerSettings) -> None:
+def _prepare(connection: Connection, settings: DatabaseSettings) -> None:
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     for name, seconds in (("statement_timeout", settings.statement_timeout), ("lock_timeout", settings.lock_timeout)):
         connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
@@ -101,7 +77,7 @@ def _prepare(connection: Connection, settings: ServerSettings) -> None:
 class Session:
     """One connection of one destination, used by one thread at a time."""
 
-    def __init__(self, settings: ServerSettings, verdicts: ConnectionErrors, name: str) -> None:
+    def __init__(self, settings: DatabaseSettings, verdicts: ConnectionErrors, name: str) -> None:
         self._settings = settings
         self._verdicts = verdicts
         self._name = name

@@ -75,6 +75,7 @@ class ReplicationSlot:
         self._settings = settings
         self._errors = errors
         self._owner = owner
+        self._identity: tuple[Connection, str] | None = None
 
     def look(self, connection: Connection) -> SlotLook:
         """Return the state of server and slot. Raises for a slot of another plugin or database."""
@@ -84,14 +85,25 @@ class ReplicationSlot:
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
-        return SlotLook(_identity(connection), int(flushed), exists, int(confirmed or 0), status == "lost")
+        return SlotLook(self._server_of(connection), int(flushed), exists, int(confirmed or 0), status == "lost")
+
+    def _server_of(self, connection: Connection) -> str:
+        # a connection stays with its server, and every step looks
+        if self._identity is None or self._identity[0] is not connection:
+            self._identity = connection, _identity(connection)
+        return self._identity[1]
+
+    def _publication(self, connection: Connection) -> tuple[bool, str, bool] | None:
+        """Return whether it is for all tables, its comment, and whether it has all kinds of changes."""
+        row = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
+        return None if row is None else (row[0], row[1], row[2])
 
     # -- set up -------------------------------------------------------------------------------------------------
 
     def publish(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
         """Make the publication, or add what it lacks; return what was added. Raises where it is not ours to change."""
         name = self._settings.publication
-        found = connection.execute(_PUBLICATION, (name,)).fetchone()
+        found = self._publication(connection)
         if found is None:
             self._create(connection, tables)
             return []
@@ -107,12 +119,12 @@ class ReplicationSlot:
 
     def is_open(self, connection: Connection) -> bool:
         """Return whether tables that will be created are published too, as ``FOR ALL TABLES`` says."""
-        found = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
+        found = self._publication(connection)
         return bool(found and found[0])
 
     def require_published(self, connection: Connection, tables: Sequence[TableName]) -> None:
         """Raise ``FatalError`` if a publication of others lacks tables; one that is not there yet will be made."""
-        found = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
+        found = self._publication(connection)
         if found is not None and found[1] != _MARK + self._owner:
             self.publish(connection, tables)
 
@@ -135,7 +147,7 @@ class ReplicationSlot:
 
     def create(self, connection: Connection) -> MadeSlot:
         """Make the slot unless it is there. Waits until the transactions that are open now have ended."""
-        found = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
+        found = self._publication(connection)
         owner = found[1].removeprefix(_MARK) if found and found[1].startswith(_MARK) else self._owner
         if owner != self._owner:
             raise self._errors.slot_taken(owner)

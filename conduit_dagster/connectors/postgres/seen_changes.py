@@ -48,9 +48,6 @@ class SeenChanges:
         }
         self._compare = compare
 
-    def __bool__(self) -> bool:
-        return bool(self._parts)
-
     def has(self, table: str) -> bool:
         """Return whether some changes of a table may have been seen."""
         return table in self._parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, LiteralString, NamedTuple, cast
+from typing import Annotated, Any, Literal, LiteralString, NamedTuple, Self, cast
 from urllib.parse import quote, quote_plus
 
 import msgspec
@@ -201,13 +201,33 @@ def _mapping(text: str) -> str:
     return text
 
 
-class PostgresDestinationSettings(ConnectorSettings):
-    """Writes documents as rows: the field ``name`` goes into the column ``name``."""
+class DatabaseSettings(ConnectorSettings):
+    """Settings of every connection to a database."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     url: str = Field(repr=False)
     """The database: ``postgresql://user:password@host:5432/database``, with libpq's parameters after a ``?``."""
+    connect_timeout: PositiveDuration = Field(10.0, alias="connect-timeout")
+    """How long connecting may take."""
+    statement_timeout: Duration = Field(0.0, alias="statement-timeout")
+    """How long one statement may run, a whole COPY included; 0s: no limit."""
+    lock_timeout: Duration = Field(60.0, alias="lock-timeout")
+    """How long to wait for a lock, such as that of another run's open transaction; 0s: forever."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        # not a field validator: a finding about a field shows its value, which is a secret
+        try:
+            conninfo(self.url)
+        except ValueError as error:
+            raise refused("url", str(error), "write it as postgresql://user:password@host:5432/database") from None
+        return self
+
+
+class PostgresDestinationSettings(DatabaseSettings):
+    """Writes documents as rows: the field ``name`` goes into the column ``name``."""
+
     table: Annotated[str, AfterValidator(_table)] = '{{ index .Metadata "opencdc.collection" }}'
     """The table, or a Go template that gives its name for a record. ``schema.table`` names its schema as well."""
     db_schema: str = Field("public", alias="schema")
@@ -235,21 +255,6 @@ class PostgresDestinationSettings(ConnectorSettings):
     """What to do if a record's table or schema does not exist or can't be written. ``nack``: only that record is
     nacked, the default if its name comes from the record; ``fail``: the pipeline fails, the default for one fixed
     table."""
-    connect_timeout: PositiveDuration = Field(10.0, alias="connect-timeout")
-    """How long connecting may take."""
-    statement_timeout: Duration = Field(0.0, alias="statement-timeout")
-    """How long one statement may run, a whole COPY included; 0s: no limit."""
-    lock_timeout: Duration = Field(60.0, alias="lock-timeout")
-    """How long to wait for a lock, such as that of another run's open transaction; 0s: forever."""
-
-    @model_validator(mode="after")
-    def _check(self) -> PostgresDestinationSettings:
-        # not a field validator: a finding about a field shows its value, which is a secret
-        try:
-            conninfo(self.url)
-        except ValueError as error:
-            raise refused("url", str(error), "write it as postgresql://user:password@host:5432/database") from None
-        return self
 
     @property
     def nacks_missing_tables(self) -> bool:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from conduit_dagster.config.scalars import Duration, PositiveDuration
-from conduit_dagster.connectors.postgres.settings import TableName, conninfo, listed, refused, table_name
-from conduit_dagster.sdk import ConnectorSettings
+from conduit_dagster.config.scalars import Duration
+from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, listed, refused, table_name
 
 ALL_TABLES = "*"
 _SLOT = re.compile(r"^[a-z0-9_]{1,63}$")
@@ -38,18 +37,15 @@ def _slot(text: str) -> str:
     return text
 
 
-class PostgresSourceSettings(ConnectorSettings):
+class PostgresSourceSettings(DatabaseSettings):
     """Reads tables of a PostgreSQL database: their rows first, then every change, by logical replication."""
 
-    model_config = ConfigDict(hide_input_in_errors=True)
     idle_keys: ClassVar[Mapping[str, str]] = {
         "snapshot.fetchSize": "rows are read in a stream, not fetch by fetch",
         "logrepl.autoCleanup": "a pipeline never drops its slot, since changes would be lost with it",
         "logrepl.withAvroSchema": "records carry no schemas here: avro.encode and avro.decode know a registry",
     }
 
-    url: str = Field(repr=False)
-    """The database: ``postgresql://user:password@host:5432/database``, with libpq's parameters after a ``?``."""
     tables: Annotated[str, AfterValidator(_tables)]
     """The tables, separated by commas; ``schema.table`` names its schema as well. ``*``: all of ``schema``."""
     db_schema: str = Field("public", alias="schema")
@@ -66,21 +62,6 @@ class PostgresSourceSettings(ConnectorSettings):
     """The replication slot. It is made where there is none of this name. No two pipelines may share one."""
     heartbeat: Duration = Field(60.0)
     """How long the server keeps WAL in which nothing of ours was found; 0s: until something is."""
-    connect_timeout: PositiveDuration = Field(10.0, alias="connect-timeout")
-    """How long connecting may take."""
-    statement_timeout: Duration = Field(0.0, alias="statement-timeout")
-    """How long one statement may run, such as the one that looks where a large table is to be cut; 0s: no limit."""
-    lock_timeout: Duration = Field(60.0, alias="lock-timeout")
-    """How long to wait for a lock; 0s: forever."""
-
-    @model_validator(mode="after")
-    def _check(self) -> PostgresSourceSettings:
-        # not a field validator: a finding about a field shows its value, which is a secret
-        try:
-            conninfo(self.url)
-        except ValueError as error:
-            raise refused("url", str(error), "write it as postgresql://user:password@host:5432/database") from None
-        return self
 
     @property
     def named_tables(self) -> tuple[TableName, ...] | None:
