@@ -257,6 +257,13 @@ class Source(ABC):
 
     lag_unit: ClassVar[str] = "bytes"
 
+    def lag_seconds(self, position: Position) -> float | None:
+        """Return for how long the oldest data behind ``position`` may have waited; 0 if none waits, None if unknown.
+
+        Never less than it has waited.
+        """
+        return None
+
     def place(self, position: Position) -> Any:
         """Return the part of a position that says where it is, without observations: it goes into the delivery hash."""
         return position

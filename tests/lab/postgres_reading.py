@@ -70,7 +70,7 @@ class PostgresReading:
 
 
 def _end(source: PostgresSource) -> None:
-    source._copies.close()
+    source._follower._copies.close()  # type: ignore[attr-defined]
     source._session.close()
 
 

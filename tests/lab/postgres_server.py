@@ -28,6 +28,7 @@ _SETTINGS = (
     "max_wal_senders=100",
     "max_replication_slots=200",
     "max_connections=200",
+    "max_prepared_transactions=10",
     "lc_messages=C",
 )
 

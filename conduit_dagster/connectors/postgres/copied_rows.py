@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from psycopg import pq, sql
 from psycopg.errors import error_from_result
@@ -16,21 +16,33 @@ from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_range
 from conduit_dagster.record import COLLECTION, Record
 
-_COPY = "COPY (SELECT {names} FROM {table} WHERE {range} ORDER BY {key}) TO STDOUT"
+_COPY = "COPY (SELECT {names} FROM {table} WHERE {range} ORDER BY {order}) TO STDOUT"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT {}"
 _ESCAPES = {
     b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v", b"\\": b"\\",
 }  # fmt: skip
 
 
+CopyOperation = Literal["snapshot", "create", "update"]
+
+
 class TablePart(NamedTuple):
-    """Rows of a table in the order of its key."""
+    """Rows of a table: those behind one place in its order, up to another one."""
 
     table: TableName
-    key: list[KeyColumn]
-    columns: list[str]
+    columns: list[tuple[str, int]]
+    """Name and type (OID) of each."""
+    key: list[str]
+    order: list[KeyColumn]
+    """The columns that order the rows, and that tell one from another."""
+    operation: CopyOperation
     after: list[str] | None
     upto: list[str] | None
+
+    @property
+    def names(self) -> list[str]:
+        """Return the columns' names."""
+        return [name for name, _ in self.columns]
 
 
 def see_as(connection: Connection, snapshot: str) -> None:
@@ -41,10 +53,10 @@ def see_as(connection: Connection, snapshot: str) -> None:
 def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
     """Yield each row as a line of COPY's text form, without its end. Raises ``psycopg.Error``."""
     statement = sql.SQL(_COPY).format(
-        names=sql.SQL(", ").join(map(sql.Identifier, part.columns)),
+        names=sql.SQL(", ").join(map(sql.Identifier, part.names)),
         table=part.table.quoted,
-        range=key_range(part.key, part.after, part.upto),
-        key=sql.SQL(", ").join(sql.Identifier(column.name) for column in part.key),
+        range=key_range(part.order, part.after, part.upto),
+        order=sql.SQL(", ").join(sql.Identifier(column.name) for column in part.order),
     )
     server = connection.pgconn
     begun = server.exec_(statement.as_string(connection).encode())
@@ -66,10 +78,11 @@ class RowRecords:
     """Maker of records from lines of COPY's text form."""
 
     def __init__(self, part: TablePart, decoders: Sequence[Decode], read_as: ReadAs) -> None:
-        self._names = part.columns
+        self._names = part.names
         self._decoders = decoders
-        self._key = [part.columns.index(column.name) for column in part.key]
-        self._key_names = [column.name for column in part.key]
+        self._order = [self._names.index(column.name) for column in part.order]
+        self._key_names = part.key
+        self._operation = part.operation
         self._table = str(part.table)
         # shared by all records of the split: nobody changes it in place
         self._metadata = {COLLECTION: collection_of(self._table), **read_as.labels}
@@ -80,7 +93,7 @@ class RowRecords:
         after = dict(zip(self._names, self._values(line), strict=True))
         key = {name: after[name] for name in self._key_names}
         position = self.position(line) if self._with_positions else ""
-        return Record(position, self._metadata, after, key, None, "snapshot")
+        return Record(position, self._metadata, after, key, None, self._operation)
 
     def whole(self, line: bytes) -> Record:
         """Return the record of a line with its position, once more."""
@@ -88,14 +101,14 @@ class RowRecords:
         record.position = self.position(line)
         return record
 
-    def key_texts(self, line: bytes) -> list[str]:
-        """Return the values of the key's columns, as text."""
+    def order_texts(self, line: bytes) -> list[str]:
+        """Return the values of the columns that order the rows, as text."""
         cells = line.split(b"\t")
-        return [unescaped(cells[place]).decode() for place in self._key]
+        return [unescaped(cells[place]).decode() for place in self._order]
 
     def position(self, line: bytes) -> str:
-        """Return the position of a line's record: its table and key."""
-        return f"{self._table}/{json.dumps(self.key_texts(line), ensure_ascii=False, separators=(',', ':'))}"
+        """Return the position of a line's record: its table, and its place in the table's order."""
+        return f"{self._table}/{json.dumps(self.order_texts(line), ensure_ascii=False, separators=(',', ':'))}"
 
     def _values(self, line: bytes) -> list[Any]:
         cells = line.split(b"\t")

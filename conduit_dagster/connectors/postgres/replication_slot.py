@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import psycopg
 from psycopg import sql
 
+from conduit_dagster.connectors.postgres.cluster_identity import ClusterIdentity, is_other
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
@@ -17,17 +17,12 @@ from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSe
 
 _MARK = "conduit_dagster: "
 """Beginning of the comment on a publication that a pipeline made; its owner's id follows."""
-_PAUSE = 0.05
 
-UNKNOWN = "unknown"
-"""Identifier of a server that does not tell it to everyone."""
-_CONTROL = "SELECT has_function_privilege('pg_control_system()', 'EXECUTE')"
-_IDENTITY = "SELECT system_identifier::text FROM pg_control_system()"
 _LOOK = """
     SELECT pg_wal_lsn_diff(
                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END, '0/0'),
            s.slot_name IS NOT NULL, pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'), s.wal_status, s.plugin,
-           s.database = current_database()
+           s.database = current_database(), extract(epoch FROM statement_timestamp())
     FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
 """
 _PUBLICATION = """
@@ -47,17 +42,19 @@ class SlotLook(NamedTuple):
     """State of the server and of the slot."""
 
     server: str
-    """The cluster's system identifier, or ``UNKNOWN``."""
+    """The cluster's system identifier, or ``unknown``."""
     flushed: int
     """LSN up to which the WAL is durable there: what can be read."""
     exists: bool
     confirmed: int
     """LSN up to which the server may have forgotten changes."""
     is_lost: bool
+    at: float
+    """The server's time before ``flushed`` was read, in seconds since 1970."""
 
     def is_other(self, server: str) -> bool:
         """Return whether this is certainly not the server that a position names."""
-        return UNKNOWN not in (server, self.server) and server not in ("", self.server)
+        return is_other(self.server, server)
 
 
 class MadeSlot(NamedTuple):
@@ -75,23 +72,18 @@ class ReplicationSlot:
         self._settings = settings
         self._errors = errors
         self._owner = owner
-        self._identity: tuple[Connection, str] | None = None
+        self._identity = ClusterIdentity()
 
     def look(self, connection: Connection) -> SlotLook:
         """Return the state of server and slot. Raises for a slot of another plugin or database."""
         row = connection.execute(_LOOK, (self._settings.slot,)).fetchone()
         assert row is not None
-        flushed, exists, confirmed, status, plugin, is_here = row
+        flushed, exists, confirmed, status, plugin, is_here, at = row
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
-        return SlotLook(self._server_of(connection), int(flushed), exists, int(confirmed or 0), status == "lost")
-
-    def _server_of(self, connection: Connection) -> str:
-        # a connection stays with its server, and every step looks
-        if self._identity is None or self._identity[0] is not connection:
-            self._identity = connection, _identity(connection)
-        return self._identity[1]
+        server, is_lost = self._identity.of(connection), status == "lost"
+        return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at))
 
     def _publication(self, connection: Connection) -> tuple[bool, str, bool] | None:
         """Return whether it is for all tables, its comment, and whether it has all kinds of changes."""
@@ -186,36 +178,6 @@ class ReplicationSlot:
         except psycopg.errors.ObjectInUse:
             return False
         return True
-
-    def wait_for_older(self, connection: Connection) -> None:
-        """Wait until every transaction that is open now has ended and is seen by snapshots.
-
-        A commit is in the WAL before others see it, for long where it waits for a standby: a copy that begins at once
-        could miss what the stream is beyond.
-        """
-        row = connection.execute("SELECT pg_snapshot_xmax(pg_current_snapshot())::text").fetchone()
-        assert row is not None
-        limit = self._settings.lock_timeout
-        deadline = time.monotonic() + limit
-        while not _over(connection, row[0]):
-            if limit and time.monotonic() > deadline:
-                message = f"transactions that began earlier are still open after {limit:.0f} s"
-                fix = "end them: SELECT pid, query, xact_start FROM pg_stat_activity WHERE xact_start IS NOT NULL"
-                raise self._errors.waiting(message, fix)
-            time.sleep(_PAUSE)
-
-
-def _identity(connection: Connection) -> str:
-    row = connection.execute(_CONTROL).fetchone()
-    if row is None or not row[0]:
-        return UNKNOWN
-    row = connection.execute(_IDENTITY).fetchone()
-    return UNKNOWN if row is None else str(row[0])
-
-
-def _over(connection: Connection, xid: str) -> bool:
-    row = connection.execute("SELECT pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8", (xid,)).fetchone()
-    return bool(row and row[0])
 
 
 def _list(tables: Sequence[TableName]) -> sql.Composed:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
 
 from conduit_dagster.connectors.postgres.settings import DatabaseServer
@@ -78,6 +80,12 @@ class SourceErrors:
         """Return the error for a server that is not the one that was read so far."""
         message = "this is another database cluster than the one that was read so far: its changes have other places"
         return self._fatal("postgres.other_server", message, f"correct the url; or {START_OVER}")
+
+    def schema_changed(self, table: str, columns: Sequence[str]) -> ConduitError:
+        """Return the error for changes of a table that has other columns or types than before."""
+        message = f"the columns of {table} have changed, or their types; they are now {', '.join(columns)}"
+        fix = "bring the destinations up to it; then run with onSchemaChange: continue until the source has caught up"
+        return self._fatal("postgres.schema_changed", message, fix)
 
     def snapshot_gone(self) -> ConduitError:
         """Return the error for a copy whose snapshot ended with the connection that held it."""

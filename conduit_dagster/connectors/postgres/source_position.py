@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,6 +61,12 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     copied: dict[str, list[Region]] = {}
     """By ``schema.table``; a table that is not here is not copied yet, or never, as ``snapshotMode`` says."""
     snapshots: dict[str, SnapshotBound] = {}
+    at_ms: int = 0
+    """Milliseconds since 1970 by the server's clock: all that was committed by then lies before. 0: unknown."""
+    shapes: dict[str, str] = {}
+    """By ``schema.table``: digest of the columns that its changes must have; a table that is not here may have any."""
+    followed: list[str] = []
+    """Tables whose first copy is over, and whose further rows are found by polling."""
 
     @property
     def point(self) -> StreamPoint:
@@ -78,6 +84,10 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
         regions = self.copied.get(table)
         return bool(regions) and regions[-1].upto is None
 
+    def is_whole(self, table: str) -> bool:
+        """Return whether the first copy of a table is over."""
+        return self.is_copied(table) or table in self.followed
+
     def copied_upto(self, table: str) -> list[str] | None:
         """Return the key of the last row that was copied; None if there is none yet, or if the table is copied."""
         regions = self.copied.get(table)
@@ -85,7 +95,8 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def with_region(self, table: str, region: Region) -> PostgresPosition:
         """Return the position after a further part of a table."""
-        regions = self.copied.get(table, [])
+        # without a stream no change is compared with what a region's snapshot saw: only the end counts
+        regions = self.copied.get(table, []) if self.lsn else []
         if regions and regions[-1].snapshot == region.snapshot:
             regions = regions[:-1]
         return msgspec.structs.replace(self, copied={**self.copied, table: [*regions, region]})
@@ -104,6 +115,20 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     def at(self, lsn: int, index: int = 0) -> PostgresPosition:
         """Return the position at another place in the stream."""
         return msgspec.structs.replace(self, lsn=format_lsn(lsn), index=index)
+
+    def with_followed(self, tables: Iterable[str]) -> PostgresPosition:
+        """Return the position where the first copy of tables is over."""
+        followed = sorted({*self.followed, *tables})
+        return self if followed == self.followed else msgspec.structs.replace(self, followed=followed)
+
+    def as_of(self, time: float | None) -> PostgresPosition:
+        """Return the position with the time (seconds since 1970) by which all that was committed lies before it."""
+        return self if time is None else msgspec.structs.replace(self, at_ms=int(time * 1000))
+
+    def with_shapes(self, shapes: Mapping[str, str]) -> PostgresPosition:
+        """Return the position with the columns that changes must have; those that it knows already stay."""
+        known = {table: self.shapes.get(table, shape) for table, shape in shapes.items()}
+        return msgspec.structs.replace(self, shapes=known)
 
     def settled(self) -> PostgresPosition:
         """Return the position without the snapshots that the stream is beyond."""

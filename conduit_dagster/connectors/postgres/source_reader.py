@@ -13,10 +13,10 @@ import psycopg
 from conduit_dagster.connectors.postgres.changes import Catalog, Changes, ReadAs, StreamRange
 from conduit_dagster.connectors.postgres.connection import Connection, connect, parameters
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
+from conduit_dagster.connectors.postgres.pgoutput import Relation
 from conduit_dagster.connectors.postgres.replication_stream import ReplicationStream
 from conduit_dagster.connectors.postgres.row_values import SESSION
 from conduit_dagster.connectors.postgres.seen_changes import SeenChanges
-from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import (
     PostgresPosition,
@@ -25,7 +25,7 @@ from conduit_dagster.connectors.postgres.source_position import (
     parse_position,
 )
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import KeyColumn
+from conduit_dagster.connectors.postgres.source_tables import shape_of
 from conduit_dagster.connectors.postgres.type_catalog import TypeCatalog
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
@@ -47,11 +47,7 @@ _END_READER = """
 class CopyDetail(msgspec.Struct):
     """What a task needs to know of its part of a table."""
 
-    table: TableName
-    key: list[KeyColumn]
-    columns: list[tuple[str, int]]
-    after: list[str] | None
-    upto: list[str] | None
+    part: TablePart
     snapshot: str
     """The snapshot as the server exports it."""
     name: str
@@ -79,6 +75,24 @@ def open_session(settings: PostgresSourceSettings, errors: SourceErrors, name: s
     return connection
 
 
+class KnownShapes:
+    """Columns that changes must have, where ``onSchemaChange`` is ``stop``."""
+
+    def __init__(self, shapes: Mapping[str, str], errors: SourceErrors, describe: Callable[[Relation], None]) -> None:
+        """``shapes``: digests by ``schema.table``; ``describe`` is called with each table whose changes follow."""
+        self._shapes = shapes
+        self._errors = errors
+        self._describe = describe
+
+    def require(self, relation: Relation) -> None:
+        """Raise ``FatalError`` if a table's changes have other columns than those before them."""
+        columns = [f"{name} {oid}" for name, oid in zip(relation.names, relation.types, strict=True)]
+        known = self._shapes.get(relation.name)
+        if known is not None and known != shape_of(columns):
+            raise self._errors.schema_changed(relation.name, relation.names)
+        self._describe(relation)
+
+
 class SplitReader:
     """Reader of one split, in a task."""
 
@@ -95,7 +109,7 @@ class SplitReader:
         """Yield the split's records. Raises a ``ConduitError``."""
         position = parse_position(split.start)
         try:
-            if "table" in split.detail:
+            if "part" in split.detail:
                 yield from self._rows(position, msgspec.convert(split.detail, CopyDetail), options)
             else:
                 yield from self._changes(position, msgspec.convert(split.detail, StreamDetail), options)
@@ -109,11 +123,10 @@ class SplitReader:
     # -- rows ---------------------------------------------------------------------------------------------------
 
     def _rows(self, begin: PostgresPosition, detail: CopyDetail, options: ReadOptions) -> Iterator[Block]:
-        columns = [name for name, _ in detail.columns]
-        part = TablePart(detail.table, detail.key, columns, detail.after, detail.upto)
+        part = detail.part
         with closing(self._session()) as connection, TypeCatalog(self._session) as catalog:
             self._see(connection, detail.snapshot)
-            decoders = [catalog.decoder(oid) for _, oid in detail.columns]
+            decoders = [catalog.decoder(oid) for _, oid in part.columns]
             rows = RowRecords(part, decoders, ReadAs(self._labels, options.keys >= Keys.POSITIONS))
             lines: list[bytes] = []
             size = 0
@@ -138,7 +151,8 @@ class SplitReader:
         start, end = begin.point, detail.end
         with TypeCatalog(self._session) as catalog, self._stream(start.lsn) as stream:
             seen = SeenChanges(begin, catalog.not_behind)
-            known = Catalog(self._is_read, catalog.decoder, catalog.keys, catalog.describe)
+            shapes = KnownShapes(begin.shapes, self._errors, catalog.describe)
+            known = Catalog(self._is_read, catalog.decoder, catalog.keys, shapes.require)
             read_as = ReadAs(self._labels, options.keys >= Keys.POSITIONS)
             changes = Changes(known, seen, StreamRange(start, end), read_as)
             size = 0
@@ -192,7 +206,7 @@ class SplitReader:
 
 def _block_of_rows(rows: RowRecords, lines: list[bytes], begin: PostgresPosition, detail: CopyDetail) -> Block:
     def boundary(place: int) -> dict[str, Any]:
-        return begin.with_region(str(detail.table), Region(rows.key_texts(lines[place]), detail.name)).to_json()
+        return begin.with_region(str(detail.part.table), Region(rows.order_texts(lines[place]), detail.name)).to_json()
 
     def positions() -> list[Any]:
         return list(map(rows.position, lines))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from conduit_dagster.config.scalars import Duration
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, listed, refused, table_name
@@ -53,8 +53,15 @@ class PostgresSourceSettings(DatabaseSettings):
     snapshot_mode: Literal["initial", "never", "initial_only"] = Field("initial", alias="snapshotMode")
     """``initial``: all rows are copied, then changes are read; ``never``: only changes, from the first run on;
     ``initial_only``: the rows are copied, and that is all."""
-    cdc_mode: Literal["auto", "logrepl"] = Field("auto", alias="cdcMode")
-    """How changes are read: by logical replication, whichever of the two is named."""
+    cdc_mode: Literal["auto", "logrepl", "long_polling"] = Field("auto", alias="cdcMode")
+    """How changes are read: ``auto`` and ``logrepl`` by logical replication; ``long_polling`` by asking for new rows,
+    where there is no right to replicate. Polling finds no deletes."""
+    polling_column: str = Field("", alias="polling.column")
+    """``long_polling``: a column that only grows, such as ``updated_at``, in each table, never null; rows are found
+    when they are new and when they change. Empty: the key, and rows are found when they are new."""
+    on_schema_change: Literal["continue", "stop"] = Field("continue", alias="onSchemaChange")
+    """Logical replication, where a table gets other columns or types: ``continue``: records have the columns of their
+    moment; ``stop``: the pipeline stops before the first such record."""
     publication: str = Field("conduitpub", alias="logrepl.publicationName")
     """The publication. It is made for ``tables`` if there is none of this name; one that others made is used as it is,
     and must have all tables."""
@@ -62,6 +69,18 @@ class PostgresSourceSettings(DatabaseSettings):
     """The replication slot. It is made where there is none of this name. No two pipelines may share one."""
     heartbeat: Duration = Field(60.0)
     """How long the server keeps WAL in which nothing of ours was found; 0s: until something is."""
+
+    @model_validator(mode="after")
+    def _has_followed(self) -> Self:
+        if self.polling_column and not self.is_polled:
+            message = "it is for cdcMode: long_polling only"
+            raise refused("polling.column", message, "leave it out, or set cdcMode: long_polling")
+        return self
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether changes are found by asking for rows."""
+        return self.cdc_mode == "long_polling" and self.snapshot_mode != "initial_only"
 
     @property
     def named_tables(self) -> tuple[TableName, ...] | None:

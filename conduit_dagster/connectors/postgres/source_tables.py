@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from hashlib import sha256
 from typing import NamedTuple
 
 from psycopg import sql
@@ -14,27 +16,50 @@ _ALL = """
     WHERE n.nspname = %s AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
     ORDER BY c.relname
 """
-# a key's columns in the order of its index; the collation decides how they are ordered
-_KEY = """
-    SELECT a.attname, format_type(a.atttypid, NULL) || CASE WHEN l.oid IS NULL THEN ''
-               ELSE ' COLLATE ' || quote_ident(ln.nspname) || '.' || quote_ident(l.collname) END
+# the collation decides how values are ordered
+_SQL_TYPE = """
+    format_type(a.atttypid, NULL) || CASE WHEN l.oid IS NULL THEN ''
+        ELSE ' COLLATE ' || quote_ident(ln.nspname) || '.' || quote_ident(l.collname) END
+"""
+_COLLATION = """
+    LEFT JOIN pg_collation l ON l.oid = a.attcollation
+    LEFT JOIN pg_namespace ln ON ln.oid = l.collnamespace
+"""
+# a key's columns in the order of its index
+_KEY = f"""
+    SELECT a.attname, {_SQL_TYPE}
     FROM pg_index i
     CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     JOIN pg_type t ON t.oid = a.atttypid
-    LEFT JOIN pg_collation l ON l.oid = a.attcollation
-    LEFT JOIN pg_namespace ln ON ln.oid = l.collnamespace
+    {_COLLATION}
     WHERE i.indrelid = %s::regclass AND (i.indisprimary OR i.indisreplident) AND k.place <= i.indnkeyatts
       AND i.indexrelid = (
           SELECT j.indexrelid FROM pg_index j WHERE j.indrelid = i.indrelid AND (j.indisprimary OR j.indisreplident)
           ORDER BY j.indisreplident DESC LIMIT 1)
     ORDER BY k.place
 """
+_ORDER_COLUMN = f"""
+    SELECT {_SQL_TYPE} FROM pg_attribute a {_COLLATION}
+    WHERE a.attrelid = %s::regclass AND a.attname = %s AND a.attnum > 0 AND a.attnotnull
+"""
 # generated columns are not in the stream of changes either
 _COLUMNS = """
     SELECT a.attname, a.atttypid::int8 FROM pg_attribute a
     WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
+# what is sent of each table: a publication may have columns of its own, and generated ones
+_PUBLISHED = """
+    SELECT p.schemaname || '.' || p.tablename,
+           array_agg(a.attname || ' ' || a.atttypid::int8 ORDER BY a.attnum)
+    FROM pg_publication_tables p
+    JOIN pg_attribute a ON a.attrelid = format('%%I.%%I', p.schemaname, p.tablename)::regclass
+      AND a.attnum > 0 AND NOT a.attisdropped AND {is_sent}
+    WHERE p.pubname = %s GROUP BY 1
+"""
+_LISTED, _NOT_GENERATED = "a.attname = ANY(p.attnames)", "a.attgenerated = ''"
+_LISTS_COLUMNS, _LISTS_GENERATED = 150_000, 180_000
+"""``server_version_num`` from which a publication tells its columns, and sends generated ones if it lists them."""
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
 
 
@@ -71,6 +96,25 @@ def key_by_oid(connection: Connection, oid: int) -> list[KeyColumn]:
 def columns_of(connection: Connection, table: TableName) -> list[tuple[str, int]]:
     """Return name and type (OID) of each column that can be written."""
     return [(name, int(oid)) for name, oid in connection.execute(_COLUMNS, (quoted(table),))]
+
+
+def published_shapes(connection: Connection, publication: str) -> dict[str, str]:
+    """Return the digest of each published table's columns, by ``schema.table``."""
+    version = connection.info.server_version
+    conditions = [_LISTED] * (version >= _LISTS_COLUMNS) + [_NOT_GENERATED] * (version < _LISTS_GENERATED)
+    rows = connection.execute(_PUBLISHED.format(is_sent=" AND ".join(conditions)).encode(), (publication,))
+    return {str(table): shape_of(columns) for table, columns in rows}
+
+
+def shape_of(columns: Iterable[str]) -> str:
+    """Return the digest of a table's columns, each as name and type (OID)."""
+    return sha256("\n".join(columns).encode()).hexdigest()[:16]
+
+
+def order_column(connection: Connection, table: TableName, name: str) -> KeyColumn | None:
+    """Return a column whose values are in order and never null; None if it may be null, or is not there."""
+    row = connection.execute(_ORDER_COLUMN, (quoted(table), name)).fetchone()
+    return None if row is None else KeyColumn(name, str(row[0]))
 
 
 def quoted(table: TableName) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.copied_rows import CopyOperation, TablePart
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
 from conduit_dagster.connectors.postgres.source_reader import CopyDetail, as_json, open_session
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import columns_of, key_of
+from conduit_dagster.connectors.postgres.source_tables import KeyColumn, columns_of, key_of
 from conduit_dagster.connectors.postgres.table_copy import CopySnapshot, KeyedTable
 from conduit_dagster.sdk import Limit, Split
 
@@ -35,13 +36,16 @@ class TableCopies:
         """
         wanted = [] if self._settings.snapshot_mode == "never" else list(tables)
         self._tables = [table for table in wanted if not position.is_copied(str(table))]
+        self._require_keys(connection)
+        return bool(self._tables) and not any(str(table) in position.copied for table in self._tables)
+
+    def _require_keys(self, connection: Connection) -> None:
         if without := [str(table) for table in self._tables if not key_of(connection, table)]:
             message = f"a table without a primary key can't be copied: {', '.join(without)}"
             fix = (
                 "add one, or ALTER TABLE … REPLICA IDENTITY USING INDEX …; or leave the table out of the setting tables"
             )
             raise self._errors.unfit("postgres.no_key", message, fix)
-        return bool(self._tables) and not any(str(table) in position.copied for table in self._tables)
 
     def further(self, position: PostgresPosition, limit: Limit) -> PostgresPosition:
         """Return the position after the next rows; ``position`` itself if all were copied."""
@@ -68,9 +72,16 @@ class TableCopies:
             self._taken.add(self._snapshot.name)
         return self._snapshot
 
-    @staticmethod
-    def _keyed(snapshot: CopySnapshot, table: TableName) -> KeyedTable:
-        return KeyedTable(table, key_of(snapshot.connection, table))
+    def _keyed(self, snapshot: CopySnapshot, table: TableName) -> KeyedTable:
+        return KeyedTable(table, self._order(snapshot.connection, table))
+
+    def _order(self, connection: Connection, table: TableName) -> list[KeyColumn]:
+        """Return the columns in whose order a table is copied."""
+        return key_of(connection, table)
+
+    def _operation(self, table: str, start: PostgresPosition) -> CopyOperation:
+        """Return the operation of records that are copied from a position on."""
+        return "snapshot"
 
     def split(self, start: PostgresPosition, end: PostgresPosition, n: int) -> list[Split]:
         """Return the parts of the tables that a range copies. Raises ``TransientError`` if their snapshot is lost."""
@@ -88,11 +99,13 @@ class TableCopies:
         ordinal = 0
         for table in tables:
             keyed = self._keyed(snapshot, _name_of(table))
-            columns = columns_of(snapshot.connection, keyed.name)
+            key = [column.name for column in key_of(snapshot.connection, keyed.name)]
+            columns, operation = columns_of(snapshot.connection, keyed.name), self._operation(table, start)
             after, upto = start.copied_upto(table), end.copied_upto(table)
             name, width, rows = end.copied[table][-1].snapshot, snapshot.width(keyed, after), 0
             for cut in snapshot.cuts(keyed, after, upto, n):
-                detail = CopyDetail(keyed.name, keyed.key, columns, after, cut.upto, snapshot.exported, name)
+                part = TablePart(keyed.name, columns, key, keyed.order, operation, after, cut.upto)
+                detail = CopyDetail(part, snapshot.exported, name)
                 count = cut.rows - rows
                 splits.append(Split(begin.to_json(), ordinal, count, count * width, as_json(detail)))
                 begin = begin.with_region(table, Region(cut.upto, name))

@@ -19,6 +19,7 @@ _UNTIL = """
 """
 # of the table: an output column that is cast to text has the same name, and would be what orders
 _AT = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {columns} OFFSET {skip} LIMIT 1"
+_LAST = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {backwards} LIMIT 1"
 _COUNT = "SELECT count(*) FROM {table} WHERE {range}"
 _WIDTH = """
     SELECT coalesce(avg(pg_column_size(x.*)), 1)::int8 FROM (
@@ -27,10 +28,10 @@ _WIDTH = """
 
 
 class KeyedTable(NamedTuple):
-    """A table with its key, in whose order it is copied."""
+    """A table with the columns in whose order it is copied: its key, or others that end with it."""
 
     name: TableName
-    key: list[KeyColumn]
+    order: list[KeyColumn]
 
 
 class Cut(NamedTuple):
@@ -66,10 +67,10 @@ class CopySnapshot:
         """End the transaction."""
         self.connection.close()
 
-    def next_cut(self, table: KeyedTable, after: list[str] | None, rows: int) -> Cut:
-        """Return the place at most so many rows further on."""
-        found = self._at(table, after, None, rows - 1)
-        return Cut(self._count(table, after, None), None) if found is None else Cut(rows, found)
+    def next_cut(self, table: KeyedTable, after: list[str] | None, rows: int, upto: list[str] | None = None) -> Cut:
+        """Return the place at most so many rows further on, and at most ``upto``."""
+        found = self._at(table, after, upto, rows - 1)
+        return Cut(count_rows(self.connection, table, after, upto), upto) if found is None else Cut(rows, found)
 
     def width(self, table: KeyedTable, after: list[str] | None) -> int:
         """Return about how many bytes the next rows have each."""
@@ -78,7 +79,7 @@ class CopySnapshot:
 
     def cuts(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None, n: int) -> list[Cut]:
         """Return at most ``n`` places that cut a range of a table into about equal parts, the last one at its end."""
-        total = self._count(table, after, upto)
+        total = count_rows(self.connection, table, after, upto)
         every = max(1, -(-total // n))
         inner = [Cut(rows, self._at(table, after, upto, rows - 1)) for rows in range(every, total, every)]
         return [*inner, Cut(total, upto)]
@@ -87,24 +88,36 @@ class CopySnapshot:
         row = self._one(_AT, table, after, upto, skip=sql.Literal(skip))
         return None if row is None else [str(value) for value in row]
 
-    def _count(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None) -> int:
-        row = self._one(_COUNT, table, after, upto)
-        assert row is not None
-        return int(str(row[0]))
-
     def _one(
         self, text: str, table: KeyedTable, after: list[str] | None, upto: list[str] | None = None, **more: sql.Literal
     ) -> tuple[object, ...] | None:
-        return self.connection.execute(self._filled(text, table, after, upto, **more)).fetchone()
+        return self.connection.execute(_filled(text, table, (after, upto), **more)).fetchone()
 
-    def _filled(
-        self, text: str, table: KeyedTable, after: list[str] | None, upto: list[str] | None, **more: sql.Literal
-    ) -> sql.Composed:
-        names = [sql.Identifier("t", column.name) for column in table.key]
-        return sql.SQL(text).format(  # pyright: ignore[reportArgumentType]  # all texts are in this file
-            texts=sql.SQL(", ").join(sql.SQL("{}::text").format(name) for name in names),
-            columns=sql.SQL(", ").join(names),
-            table=table.name.quoted,
-            range=key_range(table.key, after, upto),
-            **more,
-        )
+
+def count_rows(
+    connection: Connection, table: KeyedTable, after: list[str] | None, upto: list[str] | None = None
+) -> int:
+    """Return how many rows are behind one place, up to another one. Raises ``psycopg.Error``."""
+    row = connection.execute(_filled(_COUNT, table, (after, upto))).fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def last_row(connection: Connection, table: KeyedTable, after: list[str] | None) -> list[str] | None:
+    """Return what orders the last row behind a place, as text; None if there is no row. Raises ``psycopg.Error``."""
+    row = connection.execute(_filled(_LAST, table, (after, None))).fetchone()
+    return None if row is None else [str(value) for value in row]
+
+
+def _filled(
+    text: str, table: KeyedTable, bounds: tuple[list[str] | None, list[str] | None], **more: sql.Literal
+) -> sql.Composed:
+    names = [sql.Identifier("t", column.name) for column in table.order]
+    return sql.SQL(text).format(  # pyright: ignore[reportArgumentType]  # all texts are in this file
+        texts=sql.SQL(", ").join(sql.SQL("{}::text").format(name) for name in names),
+        columns=sql.SQL(", ").join(names),
+        backwards=sql.SQL(", ").join(sql.SQL("{} DESC").format(name) for name in names),
+        table=table.name.quoted,
+        range=key_range(table.order, *bounds),
+        **more,
+    )

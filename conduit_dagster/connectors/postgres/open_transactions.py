@@ -1,0 +1,66 @@
+"""Transactions that were open at one moment, and whether all of them have ended since."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.settings import DatabaseSettings
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors
+
+_PAUSE = 0.05
+_XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+# a transaction has an id only once it has written, but may hold a number of a sequence or its start time before; other
+# databases' transactions, vacuum and our own readers write nothing here
+_VIRTUAL = """
+    SELECT l.virtualxid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.locktype = 'virtualxid' AND l.pid <> pg_backend_pid() AND a.datname = current_database()
+      AND a.backend_type IS DISTINCT FROM 'autovacuum worker' AND NOT starts_with(a.application_name, %s)
+"""
+_OPEN = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'virtualxid' AND virtualxid = ANY(%s))"
+_OVER = "SELECT pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
+
+
+class OpenTransactions(NamedTuple):
+    """The transactions that were open when they were asked for, prepared ones included."""
+
+    xmax: str
+    """All of them that have an id have a lower one."""
+    virtual: list[str]
+    """Virtual ids, of those without an id as well. A server gives none of them twice."""
+
+    @staticmethod
+    def with_ids(connection: Connection) -> OpenTransactions:
+        """Return those that have written. Raises ``psycopg.Error``."""
+        row = connection.execute(_XMAX).fetchone()
+        assert row is not None
+        return OpenTransactions(str(row[0]), [])
+
+    @staticmethod
+    def all_of(connection: Connection, ours: str) -> OpenTransactions:
+        """Return all but those of connections whose application name begins with ``ours``. Raises ``psycopg.Error``."""
+        virtual = [str(row[0]) for row in connection.execute(_VIRTUAL, (ours,))]
+        return OpenTransactions(OpenTransactions.with_ids(connection).xmax, virtual)
+
+    def are_over(self, connection: Connection) -> bool:
+        """Return whether all have ended, and snapshots see what they committed. Raises ``psycopg.Error``."""
+        if self.virtual and _is_true(connection, _OPEN, self.virtual):
+            return False
+        return _is_true(connection, _OVER, self.xmax)
+
+    def wait(self, connection: Connection, settings: DatabaseSettings, errors: SourceErrors) -> None:
+        """Wait until all have ended. Raises ``TransientError`` after ``lock-timeout``."""
+        limit = settings.lock_timeout
+        deadline = time.monotonic() + limit
+        while not self.are_over(connection):
+            if limit and time.monotonic() > deadline:
+                message = f"transactions that began earlier are still open after {limit:.0f} s"
+                fix = "end them: SELECT pid, query, xact_start FROM pg_stat_activity WHERE xact_start IS NOT NULL"
+                raise errors.waiting(message, fix)
+            time.sleep(_PAUSE)
+
+
+def _is_true(connection: Connection, query: str, value: object) -> bool:
+    row = connection.execute(query.encode(), (value,)).fetchone()
+    return bool(row and row[0])

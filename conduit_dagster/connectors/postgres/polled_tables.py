@@ -1,0 +1,197 @@
+"""Tables that are followed by polling, where there is no right to replicate: the driver's side."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conduit_dagster.connectors.postgres.cluster_identity import ClusterIdentity, is_other
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
+from conduit_dagster.connectors.postgres.replication_rights import check_rights
+from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
+from conduit_dagster.connectors.postgres.source_session import SourceSession
+from conduit_dagster.connectors.postgres.table_polls import TablePolls
+from conduit_dagster.sdk import Limit, Split
+
+_NOW = "SELECT extract(epoch FROM statement_timestamp()), pg_is_in_recovery()"
+
+
+class _Look(NamedTuple):
+    """Rows that were found, while transactions were open that may add rows before the last of them."""
+
+    bounds: dict[str, list[str]]
+    """By table: the last row there was."""
+    open: OpenTransactions
+    at: float
+    """The server's time, in seconds since 1970."""
+
+
+class PolledTables:
+    """Rows behind the last one that was read, in the order of the key or of a column that only grows.
+
+    Rows are read up to one that was seen, once all transactions that were open then have ended: whichever begins later
+    adds rows behind it. This holds where the database itself gives the values (a sequence without a cache, ``now()``);
+    a value that a client makes up, or a clock that is set back, may hide a row.
+    """
+
+    lag_unit = "records"
+    owned = None
+
+    def __init__(self, session: SourceSession) -> None:
+        self._session = session
+        self._settings = session.settings
+        self._errors = session.errors
+        self._identity = ClusterIdentity()
+        self._copies = TablePolls(session.settings, session.errors, f"{session.application}:copy")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what one run knows."""
+        self._is_run, self._is_ready, self._has_read = False, False, False
+        self._awaited: _Look | None = None
+        self._read: _Look | None = None
+
+    def begin_run(self) -> None:
+        """Note that a run begins."""
+        self._is_run = True
+
+    def check(self) -> None:
+        """Ask the server for what a run needs: rights, tables with a key and the column to poll. Makes nothing."""
+        self._session.ask(self._check)
+
+    def _check(self, connection: Connection) -> None:
+        tables = self._session.tables(connection)
+        check_rights(connection, self._session.server, tables, self._errors)
+        self._copies.begin(connection, tables, PostgresPosition())
+        self._time(connection)
+
+    def _time(self, connection: Connection) -> float:
+        """Return the server's time. Raises ``FatalError`` for a standby, which does not know all open transactions."""
+        row = connection.execute(_NOW).fetchone()
+        assert row is not None
+        if row[1]:
+            message = "this server is a standby, which does not know the transactions that may still add earlier rows"
+            raise self._errors.unfit("postgres.standby", message, "poll the primary: correct the url")
+        return float(row[0])
+
+    def horizon(self) -> Any:
+        """Return nothing that matters: a run that drains its sources polls once."""
+        return {}
+
+    # -- how far ------------------------------------------------------------------------------------------------
+
+    def latest(self, start: PostgresPosition, limit: Limit, horizon: Any) -> PostgresPosition:
+        """Return the position after the next rows; ``start`` if there are none that can be read yet."""
+        return self._session.ask(lambda connection: self._latest(connection, start, limit, horizon is not None))
+
+    def _latest(self, connection: Connection, start: PostgresPosition, limit: Limit, is_last: bool) -> PostgresPosition:
+        position = self._ready(connection, start)
+        if position.followed != start.followed:
+            # where a source begins without a copy must be stored before anything is read from there
+            return position
+        further = self._further(position, limit)
+        if further != position or self._copies.is_reading or (is_last and self._has_read):
+            return further
+        look = self._awaited or self._look(connection, position)
+        if look is None:
+            self._has_read = True
+            return self._copies.with_empty(position, {})
+        if not self._is_over(connection, look, is_last):
+            self._awaited = look
+            return start
+        self._awaited, self._read, self._has_read = None, look, True
+        return self._further(position, limit)
+
+    def _further(self, position: PostgresPosition, limit: Limit) -> PostgresPosition:
+        if self._read is None:
+            return position
+        further = self._copies.upto(self._read.bounds, position, limit)
+        # the last step of a poll
+        return further.as_of(self._read.at) if self._copies.are_read(self._read.bounds, further) else further
+
+    def _is_over(self, connection: Connection, look: _Look, waits: bool) -> bool:
+        if not self._is_run:
+            return True
+        if waits:
+            look.open.wait(connection, self._settings, self._errors)
+            return True
+        return look.open.are_over(connection)
+
+    def _look(self, connection: Connection, position: PostgresPosition) -> _Look | None:
+        """Return which rows there are behind a position; None if there are none."""
+        at = self._time(connection)
+        bounds = self._copies.ends(connection, position)
+        # asked after the rows: what began between the two is waited for as well
+        return _Look(bounds, OpenTransactions.all_of(connection, self._session.application), at) if bounds else None
+
+    def _is_first_copy(self) -> bool:
+        return self._settings.snapshot_mode == "initial"
+
+    def _ready(self, connection: Connection, start: PostgresPosition) -> PostgresPosition:
+        """Once in a run: find the tables. Return the position with the server; without a copy, at the tables' ends."""
+        if self._is_ready and start.server:
+            return start
+        server = self._require_same(connection, start)
+        tables = self._session.tables(connection)
+        self._copies.begin(connection, tables, start)
+        self._is_ready = True
+        position = msgspec.structs.replace(start, server=server)
+        new = [str(table) for table in tables if str(table) not in start.copied and str(table) not in start.followed]
+        if self._is_first_copy() or not new or not self._is_run:
+            return position
+        look = self._look(connection, position)
+        if look is not None:
+            look.open.wait(connection, self._settings, self._errors)
+        for table, bound in (look.bounds if look else {}).items():
+            if table in new:
+                position = position.with_region(table, Region(bound))
+        return position.with_followed(new)
+
+    def _require_same(self, connection: Connection, position: PostgresPosition) -> str:
+        server = self._identity.of(connection)
+        if is_other(server, position.server):
+            raise self._errors.other_server()
+        return server
+
+    # -- a range ------------------------------------------------------------------------------------------------
+
+    def split(self, start: PostgresPosition, end: PostgresPosition, n: int) -> list[Split]:
+        """Return parts of tables for all tasks."""
+        return self._session.translated(lambda: self._copies.split(start, end, n))
+
+    def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:
+        """Return whether rows were to be read under a snapshot that is gone; they are then planned again."""
+        return self._copies.gives_up(start, end)
+
+    def verify(self, start: PostgresPosition, end: PostgresPosition) -> None:
+        """Raise ``FatalError`` if this is another server: nothing else tells that a range is gone."""
+        self._session.ask(lambda connection: self._require_same(connection, end))
+
+    def ack(self, upto: PostgresPosition) -> None:
+        """End the snapshot under which the rows of a poll are read, once all of them are delivered."""
+        if self._read is None or self._copies.are_read(self._read.bounds, upto):
+            self._copies.close()
+
+    def close(self) -> None:
+        """Close the connection that holds a snapshot."""
+        self._copies.close()
+        self._forget()
+
+    # -- for people ---------------------------------------------------------------------------------------------
+
+    def lag(self, position: PostgresPosition) -> int | None:
+        """Return how many rows are behind a position; None before the first run."""
+        return self._session.ask(lambda connection: self._lag(connection, position)[0]) if position.server else None
+
+    def lag_seconds(self, position: PostgresPosition) -> float | None:
+        """Return the seconds since the last poll that was read to its end; 0 if no row is behind it."""
+        if not position.at_ms:
+            return None
+        behind, now = self._session.ask(lambda connection: self._lag(connection, position))
+        return max(0.0, now - position.at_ms / 1000) if behind else 0.0
+
+    def _lag(self, connection: Connection, position: PostgresPosition) -> tuple[int, float]:
+        now, tables = self._time(connection), self._session.tables(connection)
+        return sum(self._copies.count_behind(connection, table, position) for table in tables), now

@@ -1,0 +1,273 @@
+"""Tables that are copied and then followed through a replication slot: the driver's side."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
+from conduit_dagster.connectors.postgres.replication_rights import check_replication, check_rights
+from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
+from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn
+from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
+from conduit_dagster.connectors.postgres.source_session import SourceSession
+from conduit_dagster.connectors.postgres.source_tables import published_shapes
+from conduit_dagster.connectors.postgres.table_copies import TableCopies
+from conduit_dagster.connectors.postgres.wal_times import WalTimes
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import Limit, Split
+
+_WAL_BYTES = 4
+"""Bytes of WAL in a step for each byte of its limit: the WAL holds indexes and other tables' rows as well."""
+_CONFIRM = 1.0
+"""Seconds between two confirmations by the driver; a task that reads confirms as well."""
+_QUIET_BYTES = 16 << 20
+"""Bytes of WAL without a change of ours after which the position moves all the same: the server keeps no more."""
+
+
+class ReplicatedTables:
+    """Copies, then the stream of the slot, which can be read again up to the last ack.
+
+    The server forgets what was confirmed, and only what is durable in the state store is confirmed.
+    """
+
+    lag_unit = "bytes"
+
+    def __init__(self, session: SourceSession) -> None:
+        self._session = session
+        self._settings = session.settings
+        self._errors = session.errors
+        self._slot = ReplicationSlot(session.settings, session.errors, session.owner)
+        self._copies = TableCopies(session.settings, session.errors, f"{session.application}:copy")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what one run knows."""
+        self._is_run, self._is_ready = False, False
+        self._looked = 0
+        self._moved = time.monotonic()
+        self._acked, self._confirmed, self._confirming = 0, 0, 0.0
+        self._times = WalTimes()
+
+    @property
+    def owned(self) -> str | None:
+        """The slot: what one reader has confirmed, another one would never see."""
+        if self._settings.snapshot_mode == "initial_only":
+            return None
+        return f"replication slot {self._settings.slot} of {self._session.server.place.rpartition('/')[0]}"
+
+    def begin_run(self) -> None:
+        """Note that a run begins: only a run makes what the server lacks."""
+        self._is_run = True
+
+    def check(self) -> None:
+        """Ask the server for what a run needs: rights, settings, tables with keys, a usable slot. Makes nothing."""
+        self._session.ask(self._check)
+
+    def _check(self, connection: Connection) -> None:
+        look, tables = self._slot.look(connection), self._session.tables(connection)
+        check_rights(connection, self._session.server, tables, self._errors)
+        self._copies.begin(connection, tables, PostgresPosition())
+        if self._settings.snapshot_mode == "initial_only":
+            return
+        self._slot.require_logical(connection)
+        check_replication(connection, self._session.server, look.exists, self._errors)
+        self._slot.require_published(connection, tables)
+        if look.is_lost:
+            raise self._errors.slot_lost()
+
+    def horizon(self) -> Any:
+        """Return the end of the WAL."""
+        return {"lsn": format_lsn(self._session.ask(self._slot.look).flushed)}
+
+    # -- how far ------------------------------------------------------------------------------------------------
+
+    def latest(self, start: PostgresPosition, limit: Limit, horizon: Any) -> PostgresPosition:
+        """Return the position after the next rows to copy, else after the changes that are there."""
+        return self._session.ask(lambda connection: self._latest(connection, start, limit, horizon))
+
+    def _latest(self, connection: Connection, start: PostgresPosition, limit: Limit, horizon: Any) -> PostgresPosition:
+        look = self._slot.look(connection)
+        if not self._is_run:
+            return self._tried(connection, start, look, limit)
+        self._times.add(look.flushed, look.at)
+        position = self._ready(connection, start, look)
+        if position.copied.keys() < start.copied.keys():
+            # a step of its own: what a range copies is what its end has more than its start
+            return position
+        further = self._copies.further(position, limit)
+        if further != start:
+            return further
+        return start if not start.lsn else self._streamed(connection, start, look, (limit, horizon))
+
+    def _tried(self, connection: Connection, start: PostgresPosition, look: SlotLook, limit: Limit) -> PostgresPosition:
+        """For a command that only looks: make nothing, take rows to show, and check a position that is given."""
+        if look.is_other(start.server):
+            raise self._errors.other_server()
+        if start.lsn:
+            self._require_kept(look, start.point.lsn)
+            return start
+        self._copies.begin(connection, self._session.tables(connection), start)
+        return self._copies.further(msgspec.structs.replace(start, server=look.server), limit)
+
+    def _ready(self, connection: Connection, start: PostgresPosition, look: SlotLook) -> PostgresPosition:
+        """Once in a run: find the tables, make what the server lacks. Return the position, with a place in the WAL."""
+        if self._is_ready and start.server:
+            return start
+        if look.is_other(start.server):
+            raise self._errors.other_server()
+        tables = self._session.tables(connection)
+        position, is_new = msgspec.structs.replace(start, server=look.server), False
+        if self._settings.snapshot_mode != "initial_only":
+            added = self._slot.publish(connection, tables)
+            if start.lsn:
+                self._require_kept(look, start.point.lsn)
+                # what happened to them meanwhile was not published: a table was dropped and made anew
+                position = position.without(map(str, added))
+            else:
+                lsn, is_new = self._slot.create(connection)
+                position = position.at(lsn)
+            if start.everything:
+                position = position.with_whole(map(str, tables))
+            is_open = self._settings.named_tables is None and self._slot.is_open(connection)
+            position = msgspec.structs.replace(position, everything=is_open)
+            position = position.with_shapes(self._shapes(connection))
+        if self._copies.begin(connection, tables, position) and not is_new:
+            # a commit is in the WAL before others see it, for long where it waits for a standby: a copy that begins at
+            # once could miss what the stream is beyond
+            OpenTransactions.with_ids(connection).wait(connection, self._settings, self._errors)
+        self._is_ready = True
+        return position
+
+    def _shapes(self, connection: Connection) -> Mapping[str, str]:
+        if self._settings.on_schema_change != "stop":
+            return {}
+        return published_shapes(connection, self._settings.publication)
+
+    def _require_kept(self, look: SlotLook, lsn: int) -> None:
+        """Raise ``FatalError`` if the server no longer has all changes from ``lsn`` on."""
+        if not look.exists:
+            raise self._errors.slot_missing()
+        if look.is_lost:
+            raise self._errors.slot_lost()
+        # the server confirms what we ack, and we ack what is durable: somebody else has read on
+        if look.confirmed > lsn:
+            raise self._errors.slot_moved(format_lsn(look.confirmed), format_lsn(lsn))
+
+    def _streamed(
+        self, connection: Connection, start: PostgresPosition, look: SlotLook, bounds: tuple[Limit, Any]
+    ) -> PostgresPosition:
+        limit, horizon = bounds
+        lsn = start.point.lsn
+        there = look.flushed if horizon is None else min(look.flushed, _lsn_of(horizon))
+        if there <= lsn or self._is_quiet(connection, lsn, there):
+            return start
+        self._moved = time.monotonic()
+        end = min(there, lsn + _WAL_BYTES * limit.bytes)
+        return start.at(end).settled().as_of(self._times.before(end))
+
+    def _is_quiet(self, connection: Connection, lsn: int, upto: int) -> bool:
+        """Return whether nothing of ours is in the WAL up to there, and it is not yet time to move on all the same."""
+        # a longer stretch is read without a look: to look is to decode it, as to read it is
+        if upto - lsn >= _QUIET_BYTES or 0 < self._settings.heartbeat <= time.monotonic() - self._moved:
+            return False
+        if upto > self._looked:
+            self._confirm(connection)
+            if self._slot.has_changes(connection, upto):
+                return False
+            self._looked = upto
+        return True
+
+    # -- a range ------------------------------------------------------------------------------------------------
+
+    def split(self, start: PostgresPosition, end: PostgresPosition, n: int) -> list[Split]:
+        """Return parts of tables for all tasks, or the range of the stream for one."""
+        splits = self._session.translated(lambda: self._copies.split(start, end, n))
+        begin = start.point
+        if not start.lsn and end.lsn:
+            # from the slot's beginning on: it has not moved yet
+            begin = StreamPoint(self._session.ask(self._slot.look).confirmed)
+        if end.point > begin:
+            ordinal = sum(split.records or 0 for split in splits)
+            at = msgspec.structs.replace(end, lsn=format_lsn(begin.lsn), index=begin.changes)
+            detail, size = StreamDetail(end.point, self._acked), end.point.lsn - begin.lsn
+            splits.append(Split((start if start.lsn else at).to_json(), ordinal, bytes=size, detail=as_json(detail)))
+        return splits
+
+    def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:
+        """Return whether rows were to be copied under a snapshot that is gone; they are then planned again."""
+        return self._copies.gives_up(start, end)
+
+    def verify(self, start: PostgresPosition, end: PostgresPosition) -> None:
+        """Raise ``FatalError`` if the server no longer has the changes of a range."""
+        if not end.lsn:
+            return
+        look = self._session.ask(self._slot.look)
+        if look.is_other(end.server):
+            raise self._errors.other_server()
+        self._require_kept(look, (start if start.lsn else end).point.lsn)
+
+    # -- acks ---------------------------------------------------------------------------------------------------
+
+    def ack(self, upto: PostgresPosition) -> None:
+        """Let the server forget what is durable; lost acks are repeated, and a task that reads confirms as well."""
+        self._copies.release(upto)
+        self._acked = max(self._acked, upto.point.lsn)
+        if self._acked > self._confirmed and time.monotonic() - self._confirming > _CONFIRM:
+            self._session.ask(self._confirm)
+
+    def _confirm(self, connection: Connection) -> None:
+        if self._acked <= self._confirmed:
+            return
+        self._confirming = time.monotonic()
+        look = self._slot.look(connection)
+        is_ahead = look.exists and not look.is_lost and look.confirmed < self._acked <= look.flushed
+        if is_ahead and self._slot.confirm(connection, self._acked):
+            self._confirmed = self._acked
+
+    def close(self) -> None:
+        """Confirm what was acked, and close the copies' connection."""
+        try:
+            # it is repeated with the next start
+            with suppress(ConduitError):
+                if self._acked > self._confirmed:
+                    self._session.ask(self._confirm)
+        finally:
+            self._copies.close()
+            self._forget()
+
+    # -- for people ---------------------------------------------------------------------------------------------
+
+    def lag(self, position: PostgresPosition) -> int | None:
+        """Return the bytes of WAL behind a position, other tables' included; 0 if nothing in it is ours.
+
+        None before the slot was made. Where others alone write, they count from 16 MiB on.
+        """
+        lsn = position.point.lsn
+        return self._session.ask(lambda connection: self._lag(connection, lsn)[0]) if lsn else None
+
+    def lag_seconds(self, position: PostgresPosition) -> float | None:
+        """Return the seconds since all changes committed by then lay before a position; 0 if nothing of ours waits."""
+        lsn, at = position.point.lsn, position.at_ms / 1000
+        if not (lsn and at):
+            return None
+        behind, now = self._session.ask(lambda connection: self._lag(connection, lsn))
+        return max(0.0, now - at) if behind else 0.0
+
+    def _lag(self, connection: Connection, lsn: int) -> tuple[int, float]:
+        """Return the bytes behind ``lsn``, and the server's time."""
+        look = self._slot.look(connection)
+        behind = max(0, look.flushed - lsn)
+        is_short = 0 < behind < _QUIET_BYTES and look.exists and not look.is_lost and look.confirmed <= lsn
+        if is_short and not self._slot.has_changes(connection, look.flushed):
+            return 0, look.at
+        return behind, look.at
+
+
+def _lsn_of(horizon: Mapping[str, str]) -> int:
+    return PostgresPosition(lsn=horizon["lsn"]).point.lsn

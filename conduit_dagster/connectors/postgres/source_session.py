@@ -1,0 +1,59 @@
+"""The driver's connection of a ``postgres`` source, and what every part of its driver's side needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import psycopg
+
+from conduit_dagster.connectors.postgres.connection import Connection, Session, application
+from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors
+from conduit_dagster.connectors.postgres.source_settings import as_source
+from conduit_dagster.connectors.postgres.source_tables import all_tables, table_exists
+from conduit_dagster.sdk import ConnectorContext
+
+T = TypeVar("T")
+
+
+class SourceSession:
+    """One source's server, its errors, and one connection for the driver, opened when it is first needed."""
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        self.settings = as_source(settings)
+        self.owner = context.full_id
+        self.server = DatabaseServer.of(conninfo(self.settings.url))
+        self.errors = SourceErrors(self.server, self.settings.slot)
+        self.application = application(context.full_id)
+        """Beginning of the application name of each connection, the tasks' as well."""
+        self._session = Session(self.settings, self.errors, f"{self.application}:source")
+
+    def ask(self, question: Callable[[Connection], T]) -> T:
+        """Return a question's answer. Raises a ``ConduitError``."""
+        with self._session.connection() as connection:
+            return self.translated(lambda: question(connection))
+
+    def translated(self, action: Callable[[], T]) -> T:
+        """Return what an action returns; the database's errors become errors of ours, without secrets."""
+        try:
+            return action()
+        except psycopg.Error as error:
+            # "from None": a traceback would show libpq's unredacted text
+            raise self.errors.verdict(error) from None
+
+    def tables(self, connection: Connection) -> list[TableName]:
+        """Return the tables that ``tables`` names, or all of the schema. Raises ``FatalError`` if one is missing."""
+        named = self.settings.named_tables
+        tables = all_tables(connection, self.settings.db_schema) if named is None else list(named)
+        missing = [table for table in named or () if not table_exists(connection, table)]
+        if missing or not tables:
+            what = ", ".join(map(str, missing)) or f"{self.settings.db_schema}.*"
+            raise self.errors.unfit(
+                "postgres.no_table", f"there is no table {what}", "create it, or correct the setting tables"
+            )
+        return tables
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._session.close()

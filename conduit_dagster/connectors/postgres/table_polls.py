@@ -1,0 +1,92 @@
+"""Where polled tables end, and how much of what is behind a position is the next step's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.copied_rows import CopyOperation
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
+from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_of, order_column
+from conduit_dagster.connectors.postgres.table_copies import TableCopies
+from conduit_dagster.connectors.postgres.table_copy import KeyedTable, count_rows, last_row
+from conduit_dagster.sdk import Limit
+
+
+class TablePolls(TableCopies):
+    """Copies that never end: of the rows behind the last one, up to a bound. Each poll has a snapshot of its own."""
+
+    def begin(self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition) -> bool:
+        """Note the tables. Raises ``FatalError`` for one that lacks a key, or the column that is polled."""
+        self._tables = list(tables)
+        self._require_keys(connection)
+        for table in tables:
+            self._order(connection, table)
+        return False
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the rows of a poll are still being read: their snapshot is held until they are delivered."""
+        return self._snapshot is not None
+
+    def _order(self, connection: Connection, table: TableName) -> list[KeyColumn]:
+        """Return the column that is polled, then the key, without which rows of one time could not be told apart."""
+        key, name = key_of(connection, table), self._settings.polling_column
+        if not name:
+            return key
+        column = order_column(connection, table, name)
+        if column is None:
+            message = f"{table} has no column {name} that is never null"
+            fix = f"ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL; or correct polling.column"
+            raise self._errors.unfit("postgres.no_polling_column", message, fix)
+        return [column, *(one for one in key if one.name != name)]
+
+    def _operation(self, table: str, start: PostgresPosition) -> CopyOperation:
+        if table not in start.followed:
+            return "snapshot"
+        return "update" if self._settings.polling_column else "create"
+
+    def ends(self, connection: Connection, position: PostgresPosition) -> dict[str, list[str]]:
+        """Return the last row of each table that has one behind a position, as text. Raises ``psycopg.Error``."""
+        found: dict[str, list[str]] = {}
+        for table in self._tables:
+            keyed = KeyedTable(table, self._order(connection, table))
+            if (last := last_row(connection, keyed, position.copied_upto(str(table)))) is not None:
+                found[str(table)] = last
+        return found
+
+    def upto(self, bounds: Mapping[str, list[str]], position: PostgresPosition, limit: Limit) -> PostgresPosition:
+        """Return the position after the next rows up to a bound of each table; ``position`` if there are none."""
+        left = limit.records
+        for table in self._tables:
+            name, after = str(table), position.copied_upto(str(table))
+            if name not in bounds or after == bounds[name]:
+                continue
+            snapshot = self._held()
+            keyed = self._keyed(snapshot, table)
+            rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
+            cut = snapshot.next_cut(keyed, after, rows, bounds[name])
+            position = position.with_region(name, Region(cut.upto, snapshot.name))
+            left -= cut.rows
+            if cut.upto != bounds[name]:
+                break
+            # a poll ends here, so that no range has rows of the first copy and later ones
+            position = position.with_followed([name])
+            if left <= 0:
+                break
+        return self.with_empty(position, bounds)
+
+    def with_empty(self, position: PostgresPosition, bounds: Mapping[str, list[str]]) -> PostgresPosition:
+        """Return the position where tables without any row at a poll need no first copy."""
+        empty = [str(table) for table in self._tables if str(table) not in bounds and str(table) not in position.copied]
+        return position.with_followed(empty)
+
+    def are_read(self, bounds: Mapping[str, list[str]], position: PostgresPosition) -> bool:
+        """Return whether a position is at the bounds."""
+        return all(position.copied_upto(table) == bound for table, bound in bounds.items())
+
+    def count_behind(self, connection: Connection, table: TableName, position: PostgresPosition) -> int:
+        """Return how many rows of a table are behind a position. Raises ``psycopg.Error``."""
+        keyed = KeyedTable(table, self._order(connection, table))
+        return count_rows(connection, keyed, position.copied_upto(str(table)))
