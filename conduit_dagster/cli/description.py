@@ -6,11 +6,11 @@ import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.registering import attach_kept_to_look
+from conduit_dagster.metrics.source_lag import source_lag
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
@@ -189,9 +189,10 @@ def _source(parsed: ParsedPipeline, one: ConnectorConfig, row: Facts | None, bou
 
 def _lag(source: str, position: Any, bound: BoundPipeline | None) -> Facts:
     if bound is None or position is None:
-        return {"lag": None, "lag_unit": None}
+        return {"lag": None, "lag_unit": None, "lag_seconds": None}
     reader = next(node.source for node in bound.compiled.sources if node.id == source)
-    return {"lag": lag_of(reader, position), "lag_unit": reader.lag_unit}
+    lag = source_lag(reader, position)
+    return {"lag": lag.amount, "lag_unit": lag.unit, "lag_seconds": lag.seconds}
 
 
 def _connector(parsed: ParsedPipeline, one: ConnectorConfig) -> Facts:

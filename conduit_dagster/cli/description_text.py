@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from conduit_dagster.cli.description import short
-from conduit_dagster.cli.progress import amount
+from conduit_dagster.cli.progress import known_lag
 from conduit_dagster.cli.terminal import print_error, styled
 from conduit_dagster.readable import readable
 from conduit_dagster.record import Record
@@ -106,7 +106,7 @@ def _source_numbers(one: Facts) -> Iterable[str]:
     if one["position"] is not None:
         yield f"  position {short(one['position'])}"
     if one["lag"] is not None:
-        yield f"  lag {amount(one['lag'], one['lag_unit'])}"
+        yield f"  lag {known_lag(one)}"
 
 
 def _queue(queue: Facts) -> Iterable[str]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.metrics.live import LiveMetrics
     from conduit_dagster.metrics.metrics_server import MetricsServer
+    from conduit_dagster.metrics.source_lag import SourceLag
     from conduit_dagster.metrics.stored import Lags, StoredMetrics
 
 Address = Annotated[
@@ -56,17 +57,16 @@ def _stored(store: sa.Engine, paths: list[str]) -> StoredMetrics:
 
 def _lags(paths: list[str]) -> Lags:
     """Return a function that asks sources for their lag, as the pipelines' files define them now."""
-    from conduit_dagster.cli.progress import lag_of
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
+    from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, source_lag
 
     catalogue = open_catalogue(Project.find(Path.cwd()), paths)
     known = {(bound.id, node.id): node.source for bound in catalogue.bound for node in bound.compiled.sources}
 
-    def lags(pipeline: str, source: str, position: Any) -> tuple[int, str] | None:
+    def lags(pipeline: str, source: str, position: Any) -> SourceLag:
         reader = known.get((pipeline, source))
-        lag = None if reader is None else lag_of(reader, position)
-        return None if reader is None or lag is None else (lag, reader.lag_unit)
+        return UNKNOWN_LAG if reader is None else source_lag(reader, position)
 
     return lags
 

@@ -141,9 +141,9 @@ def _print(console: Console, rows: list[dict[str, Any]]) -> None:
 
 
 def _lag(source: dict[str, Any]) -> str:
-    from conduit_dagster.cli.progress import amount
+    from conduit_dagster.cli.progress import known_lag
 
-    return "" if source["lag"] is None else amount(source["lag"], source["lag_unit"])
+    return "" if source["lag"] is None else known_lag(source)
 
 
 def _counts(source: dict[str, Any]) -> str:

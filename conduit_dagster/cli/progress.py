@@ -19,6 +19,7 @@ from rich.text import Text
 
 from conduit_dagster.cli.terminal import count, print_error, styled, table
 from conduit_dagster.cli.verb import FAILED, OK, Outcome
+from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, source_lag
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
 from conduit_dagster.secret_values import hide
@@ -83,19 +84,17 @@ def total_lag(sources: dict[str, Source], progress: RunProgress) -> str:
     """Return the lag of all sources by unit; empty if any source doesn't know its lag."""
     sums: dict[str, int] = {}
     for name, source in sources.items():
-        lag = lag_of(source, progress.positions[name]) if name in progress.positions else None
-        if lag is None:
+        lag = source_lag(source, progress.positions[name]) if name in progress.positions else UNKNOWN_LAG
+        if lag.amount is None:
             return ""
-        sums[source.lag_unit] = sums.get(source.lag_unit, 0) + lag
+        sums[lag.unit] = sums.get(lag.unit, 0) + lag.amount
     return ", ".join(amount(number, unit) for unit, number in sums.items())
 
 
-def lag_of(source: Source, position: object) -> int | None:
-    """Return a source's lag, or None if it is unknown or the source fails: a number on display must not end a run."""
-    try:
-        return source.lag(position)
-    except Exception:  # noqa: BLE001  # any plugin's code
-        return None
+def known_lag(facts: Mapping[str, Any]) -> str:
+    """Format a known lag: ``1.5 MB``; ``1.5 MB, 12 s`` where its age is known and it is not zero."""
+    text = amount(facts["lag"], facts["lag_unit"])
+    return f"{text}, {facts['lag_seconds']:,.0f} s" if facts["lag_seconds"] else text
 
 
 def amount(number: int, unit: str) -> str:

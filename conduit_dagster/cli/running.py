@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from conduit_dagster.cli.progress import Row, lag_of, live
+from conduit_dagster.cli.progress import Row, live
 from conduit_dagster.cli.signals import CommandSignals, handled
 from conduit_dagster.cli.terminal import console
 from conduit_dagster.cli.verb import unforeseen
@@ -22,6 +22,7 @@ from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
+from conduit_dagster.metrics.source_lag import source_lag
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import project_store
@@ -114,7 +115,7 @@ class _Member:
 
     def __init__(self, project: Project, bound: BoundPipeline, once: bool, metrics: LiveMetrics | None) -> None:
         self.row = Row(bound)
-        self._tally = None if metrics is None else metrics.add(bound, lambda: self.row.status, lag_of)
+        self._tally = None if metrics is None else metrics.add(bound, lambda: self.row.status, source_lag)
         self.result = RunResult(bound.id, PipelineStatus.RUNNING, "", None, RunProgress())
         self._stop = StopFlag()
         self._bound, self._once = bound, once

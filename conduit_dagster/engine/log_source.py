@@ -77,6 +77,12 @@ class LogSource(Source):
         known = self.manifest.state().position
         return None if known is None else self.real.lag(known)
 
+    def lag_seconds(self, position: Position) -> float | None:
+        """Return the real source's age; None while records of the log wait as well."""
+        state = self.manifest.state()
+        waits = state.position is None or position < state.next_offset
+        return None if waits else self.real.lag_seconds(state.position)
+
     @property
     def unit(self) -> dict[str, Any]:
         """Identity of the real source's data, marked as read through the log."""
@@ -104,6 +110,10 @@ class CatchUpSource(LogSource):
 
     def lag(self, position: Position) -> int | None:
         """Return None: only the source itself has a lag."""
+        return None
+
+    def lag_seconds(self, position: Position) -> float | None:
+        """Return None, likewise."""
         return None
 
 

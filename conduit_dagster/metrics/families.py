@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, SourceLag
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -25,8 +26,7 @@ class SourceFacts:
     acked: int = 0
     filtered: int = 0
     nacked: int = 0
-    lag: int | None = None
-    unit: str = ""
+    lag: SourceLag = UNKNOWN_LAG
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,13 @@ def _all(facts: list[PipelineFacts]) -> Iterator[Metric]:
         "conduit_source_lag",
         "How far the source is behind its newest data, in its unit.",
         (*_SOURCE, "unit"),
-        (((*at, source.unit), source.lag) for at, source in sources),
+        (((*at, source.lag.unit), source.lag.amount) for at, source in sources),
+    )
+    yield _gauge(
+        "conduit_source_lag_seconds",
+        "How long the oldest data that the source has not delivered may have waited.",
+        _SOURCE,
+        ((at, source.lag.seconds) for at, source in sources),
     )
     yield from _of_destinations(facts)
     yield from _of_steps(facts)

@@ -23,6 +23,7 @@ from conduit_dagster.metrics.families import (
     StepTimes,
     families,
 )
+from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, SourceLag
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.bound_pipeline import BoundPipeline
     from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 
-Lag = Callable[[Source, object], int | None]
+Lag = Callable[[Source, object], SourceLag]
 
 
 class PipelineMetrics:
@@ -44,7 +45,7 @@ class PipelineMetrics:
         self._facts = PipelineFacts(
             bound.id,
             PipelineStatus.RUNNING,
-            {source_node.id: SourceFacts(unit=source_node.source.lag_unit) for source_node in bound.compiled.sources},
+            {source_node.id: SourceFacts(lag=_unknown(source_node.source)) for source_node in bound.compiled.sources},
             {destination_node.id: DestinationFacts(0, 0) for destination_node in bound.compiled.outputs},
             dead_letters=0,
             restarts=0,
@@ -66,8 +67,8 @@ class PipelineMetrics:
                 last=LastStep(step.seconds, time.time()),
             )
 
-    def _counted(self, step: StepReport, lags: Mapping[str, int | None]) -> dict[str, SourceFacts]:
-        sums = {name: replace(facts, lag=lags.get(name)) for name, facts in self._facts.sources.items()}
+    def _counted(self, step: StepReport, lags: Mapping[str, SourceLag]) -> dict[str, SourceFacts]:
+        sums = {name: replace(facts, lag=lags.get(name, UNKNOWN_LAG)) for name, facts in self._facts.sources.items()}
         for name, count in step.sources.items():
             known = sums.get(name, SourceFacts())
             sums[name] = replace(
@@ -79,8 +80,9 @@ class PipelineMetrics:
             )
         return sums
 
-    def _lag_of(self, name: str, progress: RunProgress) -> int | None:
-        return self._lag(self._readers[name], progress.positions[name]) if name in progress.positions else None
+    def _lag_of(self, name: str, progress: RunProgress) -> SourceLag:
+        reader = self._readers[name]
+        return self._lag(reader, progress.positions[name]) if name in progress.positions else _unknown(reader)
 
     def tell(self, result: RunResult) -> None:
         """Set the status after a failure that is followed by a restart, or when that restart begins."""
@@ -101,6 +103,10 @@ class PipelineMetrics:
             # a stop while it waits takes the restart with it
             restart_at = self._facts.restart_at if status == PipelineStatus.RECOVERING else None
             return replace(self._facts, status=status, times=times, restart_at=restart_at)
+
+
+def _unknown(source: Source) -> SourceLag:
+    return SourceLag(unit=source.lag_unit)
 
 
 def _readers(bound: BoundPipeline) -> dict[str, Source]:

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from conduit_dagster.metrics.families import DestinationFacts, LastStep, PipelineFacts, SourceFacts, families
+from conduit_dagster.metrics.source_lag import SourceLag
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.database import reading
@@ -17,8 +18,8 @@ from conduit_dagster.state.history import gone, restarts_of
 from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_rows
 from conduit_dagster.state.tables import steps
 
-Lags = Callable[[str, str, Any], tuple[int, str] | None]
-"""Pipeline, source and position to lag and unit; None where the lag is not known."""
+Lags = Callable[[str, str, Any], SourceLag]
+"""Pipeline, source and position to lag."""
 _SLACK = 1000
 
 
@@ -60,9 +61,9 @@ class StoredMetrics(Collector):
         )
 
     def _source(self, pipeline: str, row: dict[str, Any]) -> SourceFacts:
-        lag, unit = self._lags(pipeline, row["id"], row["position"]) or (None, "")
+        lag = self._lags(pipeline, row["id"], row["position"])
         acked = self._steady("acked", pipeline, row["id"], row["acked"])
-        return SourceFacts(row["records"], acked, row["filtered"], row["nacked"], lag, unit)
+        return SourceFacts(row["records"], acked, row["filtered"], row["nacked"], lag)
 
     def _destination(self, pipeline: str, row: dict[str, Any]) -> DestinationFacts:
         return DestinationFacts(self._steady("delivered", pipeline, row["id"], row["delivered"]))

@@ -39,9 +39,9 @@ _FATAL: Final = {
     "parquet": "columns_damaged columns_differ columns_twice range_gone",
     "pipeline": "forced_stop invalid",
     "positions": "remembering",
-    "postgres": "login no_column no_database no_key no_privilege no_schema no_slot_left no_table no_unique_index "
-    "not_supported other_server publication slot_lost slot_missing slot_moved slot_taken slot_unusable staging "
-    "truncated_copy wal_level",
+    "postgres": "login no_column no_database no_key no_polling_column no_privilege no_schema no_slot_left no_table "
+    "no_unique_index not_supported other_server publication schema_changed slot_lost slot_missing "
+    "slot_moved slot_taken slot_unusable staging standby truncated_copy wal_level",
     "processor": "error",
     "python": "invalid unreadable",
     "run": "config",

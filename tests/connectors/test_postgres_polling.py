@@ -1,4 +1,4 @@
-"""The postgres source where it may not replicate: it asks for new rows, and misses none of a transaction that is late."""
+"""The postgres source where it may not replicate: it asks for new rows, and misses none of late transactions."""
 
 from __future__ import annotations
 
@@ -108,6 +108,25 @@ def test_a_row_of_a_late_transaction_is_not_missed(reading: PostgresReading) -> 
         late.execute("INSERT INTO a VALUES (%s, 1)", number)
     found, _ = polled(source, position)
     assert ids(found) == [1, 2]
+
+
+def test_a_user_that_may_only_read_waits_for_transactions_of_others(reading: PostgresReading) -> None:
+    reading.execute(f"{TABLE}; CREATE ROLE {reading.name} LOGIN PASSWORD 'secret'; GRANT SELECT ON a TO {reading.name}")
+    reading.execute(f"GRANT USAGE ON SCHEMA public TO {reading.name}")
+    with psycopg.connect(reading.url) as late, ExitStack() as exits:
+        drop = f"DROP OWNED BY {reading.name}; DROP ROLE {reading.name}"
+        exits.callback(reading.execute, drop)
+        server = reading.url.partition("@")[2]
+        source = reading.source(**POLLED, url=f"postgresql://{reading.name}:secret@{server}")
+        exits.callback(source.close)
+        source.check()
+        _, position = polled(source, source.initial())
+        late.execute("INSERT INTO a (v) VALUES (1)")
+        reading.execute("INSERT INTO a (v) VALUES (2)")
+        assert polled(source, position) == ([], position)
+        late.execute("SELECT nextval('a_id_seq')")
+        late.commit()
+        assert ids(polled(source, position)[0]) == [1, 2]
 
 
 def test_a_prepared_transaction_is_waited_for(reading: PostgresReading) -> None:

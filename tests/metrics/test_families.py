@@ -16,12 +16,13 @@ from conduit_dagster.metrics.families import (
     families,
     page,
 )
+from conduit_dagster.metrics.source_lag import SourceLag
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 FULL = PipelineFacts(
     "p",
     "recovering",
-    {"in": SourceFacts(10, 8, 3, 2, 0, "bytes")},
+    {"in": SourceFacts(10, 8, 3, 2, SourceLag(0, "bytes", 1.5))},
     {"out": DestinationFacts(5, 0)},
     dead_letters=2,
     restarts=1,
@@ -54,6 +55,7 @@ def test_every_fact_has_its_sample() -> None:
 def test_known_zeros_are_exported() -> None:
     read = samples(FULL)
     assert read["conduit_source_lag", "p", "in", "bytes"] == 0
+    assert read["conduit_source_lag_seconds", "p", "in"] == 1.5
     assert read["conduit_destination_bytes_total", "out", "p"] == 0
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from lab.support import DECODE, Lab, destination, source
 
-from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
 from conduit_dagster.metrics.families import PipelineFacts, page
 from conduit_dagster.metrics.live import LiveMetrics, PipelineMetrics
+from conduit_dagster.metrics.source_lag import SourceLag, source_lag
 from conduit_dagster.recovery.policy import FRESH
+from conduit_dagster.sdk import Source
 from conduit_dagster.state.steps import SourceCount
 
 
@@ -24,7 +25,7 @@ class Lived:
     def __init__(self, bound: BoundPipeline) -> None:
         self.status, self.progress = "running", RunProgress()
         self.metrics = LiveMetrics()
-        self.tally: PipelineMetrics = self.metrics.add(bound, lambda: self.status, lag_of)
+        self.tally: PipelineMetrics = self.metrics.add(bound, lambda: self.status, source_lag)
 
     def step(self, seconds: float = 0.2, **counts: Any) -> PipelineFacts:
         position = {"in": counts.pop("position")} if "position" in counts else {}
@@ -72,10 +73,10 @@ def test_steps_are_sorted_by_their_time(lived: Lived) -> None:
 
 def test_the_lag_is_the_sources_own(lived: Lived, bound: BoundPipeline) -> None:
     (node,) = bound.compiled.sources
-    assert lived.tally.facts().sources["in"].lag is None
+    assert lived.tally.facts().sources["in"].lag.amount is None
     facts = lived.step(read=1, position=node.source.initial())
-    assert (facts.sources["in"].lag, facts.sources["in"].unit) == (40, "bytes")
-    assert lived.step(read=1, position=7).sources["in"].lag is None
+    assert facts.sources["in"].lag == (40, "bytes", None)
+    assert lived.step(read=1, position=7).sources["in"].lag.amount is None
 
 
 def test_restarts_are_counted_when_they_begin(lived: Lived) -> None:
@@ -98,12 +99,17 @@ def test_logged_sources_have_the_lag_of_the_real_one(tmp_path: Path) -> None:
     found = lab.catalogue().get("p")
     assert found is not None
     asked = list[str]()
+
+    def lag(reader: Source, position: object) -> SourceLag:
+        asked.append(type(reader).__name__)
+        return source_lag(reader, position)
+
     metrics = LiveMetrics()
-    tally = metrics.add(found, lambda: "running", lambda reader, position: asked.append(type(reader).__name__))
+    tally = metrics.add(found, lambda: "running", lag)
     progress = RunProgress(positions={"in": 7})
     tally.observe(StepReport(1, 0.1, {"in": SourceCount(1)}, {"in": 7}, {}, {}, {}, {}, []), progress)
     assert asked == ["LogSource"]
-    assert tally.facts().sources["in"].lag is None
+    assert tally.facts().sources["in"].lag.amount is None
 
 
 def test_the_page_has_all_pipelines_of_the_run(lived: Lived, bound: BoundPipeline) -> None:

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from conduit_dagster.metrics.families import page
+from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, SourceLag
 from conduit_dagster.metrics.stored import StoredMetrics
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.connector_registrations import SourceUnit
@@ -54,15 +55,17 @@ def read(metrics: StoredMetrics) -> dict[tuple[str, ...], float]:
     }
 
 
-def no_lag(*_: Any) -> None:
-    return None
+def no_lag(*_: Any) -> SourceLag:
+    return UNKNOWN_LAG
 
 
 def test_counts_are_the_stores(database: sa.Engine, store: PipelineStore) -> None:
     change(database, sources, records=10, acked=8, filtered=3, nacked=2, position="4")
     deliver(database, "out", 5)
     deliver(database, "dead_letters", 2)
-    found = read(StoredMetrics(database, lambda *about: (7, "files") if about == ("p", "in", 4) else None))
+    found = read(
+        StoredMetrics(database, lambda *about: SourceLag(7, "files") if about == ("p", "in", 4) else UNKNOWN_LAG)
+    )
     assert found["pipeline_records_read_total", "p", "in"] == 10
     assert found["pipeline_records_acked_total", "p", "in"] == 8
     assert found["pipeline_records_filtered_total", "p", "in"] == 3

@@ -38,9 +38,13 @@ class ConnectionErrors(Protocol):
         ...
 
 
+APPLICATION = "conduit:"
+"""Beginning of the application name of every connection of ours."""
+
+
 def application(full_id: str) -> str:
     """Return the application name of one destination's connections on the server, without their epoch."""
-    return f"conduit:{hashlib.sha256(full_id.encode()).hexdigest()[:12]}"
+    return f"{APPLICATION}{hashlib.sha256(full_id.encode()).hexdigest()[:12]}"
 
 
 def parameters(settings: DatabaseSettings, name: str) -> dict[str, str]:

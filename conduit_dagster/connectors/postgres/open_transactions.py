@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import APPLICATION, Connection
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 
 _PAUSE = 0.05
 _XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
 # a transaction has an id only once it has written, but may hold a number of a sequence or its start time before; other
-# databases' transactions, vacuum and our own readers write nothing here
+# databases' transactions, vacuum and readers of any pipeline write nothing here; names that are not shown to us count
 _VIRTUAL = """
     SELECT l.virtualxid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'virtualxid' AND l.pid <> pg_backend_pid() AND a.datname = current_database()
-      AND a.backend_type IS DISTINCT FROM 'autovacuum worker' AND NOT starts_with(a.application_name, %s)
+      AND a.backend_type IS DISTINCT FROM 'autovacuum worker' AND coalesce(a.application_name, '') !~ %s
 """
+_READERS = f"^{APPLICATION}[0-9a-f]+:(copy|task)"
 _OPEN = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'virtualxid' AND virtualxid = ANY(%s))"
 _OVER = "SELECT pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
 
@@ -38,9 +39,9 @@ class OpenTransactions(NamedTuple):
         return OpenTransactions(str(row[0]), [])
 
     @staticmethod
-    def all_of(connection: Connection, ours: str) -> OpenTransactions:
-        """Return all but those of connections whose application name begins with ``ours``. Raises ``psycopg.Error``."""
-        virtual = [str(row[0]) for row in connection.execute(_VIRTUAL, (ours,))]
+    def that_may_write(connection: Connection) -> OpenTransactions:
+        """Return all that may write, with an id or without. Raises ``psycopg.Error``."""
+        virtual = [str(row[0]) for row in connection.execute(_VIRTUAL, (_READERS,))]
         return OpenTransactions(OpenTransactions.with_ids(connection).xmax, virtual)
 
     def are_over(self, connection: Connection) -> bool:

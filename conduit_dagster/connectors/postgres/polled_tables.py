@@ -124,7 +124,7 @@ class PolledTables:
         at = self._time(connection)
         bounds = self._copies.ends(connection, position)
         # asked after the rows: what began between the two is waited for as well
-        return _Look(bounds, OpenTransactions.all_of(connection, self._session.application), at) if bounds else None
+        return _Look(bounds, OpenTransactions.that_may_write(connection), at) if bounds else None
 
     def _is_first_copy(self) -> bool:
         return self._settings.snapshot_mode == "initial"

@@ -176,6 +176,7 @@ def _facts(
         "lag": None if source is None else lag_of(source, read),
         "counts": {} if source is None else _told(lambda: dict(source.counts(read)), {}),
         "lag_unit": None if source is None else source.lag_unit,
+        "lag_seconds": None if source is None else _told(lambda: source.lag_seconds(read), None),
         "collections": _collections(
             collections, {} if source is None else _told(lambda: source.collection_modes(read), {})
         ),

@@ -56,7 +56,7 @@ def combinations(kinds: list[str]) -> list[Combination]:
 
 _WITH_FILES_ONLY = ("merge", "cut", "join", "nacks")
 """In the choice. The scenario ``two`` has nacks as well."""
-_FULL_ONLY = ("once", "query", "chain")
+_FULL_ONLY = ("once", "query", "chain", "polled")
 
 _LEFT_OUT = {
     "postgres": (*_WITH_FILES_ONLY, "streamed"),

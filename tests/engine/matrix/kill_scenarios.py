@@ -68,7 +68,7 @@ class Scenario:
     rows: bool = False
     """Whether it reads a folder of Parquet files."""
     table: str = ""
-    """Whether it reads a table of PostgreSQL: ``copied``, or ``streamed`` from a replication slot."""
+    """Whether it reads a table of PostgreSQL: ``copied``, ``polled``, or ``streamed`` from a replication slot."""
     chained: bool = False
     """Whether it reads the log of another pipeline instead of the file."""
     refused: str = ""
@@ -139,6 +139,8 @@ class Scenario:
         if self.table:
             mode = "never" if self.table == "streamed" else "initial"
             settings = {**table_settings(str(places[0].database), pipeline), "snapshotMode": mode}
+            if self.table == "polled":
+                settings["cdcMode"] = "long_polling"
             return {"id": source, "type": "source", "plugin": "builtin:postgres", "settings": settings}
         if self.chained:
             return chained(name=source, processors=[DECODE])
@@ -223,6 +225,7 @@ _ALL = (
     Scenario("rows", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, rows=True),
     # not into PostgreSQL: a slot waits for the transactions that are open, and here dead pipelines keep theirs
     Scenario("copied", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, table="copied"),
+    Scenario("polled", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, table="polled"),
     Scenario(
         "streamed", ("file", "postgres"), nacked=_BAD, filtered=True, table="streamed", delivery={"batch-bytes": WINDOW}
     ),
