@@ -69,8 +69,12 @@ def cpu_seconds(without: str = "") -> float:
 
     ``without``: processes whose names begin so do not count.
     """
-    counted = [pid for pid in _tree(os.getpid()) if not without or not _name(pid).startswith(without)]
-    return sum(sum(map(int, _stat(Path(f"/proc/{pid}"))[11:15])) for pid in counted) / _TICKS
+    return sum(cpu_seconds_of(pid) for pid in _tree(os.getpid()) if not without or not _name(pid).startswith(without))
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """Used so far by one process, and by its children that have ended."""
+    return sum(map(int, _stat(Path(f"/proc/{pid}"))[11:15])) / _TICKS
 
 
 def machine_cpu_seconds() -> float:

@@ -1,5 +1,7 @@
 """Changes of a PostgreSQL slot: read and counted, and moved into a file, beside Debezium's embedded engine.
 
+Conduit's own connector is beside it too where its binary is (``CONDUIT_POSTGRES_CONNECTOR``).
+
 Every run reads the same changes: each gets a copy of one slot that was made before them. CPU is that of the readers,
 without the server's, which decodes the same for all.
 """
@@ -21,11 +23,12 @@ from ruamel.yaml import YAML
 from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.compare import Side, Taken, compare
-from benchmarks.processes import cpu_seconds
+from benchmarks.processes import cpu_seconds, cpu_seconds_of
 from conduit_dagster.connectors.postgres.source import PostgresSource
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.expressions import Clock
-from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions
+from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions, ResumeState
+from tests.lab.conduit_connector import PLAIN_RECORDS, ConduitConnector, postgres_connector
 from tests.lab.debezium import command, drop_slot, properties
 
 _SHARE = 5
@@ -36,12 +39,13 @@ _TRANSACTION = 500
 _LIMIT = Limit(1_000_000, 128_000_000)
 _HEAP = ("-XX:+UseG1GC", "-Xmx1g")
 _OUTPUT = "out.jsonl"
+# without a time: Conduit's connector can't send one in a document
 _CREATE = f"""
     CREATE TABLE {_TABLE} (
-        id bigint PRIMARY KEY, name text, age bigint, city text, amount double precision, note text, at timestamptz)
+        id bigint PRIMARY KEY, name text, age bigint, city text, amount double precision, note text, at text)
 """
 _INSERT = f"""
-    INSERT INTO {_TABLE} SELECT i, 'user-' || i %% 9973, i %% 90, 'Zagreb', i / 7.0, 'some text here', now()
+    INSERT INTO {_TABLE} SELECT i, 'user-' || i %% 9973, i %% 90, 'Zagreb', i / 7.0, 'some text here', now()::text
     FROM generate_series(%s::bigint, %s::bigint - 1) i
 """
 _UPDATE = f"UPDATE {_TABLE} SET amount = amount * 2, note = 'another text' WHERE id >= %s AND id < %s"
@@ -51,12 +55,14 @@ _PARTS: tuple[tuple[LiteralString, float], ...] = ((_INSERT, 0.6), (_UPDATE, 0.3
 
 
 def slots_read(bench: Bench) -> dict[str, Any]:
-    """The source alone beside Debezium's, whose records are not serialised either."""
+    """The source alone beside Debezium's, whose records are not serialised either, and Conduit's."""
     changes = _made(bench)
     sides = [
         _side(bench, "ours", partial(_source_alone, bench, changes)),
         _side(bench, "Debezium, counted", partial(_debezium, bench, changes, "")),
     ]
+    if (binary := postgres_connector()) is not None:
+        sides.append(_side(bench, "Conduit's connector", partial(_conduit, bench, changes, binary)))
     return compare(sides, changes, bench.rounds)
 
 
@@ -126,6 +132,7 @@ def _source_alone(bench: Bench, changes: int) -> Taken:
     def read() -> None:
         nonlocal found
         position, horizon = source.initial(), source.horizon()
+        source.resume(ResumeState(position, None, {}))
         while (further := source.latest(position, _LIMIT, horizon)) != position:
             for split in source.split(position, further, 2):
                 found += sum(len(block.records) for block in source.read(split, ReadOptions()))  # type: ignore[union-attr]
@@ -175,6 +182,17 @@ def _debezium(bench: Bench, changes: int, output: str) -> Taken:
     said = json.loads(ran.stdout.splitlines()[-1])
     assert said["events"] == changes, said
     return Taken(said["wall"], said["cpu"])
+
+
+def _conduit(bench: Bench, changes: int, binary: Path) -> Taken:
+    """From its first record to its last, over its plugin protocol; the CPU is its own, without its reader's."""
+    batches = {"sdk.batch.size": "1000", "sdk.batch.delay": "50ms"}
+    settings = {**_settings(bench.database.url), **PLAIN_RECORDS, **batches, "logrepl.autoCleanup": "false"}
+    with ConduitConnector(binary, bench.work / "slots", settings) as connector:
+        connector.take(1)
+        before, began = cpu_seconds_of(connector.pid), time.perf_counter()
+        connector.take(changes - 1)
+        return Taken(time.perf_counter() - began, cpu_seconds_of(connector.pid) - before)
 
 
 def _lines(path: Path) -> int:

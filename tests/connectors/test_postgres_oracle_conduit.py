@@ -7,12 +7,19 @@ translated by the functions here, which say why. Its binary is built from Go and
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from lab.conduit_connector import ConduitConnector, collection_of, document_of, operation_of
+from lab.conduit_connector import (
+    PLAIN_RECORDS,
+    VARIABLE,
+    ConduitConnector,
+    collection_of,
+    document_of,
+    operation_of,
+    postgres_connector,
+)
 from lab.postgres_history import PostgresHistory, Table
 from lab.postgres_reading import PostgresReading, drained
 from lab.random_values import LITERALS, large, words
@@ -21,15 +28,7 @@ from conduit_dagster.record import Record
 
 pytestmark = pytest.mark.slow
 
-VARIABLE = "CONDUIT_POSTGRES_CONNECTOR"
-_SETTINGS = {
-    "logrepl.withAvroSchema": "false",
-    "sdk.schema.extract.key.enabled": "false",
-    "sdk.schema.extract.payload.enabled": "false",
-    "sdk.batch.size": "1000",
-    "sdk.batch.delay": "50ms",
-}
-"""Records as documents: in its Avro schemas no column may be null."""
+_SETTINGS = {**PLAIN_RECORDS, "sdk.batch.size": "1000", "sdk.batch.delay": "50ms"}
 _KINDS = {
     "t": "text",
     "n": "integer",
@@ -130,9 +129,8 @@ def ours_of(record: Record, theirs: Told) -> Told:
 @pytest.fixture
 def binary() -> Path:
     """The connector."""
-    own = Path.home() / ".cache" / "conduit-dagster" / "conduit-connector-postgres-0.14.2"
-    found = Path(os.environ.get(VARIABLE) or own)
-    if not found.exists():
+    found = postgres_connector()
+    if found is None:
         pytest.skip(f"no conduit-connector-postgres: build it with Go, and name the binary with {VARIABLE}")
     return found
 

@@ -15,6 +15,14 @@ from typing import Any, Self
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
 
+VARIABLE = "CONDUIT_POSTGRES_CONNECTOR"
+"""Environment variable with the path of Conduit's postgres connector, version 0.14.2."""
+PLAIN_RECORDS = {
+    "logrepl.withAvroSchema": "false",
+    "sdk.schema.extract.key.enabled": "false",
+    "sdk.schema.extract.payload.enabled": "false",
+}
+"""Settings for records as documents: in its Avro schemas no column may be null."""
 _OPERATIONS = {1: "create", 2: "update", 3: "delete", 4: "snapshot"}
 _PATIENCE = 60.0
 _COOKIE = "204e8e812c3a1bb73b838928c575b42a105dd2e9aa449be481bc4590486df53f"
@@ -57,6 +65,13 @@ def _classes() -> dict[str, Any]:
 _CLASSES = _classes()
 
 
+def postgres_connector() -> Path | None:
+    """Conduit's postgres connector, which is built from Go and no part of this project; None where there is none."""
+    own = Path.home() / ".cache" / "conduit-dagster" / "conduit-connector-postgres-0.14.2"
+    found = Path(os.environ.get(VARIABLE) or own)
+    return found if found.exists() else None
+
+
 class ConduitConnector:
     """A source, as a context: configured, opened at its beginning, and running. Its records are acked as they come."""
 
@@ -65,6 +80,7 @@ class ConduitConnector:
         self._log = folder / "connector.log"
         self._config = config
         self._acks: queue.Queue[Any] = queue.Queue()
+        self._failure = ""
 
     def __enter__(self) -> Self:
         # a socket's path has 107 bytes at most
@@ -101,6 +117,11 @@ class ConduitConnector:
         """What it wrote to its log."""
         return self._log.read_text()[-3_000:]
 
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
     def take(self, count: int) -> list[Any]:
         """So many records. Raises where none comes any more."""
         found: list[Any] = []
@@ -110,7 +131,8 @@ class ConduitConnector:
             except queue.Empty:
                 record = None
             if record is None:
-                raise RuntimeError(f"{self._binary.name} has ended, or is silent, after {len(found)}:\n{self.said()}")
+                said = f"{self._failure}\n{self.said()}"
+                raise RuntimeError(f"{self._binary.name} has ended, or is silent, after {len(found)}: {said}")
             found.append(record)
         return found
 
@@ -130,7 +152,8 @@ class ConduitConnector:
                 self._acks.put(_CLASSES["Acks"](ack_positions=[record.position for record in message.records]))
                 for record in message.records:
                     self._records.put(record)
-        except grpc.RpcError:
+        except grpc.RpcError as error:
+            self._failure = str(error)
             self._records.put(None)
 
 
