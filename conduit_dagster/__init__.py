@@ -21,7 +21,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what users of Dagster need on its first use: the command line and Spark's tasks do without Dagster."""
+    """Import Dagster's entry points at their first use: the command line and Spark tasks must not import Dagster."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,11 +1,11 @@
-"""Lookup of built-in plugins by their place, so that ``ls`` is the catalogue.
+"""Lookup of built-in plugins by file location, so that ``ls`` is the catalogue.
 
 ``connectors/file/source.py`` holds the source ``file``, ``processors/field_set.py`` the processor ``field.set``. A
 built-in may be written as in Conduit: ``builtin:field.set``, ``builtin:field.set@v0.1.0``; its version is ignored. A
 plugin of the project, or an installed one, takes precedence unless the name begins with ``builtin:``.
 
-Some need an extra of the distribution (``extras.py``). They are in the catalogue without it too, and only then fail to
-load: :meth:`BuiltinPlugins.find` finds nothing, and :meth:`BuiltinPlugins.not_installed` says what is missing.
+Some need an extra of the distribution (``extras.py``). They are listed without it too, but fail to load:
+:meth:`BuiltinPlugins.find` returns None, and :meth:`BuiltinPlugins.not_installed` returns the error.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _SPARK: Final = "spark"
 
 
 class BuiltinPlugins(Generic[T]):
-    """The built-in plugins of one kind; ``part``: the module of a connector's package that holds them."""
+    """The built-in plugins of one kind. ``part``: the module of a connector's package that holds the plugin."""
 
     def __init__(self, kind: type[T], place: Any, part: str = "") -> None:
         self._kind, self._place, self._part = kind, place, part
         self.noun: str = kind.__name__.lower()
         self.names: Callable[[], tuple[str, ...]] = cache(self._names)
-        """Return the names of all, sorted. Imports none of them. ``spark:FORMAT`` stands for all formats of Spark."""
+        """Return all names, sorted, without importing the plugins. ``spark:FORMAT`` stands for all formats of Spark."""
         self._load: Callable[[str], type[T]] = cache(self._loaded)
 
     def find(self, plugin: str, extra: Mapping[str, type[T]]) -> type[T] | None:
-        """Return the class for a pipeline file's ``plugin``; None if there is none or it is :meth:`not_installed`.
+        """Return the class for a pipeline file's ``plugin``; None if unknown or :meth:`not_installed`.
 
-        ``extra``: those that are not built in.
+        ``extra``: plugins that are not built in.
         """
         try:
             return self._find(plugin, extra)
@@ -48,7 +48,7 @@ class BuiltinPlugins(Generic[T]):
             return None
 
     def not_installed(self, plugin: str, extra: Mapping[str, type[T]]) -> NotInstalledError | None:
-        """Return the error for a plugin that is there and lacks an extra of the distribution; None for any other."""
+        """Return the error for a known plugin whose extra is not installed; None for any other."""
         try:
             self._find(plugin, extra)
         except NotInstalledError as error:
@@ -56,7 +56,7 @@ class BuiltinPlugins(Generic[T]):
         return None
 
     def all(self) -> dict[str, type[T]]:
-        """Return all that are installed, by name. Imports them all; :meth:`find` imports only one."""
+        """Return all installed plugins by name. Imports every one; :meth:`find` imports only one."""
         found = {name: self.find(name, {}) for name in self.names()}
         return {name: kind for name, kind in found.items() if kind is not None}
 
@@ -119,5 +119,5 @@ def plain_name(plugin: str) -> str:
 
 
 def is_builtin(plugin: str, name: str, extra: Mapping[str, object]) -> bool:
-    """Return whether a plugin name means the built-in ``name``. Imports no plugin. ``extra``: those not built in."""
+    """Return whether a plugin name means the built-in ``name``; imports no plugin. ``extra``: plugins not built in."""
     return plain_name(plugin) == name and (plugin.startswith(_PREFIX) or name not in extra)

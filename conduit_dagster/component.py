@@ -22,7 +22,7 @@ class PipelinesScaffolder(dg.Scaffolder[Any]):
     """Writes ``defs.yaml``, and beside it a project with a first pipeline that runs."""
 
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
-        """Write the files; those that are there already stay as they are."""
+        """Write the files; existing ones are kept."""
         dg.scaffold_component(request, {"path": "."})
         if not request.append:
             write_project(request.target_path)
@@ -38,7 +38,8 @@ _CONNECTOR: dict[str, Any] = {
     "properties": {"id": {"type": "string"}, "type": {"enum": ["source", "destination"]}, "plugin": {"type": "string"}},
 }
 _OUTLINE: dict[str, Any] = {
-    # Dagster would take a text as well, and then names the line of the attribute and not that of the mistake
+    # Dagster would accept a string as well, and would then report the line of the attribute instead of that of the
+    # mistake
     "anyOf": [{}],
     "type": "array",
     "items": {
@@ -86,7 +87,7 @@ class PipelinesComponent(dg.Component, dg.Model, dg.Resolvable):
     ] = Field(default=None, description=_TRANSLATION)
 
     def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
-        """Return the spec of one asset, as a translator does: to be overridden in a subclass."""
+        """Return the spec of one asset, like a translator. Override it in a subclass."""
         return data.spec if self.translation is None else self.translation(data.spec, data)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
@@ -98,7 +99,7 @@ class PipelinesComponent(dg.Component, dg.Model, dg.Resolvable):
 
 
 def _require_own_folder(folder: Path, component: Path) -> None:
-    """Raise unless the project is the component's folder: commands and restarted runs read ``defs.yaml`` there."""
+    """Raise unless the component's folder is the project: commands and restarted runs read ``defs.yaml`` there."""
     root = Project.find(folder).root
     if root.resolve() != component.resolve():
         raise FatalError(

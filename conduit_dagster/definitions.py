@@ -1,4 +1,4 @@
-"""Dagster definitions of a project: of the one that contains the working directory, or for another project's own."""
+"""Dagster definitions of a project: of the one that contains the working directory, or merged into another project."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from conduit_dagster.sensors.tick import define_sensors
 
 @dataclass(frozen=True)
 class _Choices:
-    """What the caller chose."""
+    """Choices of the caller."""
 
     translator: PipelineTranslator = field(default_factory=PipelineTranslator)
     spark: Any = None
-    """None: a ``SparkResource``."""
+    """None means a ``SparkResource``."""
     executor: dg.ExecutorDefinition | None = None
 
 
@@ -64,7 +64,7 @@ def define(project: Project) -> dg.Definitions:
 def _define(catalogue: Catalogue, choices: _Choices) -> dg.Definitions:
     """Return the definitions of a catalogue.
 
-    Definitions that Dagster refuses to load together are loaded pipeline by pipeline, and those that fail are left out.
+    If Dagster refuses to load them together, they are loaded pipeline by pipeline, and those that fail are left out.
     """
     whole = _resolved(catalogue, choices)
     if isinstance(whole, dg.Definitions):
@@ -75,7 +75,7 @@ def _define(catalogue: Catalogue, choices: _Choices) -> dg.Definitions:
 
 
 def _resolved(catalogue: Catalogue, choices: _Choices) -> dg.Definitions | Exception:
-    """Return the definitions, or the error with which Dagster refuses them. It caches what is resolved for this."""
+    """Return the definitions, or the error with which Dagster refuses them. Dagster caches the resolved definitions."""
     try:
         defined = _definitions(catalogue, choices, {})
         defined.get_repository_def()

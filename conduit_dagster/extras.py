@@ -1,7 +1,7 @@
-"""Optional packages: which parts need which extra of the distribution, and how it is installed.
+"""Optional packages: which parts need which extra of the distribution, and how to install it.
 
-This is the only place that knows: a plugin's module imports its package like any other, and whoever finds plugins
-(``builtin_plugins.py``) asks here when that fails.
+The only place with this knowledge: a plugin's module imports its package like any other, and the lookup of plugins
+(``builtin_plugins.py``) asks here when the import fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("psycopg",),
     "ui": ("dagster-webserver", "dagster-dg-cli"),
 }
-"""Extras, and the distributions that ``pyproject.toml`` names for them; ``all`` is all of these."""
+"""Extras, with the distributions that ``pyproject.toml`` lists for them; ``all`` is all of these."""
 
 PLUGINS: Final[Mapping[str, str]] = {
     "connectors.delta": "delta",
@@ -31,11 +31,11 @@ PLUGINS: Final[Mapping[str, str]] = {
     "processors.avro_encode": "avro",
     "processors.custom_javascript": "javascript",
 }
-"""Built-in plugins, by their place, that can't be imported without an extra."""
+"""Built-in plugins, by file location, that can't be imported without an extra."""
 
 
 class NotInstalledError(FatalError):
-    """Something was asked for that needs an extra, and its packages are missing."""
+    """Raised for a feature whose extra is not installed."""
 
 
 def extra_of(module: str) -> str | None:

@@ -42,19 +42,19 @@ class FieldError(Exception):
 
 
 class UnresolvedReferenceError(FieldError):
-    """A path to the field that leads through a value that is not a document."""
+    """Raised for a path that leads through a value that is not a document."""
 
     code = "field.unresolved"
 
 
 class UnsuitableValueError(FieldError):
-    """A value that the field cannot take, or a field that cannot be changed at all."""
+    """Raised for a value that the field can't hold, or for a field that can't be changed at all."""
 
     code = "field.unsuitable"
 
 
 class FieldExistsError(FieldError):
-    """A new name that another field has."""
+    """Raised for a new name that another field already has."""
 
     code = "field.exists"
 
@@ -72,7 +72,7 @@ class Reference(ABC):
 
     @property
     def holds_data(self) -> bool:
-        """Whether it is a whole payload or key, which may be bytes; a field inside takes what JSON can hold."""
+        """Whether it is a whole payload or key, which may be bytes; a field inside holds JSON values only."""
         return self.root in ("after", "before", "key") and not self.path
 
     @staticmethod
@@ -99,7 +99,7 @@ class Reference(ABC):
         raise self._fixed("renamed")
 
     def create_way(self, record: Record) -> None:  # noqa: B027  # a whole part of a record has no path to create
-        """Create the missing documents on the field's path, as Conduit does in everything that names a field."""
+        """Create the missing documents on the field's path, as Conduit does for every field reference."""
 
     def _check_free(self, name: str, fields: Mapping[str, Any]) -> None:
         if name in fields:

@@ -1,4 +1,4 @@
-"""File locks, which the system releases however their process ends. Standard library only."""
+"""File locks, which the operating system releases however their process ends. Standard library only."""
 
 from __future__ import annotations
 

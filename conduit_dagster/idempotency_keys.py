@@ -1,4 +1,4 @@
-"""Names for side effects that stay the same over all attempts of a step (reference 5)."""
+"""Idempotency keys for side effects: the same in all attempts of a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ RecordKey = tuple[str, int, str]
 
 @dataclass
 class IdempotencyKeys:
-    """Current step of a worker. One object per compiled pipeline; the stage sets it before the first record."""
+    """Idempotency keys of a worker's current step.
+
+    One object per compiled pipeline; the stage sets it before the first record.
+    """
 
     pipeline: str = ""
     hashes: dict[str, str] = field(default_factory=dict[str, str])
-    """Consumer to delivery hash; under the empty name the step's own, for everything before the fan-out."""
+    """Consumer to delivery hash; the empty name holds the step's own, for everything before the fan-out."""
     generations: dict[str, int] = field(default_factory=dict[str, int])
 
     def hash_of(self, consumer: str = "") -> str:
@@ -24,7 +27,7 @@ class IdempotencyKeys:
         return self.hashes.get(consumer, "")
 
     def key_of(self, record: Record) -> RecordKey:
-        """Return the record's key. A record that a processor made from another one has that one's key."""
+        """Return the record's key. A record that a processor derived from another one has the same key."""
         origin = record.metadata.get(SOURCE_CONNECTOR_ID, "")
         source = origin.removeprefix(f"{self.pipeline}:")
         return source, self.generations.get(source, 0), str(record.position)

@@ -9,7 +9,7 @@ _PLAIN = frozenset({str, int, bool, bytes, type(None)})
 
 
 def is_json(value: Any) -> bool:
-    """Return whether JSON can hold the value unchanged; raw data (bytes) counts as holdable."""
+    """Return whether JSON can hold the value unchanged; raw data (bytes) counts as JSON."""
     # most values are plain: a type check avoids a call for each
     if type(value) in _PLAIN:
         return True
@@ -28,7 +28,7 @@ def is_json(value: Any) -> bool:
 def finite(value: Any) -> Any:
     """Return the value, or a copy in which numbers that JSON lacks are text and everything else is unchanged.
 
-    Not guaranteed for values nested deeper than Python's recursion limit, some hundreds of levels.
+    Values nested deeper than Python's recursion limit (some hundreds of levels) may be returned unchanged.
     """
     try:
         return value if is_json(value) else _finite(value)
@@ -45,5 +45,5 @@ def _finite(value: Any) -> Any:
 
 
 def no_number(value: float) -> str:
-    """Return NaN or an infinity as Spark writes it: ``NaN``, ``Infinity``, ``-Infinity``."""
+    """Return NaN or an infinity in Spark's notation: ``NaN``, ``Infinity``, ``-Infinity``."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

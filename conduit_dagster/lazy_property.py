@@ -11,8 +11,8 @@ T = TypeVar("T")
 class lazy_property(Generic[T]):  # noqa: N801  # reads as a decorator, like property
     """Compute an attribute at its first use, and keep it in the instance.
 
-    For everything that may wait: up to Python 3.11 ``functools.cached_property`` holds one lock for all instances of
-    a class while it computes, so a pipeline whose value comes from a Spark job or a server holds up the others of its
+    For values that may take long: up to Python 3.11 ``functools.cached_property`` holds one lock for all instances of a
+    class while it computes, so a pipeline whose value comes from a Spark job or a server would block the others of its
     process. Threads that share an instance may compute the value twice; the last one is kept.
     """
 
@@ -28,7 +28,10 @@ class lazy_property(Generic[T]):  # noqa: N801  # reads as a decorator, like pro
     @overload
     def __get__(self, instance: object, owner: type) -> T: ...
     def __get__(self, instance: object | None, owner: type) -> lazy_property[T] | T:
-        """Return the value. Not asked again: without ``__set__``, the instance's own attribute comes first."""
+        """Compute and store the value.
+
+        Runs once per instance: without ``__set__``, the instance's own attribute takes precedence.
+        """
         if instance is None:
             return self
         value = self._compute(instance)

@@ -6,9 +6,10 @@ import msgspec
 
 
 def learn(*types: type[msgspec.Struct]) -> None:
-    """Register types that several threads decode. Call it where they are defined: only one thread imports a module.
+    """Register types that several threads decode.
 
-    msgspec (0.22) crashes the process if two threads decode a type for the first time at the same moment.
+    Call it in the module that defines them, since only one thread imports a module: msgspec (0.22) crashes the process
+    if two threads decode a type for the first time at the same moment.
     """
     for one in types:
         msgspec.json.Decoder(one)

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def node_id(parent: str, name: str) -> str:
-    """Return the id of a connector or processor: its own, prefixed with that of its pipeline or connector."""
+    """Return the id of a connector or processor, prefixed with the id of its pipeline or connector."""
     return f"{parent}:{name}"

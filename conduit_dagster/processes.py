@@ -20,7 +20,7 @@ _TICK = 0.05
 
 
 def started_at(pid: int) -> str | None:
-    """Return the start time, which tells a process from a later one with its id; ``None`` if ended (a zombie has)."""
+    """Return the start time, which distinguishes reuses of a process id; ``None`` if it has ended (a zombie has)."""
     if not (_PROC / "self" / "stat").exists():
         return _asked(pid)
     try:
@@ -39,12 +39,12 @@ def _asked(pid: int) -> str | None:
 
 
 def is_alive(pid: int, started: str) -> bool:
-    """Return whether this very process is still running."""
+    """Return whether exactly this process is still running."""
     return started_at(pid) == started
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Return the identity of a local process, by which other local processes can tell if it is alive. JSON-safe."""
+    """Return a JSON-safe identity of a local process, by which other local processes can check whether it is alive."""
     return {
         "host": socket.gethostname(),
         "boot": _read("/proc/sys/kernel/random/boot_id"),
@@ -55,12 +55,12 @@ def identity(pid: int) -> dict[str, Any]:
 
 
 def is_running(process: dict[str, Any]) -> bool:
-    """Return whether it is certainly running: its id, here and now, refers to this very process."""
+    """Return True only if the process is certainly running: its id, on this machine and boot, still refers to it."""
     return _is_here(process) and is_alive(int(process["pid"]), process["started"])
 
 
 def is_dead(process: dict[str, Any]) -> bool:
-    """Return whether it has certainly ended: it ran on this machine, since this boot, and is gone."""
+    """Return True only if the process has certainly ended: it ran here, since this boot, and no longer exists."""
     return _is_here(process) and not is_alive(int(process["pid"]), process["started"])
 
 
@@ -139,7 +139,7 @@ def _resident(process: Any) -> int:
 def end(pid: int, started: str, patience: float) -> bool:
     """End a process by SIGTERM, after ``patience`` seconds by SIGKILL; return whether it had to be killed.
 
-    Its exit code stays with its parent: psutil's own wait would take a child's away from ``subprocess``.
+    The exit code stays with its parent: psutil's own wait would take a child's away from ``subprocess``.
     """
     if _ended(pid, started, signal.SIGTERM, patience):
         return False

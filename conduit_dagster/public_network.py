@@ -1,4 +1,4 @@
-"""Connections to public addresses only, for web addresses that others may choose."""
+"""Connections to public addresses only, for URLs that untrusted users may choose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PrivateAddressError(OSError):
 
 
 def is_public(address: str) -> bool:
-    """Return whether a numeric address is one of the public Internet; false for loopback, link-local and metadata."""
+    """Return whether a numeric address belongs to the public Internet; False for loopback, link-local and metadata."""
     found = ip_address(address.partition("%")[0])
     if isinstance(found, IPv6Address):
         found = _inner(found)
@@ -64,7 +64,7 @@ def _connected(where: tuple[str, int], timeout: Any, source: tuple[str, int] | N
 class _PublicHTTP(HTTPConnection):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._create_connection = connect_public  # the base class sets its own on each object
+        self._create_connection = connect_public  # the base class sets it on each object
 
 
 class _PublicHTTPS(HTTPSConnection):
@@ -90,5 +90,5 @@ class PublicHTTPSHandler(HTTPSHandler):
 
 
 def public_handlers() -> list[Any]:
-    """Return urllib's handlers for public addresses, without a proxy, which would resolve names by itself."""
+    """Return urllib's handlers for public addresses, without proxies: a proxy would resolve names itself."""
     return [PublicHTTPHandler(), PublicHTTPSHandler(), ProxyHandler({})]

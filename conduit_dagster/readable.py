@@ -36,7 +36,7 @@ def readable_part(part: Any) -> Any:
 def readable_line(layout: dict[str, Any]) -> str:
     """Return a record in Conduit's layout as one line, with raw data as text instead of Base64 where it is UTF-8.
 
-    For people: what a command prints with ``--json`` keeps the layout.
+    For display only: the output of ``--json`` keeps the layout.
     """
     payload = {name: _decoded(part) for name, part in layout["payload"].items()}
     decoded = {name: _decoded(layout[name]) for name in ("position", "key")}

@@ -20,7 +20,7 @@ COLLECTION = "opencdc.collection"
 CREATED_AT = "opencdc.createdAt"
 READ_AT = "opencdc.readAt"
 FILE_HEADER = "file.header"
-"""First line of the record's file, from a source that leaves it out of the records."""
+"""First line of the record's file, for a source that does not emit it as a record."""
 SOURCE_CONNECTOR_ID = "conduit.source.connector.id"
 Mode = Literal["copy", "sync", "complete"]
 MODES: tuple[Mode, ...] = ("copy", "sync", "complete")
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, gc=False):
 
 
 def mode_of(record: Record) -> Mode:
-    """Return the mode in the record's metadata; by default copy for a snapshot, else sync (reference 4, Mode)."""
+    """Return the mode in the record's metadata; by default copy for a snapshot, otherwise sync."""
     mode = record.metadata.get(MODE)
     return mode if mode in MODES else "copy" if record.operation == "snapshot" else "sync"
 
@@ -71,7 +71,7 @@ class Payload(msgspec.Struct, gc=False):
 
 
 class Envelope(msgspec.Struct, gc=False):
-    """A record as Conduit writes it: raw data is base64 text, a document is an object."""
+    """A record as Conduit writes it: raw data is Base64 text, a document is an object."""
 
     position: bytes
     operation: str
@@ -143,7 +143,7 @@ _COPIERS: dict[type, Callable[[Any], Any]] = {dict: copy_document, list: _copy_l
 
 
 def copy(record: Record) -> Record:
-    """Return an independent copy for one branch (CASES C21). Metadata is shared until it is replaced."""
+    """Return an independent copy for one branch. Metadata is shared until it is replaced."""
     return Record(
         record.position,
         record.metadata,
@@ -164,7 +164,7 @@ def _copy_data(value: Data) -> Data:
 
 
 def _copy_deep(root: Document) -> Document:
-    """Copy a document nested deeper than Python's recursion limit: slower than :func:`copy_document`, without limit."""
+    """Copy a document nested deeper than Python's recursion limit: like :func:`copy_document`, but slower."""
     made: Document = {}
     waiting: list[tuple[Any, Any]] = [(root, made)]
     while waiting:

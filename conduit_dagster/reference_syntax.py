@@ -29,7 +29,7 @@ _ESCAPED = re.compile(r"""\\(["'\\])""")
 
 
 class ReferenceSyntaxError(ValueError):
-    """A text that is not a reference. ``column`` counts characters from 0; ``fix`` says what to write instead."""
+    """Raised for text that is not a reference. ``column`` counts characters from 0; ``fix`` suggests a correction."""
 
     def __init__(self, message: str, column: int, fix: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""Secret values that this process has read, and their masking in texts that leave it.
+"""Secret values that this process has read, and their masking in all text that leaves it.
 
 A process reads secrets with its files, and a task with its pipeline; from then on :func:`hide` replaces them in every
-error, finding, log line and output. It knows values, not places: a driver may quote a password in any text.
+error, finding, log line and output. It matches values, not places: a driver may quote a password in any text.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from urllib.parse import quote, quote_plus
 
 MASK: Final = "***"
 SHORTEST: Final = 4
-"""Characters. A shorter value is not looked for: it would be found in words and numbers that mean something else."""
+"""Characters. Shorter values are not masked: they would match words and numbers that are not secret."""
 _LONG_LINE: Final = 16
-"""Characters from which a line of a value of several lines, such as a key, is masked by itself."""
+"""Minimum number of characters for masking a single line of a multi-line value, such as a key."""
 _MOST: Final = 2_000
-"""Values that are remembered; the oldest are forgotten first."""
+"""Maximum number of remembered values; the oldest are forgotten first."""
 
 
 class _Known:
@@ -41,7 +41,7 @@ class _Known:
     def _put(self, values: dict[str, None]) -> None:
         self._values = dict(list(values.items())[-_MOST:])
         forms = {form for value in self._values for form in _forms(value) if len(form) >= SHORTEST}
-        # the longest first: a value may begin with another one
+        # longest first: a value may begin with another one
         ordered = sorted(forms, key=lambda form: (-len(form), form))
         self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
@@ -55,7 +55,7 @@ def remember(values: Iterable[str]) -> None:
 
 
 def forget() -> None:
-    """Forget all values: for tests that share a process."""
+    """Forget all values. For tests that share a process."""
     _known.clear()
 
 
@@ -84,13 +84,13 @@ def hide_in(data: Any) -> Any:
 
 
 class HidingStream:
-    """A text stream in which known values are masked, write by write."""
+    """A text stream that masks known values, write by write."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text without the values."""
+        """Write the text with known values masked."""
         return self._stream.write(hide(text))
 
     def __getattr__(self, name: str) -> Any:
@@ -103,9 +103,9 @@ def _forms(value: str) -> Iterator[str]:
     # as in a URL
     plain = value.encode("utf-8", "replace")
     yield from (quote(plain, safe=""), quote(plain), quote_plus(plain))
-    # as in JSON, and as Python shows a text
+    # as in JSON, and as in Python's repr
     yield from (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
     yield repr(value)[1:-1]
-    # a log may be cut at the end of a line; what begins with dashes says which kind of key it is
+    # a log may be cut at a line end; a line of dashes only names the kind of key
     lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
     yield from (line for line in lines if len(line) >= _LONG_LINE and not line.startswith("-----"))

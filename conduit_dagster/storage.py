@@ -19,14 +19,14 @@ class _Appends(Protocol):
 
 
 class Sink(io.RawIOBase):
-    """File-like object that passes the bytes of pyarrow's writers on."""
+    """File-like object that forwards the bytes of pyarrow's writers."""
 
     def __init__(self, into: _Appends) -> None:
         super().__init__()
         self._into = into
         self._bytes = 0
         self.discard = False
-        """Whether further bytes are dropped: an abandoned writer still writes its footer."""
+        """Whether to drop further bytes: an abandoned writer still writes its footer."""
 
     def writable(self) -> bool:
         """Return True."""
@@ -63,7 +63,7 @@ def is_local(url: str) -> bool:
 
 def protocol_problem(url: str) -> str | None:
     """Return why the file system of a URL can't be used in this process, or None. Opens no connection."""
-    import fsspec  # what reads only the state store needs no file system
+    import fsspec  # imported late: commands that read only the state store need no file system
 
     for protocol in url.rpartition("://")[0].split("::"):
         try:
@@ -79,26 +79,26 @@ def join(url: str, *names: str) -> str:
 
 
 def safe_name(name: str) -> str:
-    """Return ``name`` as a safe path component: a pipeline may be called ``..``.
+    """Return ``name`` as a safe path component: a pipeline may be named ``..``.
 
-    A name that would be longer than file systems take ends in a digest instead.
+    A name longer than file systems accept is truncated and ends in a digest.
     """
     safe = quote(name, safe="-_") if name.strip(".") else name.replace(".", "%2E")
     if len(safe) <= _LONGEST:
         return safe
-    # no shorter name has a tilde: ids have none, and quoting adds none
+    # cannot collide with a shorter name: ids have no tilde, and quoting adds none
     return f"{safe[:180]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def _remote(url: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs  # as above
+    from fsspec.core import url_to_fs  # late, as above
 
     return url_to_fs(url)
 
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 _HOME_MARK = ".private"
-"""Name of the file that marks a home: what is created below is for its user only, whatever the umask says."""
+"""Name of the file that marks a home: everything created below is readable by its user only, whatever the umask."""
 
 
 def private_folder(path: Path) -> None:
@@ -112,9 +112,9 @@ def private_folder(path: Path) -> None:
 
 
 def make_home(home: Path, private: bool = True) -> None:
-    """Create a project's home, or narrow an existing one to its user; mark it. Not ``private``: as the umask says.
+    """Create a project's home, or restrict an existing one to its user, and mark it.
 
-    A home of another user keeps its mode. Raises ``OSError``.
+    If not ``private``, the umask applies. A home of another user keeps its mode. Raises ``OSError``.
     """
     if not private:
         home.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ def make_home(home: Path, private: bool = True) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Return whether a path is in a marked home. A destination elsewhere keeps its user's umask."""
+    """Return whether a path is in a marked home. Destinations elsewhere keep their user's umask."""
     return any((folder / _HOME_MARK).exists() for folder in path.absolute().parents)
 
 
@@ -205,7 +205,7 @@ def open_read(url: str) -> IO[bytes]:
 
 
 def size(url: str) -> int | None:
-    """Return the file's length in bytes, or None if there is no such file."""
+    """Return the file's length in bytes, or None if the file does not exist."""
     path = local_path(url)
     if path is not None:
         return path.stat().st_size if path.is_file() else None
@@ -214,7 +214,10 @@ def size(url: str) -> int | None:
 
 
 def sync(url: str) -> None:
-    """Make a file's bytes, or a folder's entries, durable: a crash may lose a file if only its bytes are synced."""
+    """Make a file's bytes, or a folder's entries, durable.
+
+    A new file needs both: a crash may lose it if only its bytes are synced.
+    """
     path = local_path(url)
     if path is None:
         return

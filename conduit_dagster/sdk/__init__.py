@@ -1,8 +1,8 @@
-"""Names that authors of connectors and processors import; built-ins import them from here as well.
+"""Public names for authors of connectors and processors; the built-ins import them from here as well.
 
-``read`` of a source and everything of a :class:`Writer`, a :class:`Sender` or a :class:`Processor` run in Spark tasks;
-the rest runs on the driver. Positions, horizons and targets are JSON values, chosen by the connector and opaque to the
-engine.
+``Source.read`` and every method of a :class:`Writer`, a :class:`Sender` or a :class:`Processor` run in Spark tasks;
+everything else runs on the driver. Positions, horizons and targets are JSON values, chosen by the connector and opaque
+to the engine.
 """
 
 from conduit_dagster.config.secret_providers import SecretError, SecretProvider

@@ -24,27 +24,27 @@ class ConnectorSettings(BaseModel):
     open_keys: ClassVar[tuple[str, ...]] = ()
     """Patterns (``fnmatch``) of keys beyond the fields, such as ``format.options.*``."""
     idle_keys: ClassVar[Mapping[str, str]] = {}
-    """Patterns of Conduit's settings that do nothing here, each with the reason: ``validate`` names them."""
+    """Patterns of Conduit settings that have no effect here, each with the reason, which ``validate`` reports."""
 
 
 @dataclass(frozen=True)
 class ConnectorContext:
-    """A connector's place in its pipeline."""
+    """A connector's identity and location in its project."""
 
     pipeline: str
     connector: str
     root: str
-    """The project root; relative paths in settings start there."""
+    """The project root, the base of relative paths in settings."""
     clock: Clock
     strategy: Strategy = "at-least-once"
 
     @property
     def full_id(self) -> str:
-        """The id as Conduit writes it into metadata: ``pipeline:connector``."""
+        """The id that Conduit writes into metadata: ``pipeline:connector``."""
         return node_id(self.pipeline, self.connector)
 
     def resolve(self, path: str) -> str:
-        """``path`` made absolute against the project root; a URL stays as it is."""
+        """Return ``path`` made absolute against the project root; a URL is returned unchanged."""
         return resolved(path, self.root)
 
     def folder_in(self, parent: str) -> str:
@@ -53,5 +53,5 @@ class ConnectorContext:
 
 
 def resolved(path: str, root: str) -> str:
-    """``path`` made absolute against a project's root; a URL stays as it is."""
+    """Return ``path`` made absolute against the project root; a URL is returned unchanged."""
     return path if "://" in path else str(Path(root, path))

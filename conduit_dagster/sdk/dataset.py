@@ -1,4 +1,4 @@
-"""Names of data sets outside of the project: what lineage tools join on."""
+"""Names of external data sets: the key on which lineage tools join."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from urllib.parse import urlsplit
 
 
 class Dataset(NamedTuple):
-    """A data set, named as OpenLineage's specification names it. Without secrets."""
+    """A data set, named as in OpenLineage's specification. Holds no secrets."""
 
     namespace: str
-    """Where it is: ``postgres://host:5432``, ``s3://bucket``, ``file``."""
+    """The system or store: ``postgres://host:5432``, ``s3://bucket``, ``file``."""
     name: str
-    """Which one: ``database.schema.table``, ``folder/file``, ``/absolute/path``."""
+    """The data set within it: ``database.schema.table``, ``folder/file``, ``/absolute/path``."""
     is_table: bool = False
 
     @property

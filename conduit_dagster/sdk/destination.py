@@ -1,4 +1,4 @@
-"""Destinations that the driver publishes to, and what they answer."""
+"""Interface of destinations, and the results and errors of publishing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ Claimed = Literal["split", "nacked", "delivered"]
 
 
 NACKED_TOGETHER = 1_000
-"""Most refused records that the engine nacks in one transaction: it is of no use to name more of them at once."""
+"""Maximum number of refused records that the engine nacks in one transaction: naming more at a time gains nothing."""
 
 
 class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault of the program
-    """Raised by ``publish`` if the destination names the record that it refuses. Nothing of the delivery is written.
+    """Raised by ``publish`` to name refused records. Nothing of the delivery has been written.
 
-    ``place`` counts the records of this delivery (of the child, for a child) from 0. Name the first record that is
-    refused: nacks are taken in the order in which they are named. ``more``: further records of the delivery that are
-    refused, in order; they are nacked together with it, which is much faster than one by one. A destination that knows
-    only one leaves it out.
+    ``place``: the first refused record, counted from 0 in this delivery (for a child, in the child). ``more``: further
+    refused records, in order; nacking them together is much faster than one by one. Leave it empty if the destination
+    reports only one record. Nacks are taken in the order given.
     """
 
     def __init__(self, place: int, nack: Nack, more: Sequence[Refusal] = ()) -> None:
@@ -38,7 +37,7 @@ class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault o
 
     @property
     def refusals(self) -> list[Refusal]:
-        """All records that it names, in order."""
+        """All refused records, in order, each once."""
         return sorted({one.place: one for one in (*self.more, Refusal(self.place, self.nack))}.values())
 
 
@@ -51,33 +50,34 @@ class AlreadyClaimed(Exception):  # noqa: N818  # as above
 
 
 class Destination(ABC):
-    """A destination of records: tasks stage each delivery, under its hash; subclasses say who publishes it, and how.
+    """A destination of records. Tasks stage each delivery under its hash; the subclass determines how it is published.
 
-    A plugin derives from a kind: :class:`StagedDestination`, :class:`DriverDestination` or :class:`DirectDestination`.
+    Plugins derive from :class:`StagedDestination`, :class:`DriverDestination` or :class:`DirectDestination`.
     """
 
     name: ClassVar[str]
     Settings: ClassVar[type[ConnectorSettings]] = ConnectorSettings
     placement: ClassVar[Literal["staged", "driver", "direct"]]
-    """The kind's own."""
+    """Set by the base class of the kind."""
     strategies: ClassVar[frozenset[Strategy]] = frozenset({"at-least-once", "at-most-once"})
-    """What it can keep; ``exactly-once`` only where it stores, or is named by, the delivery hash."""
+    """Strategies it supports; ``exactly-once`` only if it stores the delivery hash or names its output by it."""
     divisible: ClassVar[bool] = False
-    """Whether it takes children: deliveries with ``take``, a range of the staged records."""
+    """Whether it accepts children: deliveries with ``take``, a range of the staged records."""
     skips_records: ClassVar[bool] = False
-    """Whether it takes children that leave out records of their range (``Delivery.without``), as every destination can
-    that reads its staging with ``staged_records`` or ``staged_lines``: the records between refused ones are then sent
-    in one go."""
+    """Whether it accepts children that leave out records of their range (``Delivery.without``): the records between
+    refused ones are then sent in one delivery. Any destination that reads its staging with ``staged_records`` or
+    ``staged_lines`` can.
+    """
     reads_keys: Keys = Keys.ALL
-    """Which keys of written records are looked at."""
+    """Keys of written records that it reads."""
     changes_records: ClassVar[bool] = True
-    """Whether ``writer`` may change the records it is given, and so needs its own copies."""
+    """Whether ``writer`` may change the records passed to it, and so needs copies."""
 
     takes_rows: ClassVar[bool] = False
-    """Whether its writer takes :class:`Rows` as they are: then a plan without processors stays columnar."""
+    """Whether its writer accepts :class:`Rows`: a plan without processors then stays columnar."""
 
     prints: ClassVar[bool] = False
-    """Whether people see the records, as in a log: fields that the pipeline redacts are masked."""
+    """Whether it shows records to people, as a log does: the pipeline's redacted fields are then masked."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,62 +91,62 @@ class Destination(ABC):
 
     @classmethod
     def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
-        """Return the guarantees it can keep with these settings, as in the file: never more than :attr:`strategies`."""
+        """Return the strategies it supports with these settings, given as in the file: a subset of :attr:`strategies`."""
         return cls.strategies
 
     @property
     def owned(self) -> str | None:
-        """The one thing that no other destination may write to, such as an absolute path; None if it may be shared."""
+        """Name of a resource that only one destination may write to, such as an absolute path; None if it is shareable."""
         return None
 
     @property
     def address(self) -> str | None:
-        """Where it writes to, for people, without secrets; another one under a prepared step is refused."""
+        """Where it writes, for display, without secrets. A changed address is refused while a step is prepared."""
         return self.owned
 
     @property
     def dataset(self) -> Dataset | None:
-        """What it writes to, as lineage tools name it; None if that is no single thing, or has no such name."""
+        """The data set it writes to, as lineage tools name it; None if it is not a single one, or has no such name."""
         return dataset_at(self.address)
 
     @property
     def declared_columns(self) -> Sequence[tuple[str, str]]:
-        """Name and type of each column, as far as the settings name them; empty if they do not."""
+        """Name and type of each column, as far as the settings declare them; otherwise empty."""
         return ()
 
     def row_count(self) -> int | None:
-        """Return how many rows are there now, whoever wrote them; None where counting takes more than a moment.
+        """Return the current number of rows, those of other writers included; None if counting takes long.
 
-        Called, as :meth:`preview` is, on an instance of its own, while the pipeline may write with another one.
+        Like :meth:`preview`, called on a separate instance while the pipeline may be writing.
         """
         return None
 
     def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
-        """Return some of the rows that are there, at most ``rows``, by column.
+        """Return at most ``rows`` existing rows, as column to value.
 
-        Empty, which is the default, where rows aren't made of the fields of ``.Payload.After``, or can't be read.
+        Empty by default, and wherever rows can't be read or are not made of the fields of ``.Payload.After``.
         """
         return ()
 
     def field_of(self, column: str) -> str | None:
-        """Return the field of ``.Payload.After`` that a column is filled from; None if it is not one field."""
+        """Return the field of ``.Payload.After`` that fills a column; None if it is not a single field."""
         return column
 
     def check(self) -> None:  # noqa: B027  # most have nothing to try beforehand
-        """Raise if it can't be written at all. Called before anything is read."""
+        """Raise if the destination can't be written at all. Called before anything is read."""
 
     def fence(self, epoch: int) -> None:  # noqa: B027  # most keep no connection
-        """Called once per run, before anything is published: ends what owners of lower epochs hold open there."""
+        """End everything that owners of lower epochs hold open there. Called once per run, before publishing."""
 
     def close(self) -> None:  # noqa: B027  # as above
-        """Called at the end of a run, on the driver. A later run may use the same object again."""
+        """Release resources. Called on the driver at the end of a run. A later run may use the same object again."""
 
     def staging(self, default: str) -> str:
-        """Return the URL of the folder where parts are staged; ``default`` is the pipeline's own."""
+        """Return the URL of the folder for staged parts; ``default`` is the pipeline's own."""
         return default
 
     def target(self, previous: Target | None) -> Target:
-        """Return what a delivery is published onto, fixed when its step is prepared. ``previous``: the last result."""
+        """Return the target of the next delivery, fixed when its step is prepared. ``previous``: the last result."""
         return previous or {}
 
     @abstractmethod
@@ -154,82 +154,85 @@ class Destination(ABC):
         """Return a writer for one task."""
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether all of it is there already, judged by bytes, not by a mark (DELIVERY.md, Start)."""
+        """Return whether the whole delivery is there already. Compare the bytes; a mark alone proves nothing."""
         return False
 
     def expected(self, delivery: Delivery) -> Target:
-        """Return the target for the next delivery, once this is published; at-most-once stores it before publishing."""
+        """Return the target that follows this delivery once it is published; at-most-once stores it before publishing."""
         return delivery.target
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
-        """Store ``state`` under the delivery's hash if nothing is there; return what is there afterwards.
+        """Store ``state`` under the delivery's hash if nothing is stored there; return what is stored afterwards.
 
-        So that a frozen owner's late success and our decision can't both happen (DELIVERY.md, When publishing fails).
-        A destination that stores no hash has nothing to claim.
+        Excludes that both the late publish of a frozen owner and our decision take effect (docs/delivery.md, When
+        publishing fails). A destination that stores no hash has nothing to claim.
         """
         return state
 
     def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
-        """Claim several deliveries of one step, in order; return what is there afterwards for each. May be repeated."""
+        """Claim several deliveries of one step, in order; return what is stored afterwards for each. May be repeated."""
         return [self.claim(delivery, state) for delivery in deliveries]
 
     def settled(self, delivery: Delivery) -> Target:
-        """Return the target for the next delivery, after one that :meth:`holds` found there.
+        """Return the target that follows a delivery that :meth:`holds` found at the destination.
 
-        Make it durable: its writer may have died before that.
+        Make the delivery durable first: its writer may have died before syncing it.
         """
         return delivery.target
 
     def retarget(self, delivery: Delivery) -> Target | None:
-        """Another target for a prepared delivery whose own one is lost, where the settings allow it; else None."""
+        """Return a new target for a prepared delivery whose target is lost, if the settings allow it; otherwise None."""
         return None
 
 
 class RecordStaging(Destination):
-    """A destination whose tasks stage whole records, each with its origin, so that any range can be sent again."""
+    """A destination whose tasks stage whole records with their origins, so that any range can be sent again."""
 
     divisible = True
     skips_records = True
     changes_records = False
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stage the records, each with its origin."""
+        """Return a writer that stages records with their origins."""
         return RecordWriter(task)
 
 
 class StagedDestination(Destination):
-    """Tasks stage with a writer of its own, the driver publishes each delivery all or nothing under its hash.
+    """A destination whose tasks stage with its own writer, and which the driver publishes to.
 
-    What ``publish`` raises decides what becomes of the delivery (DELIVERY.md, When publishing fails): a
-    ``ConduitError`` or an ``OSError`` is an outage, never a nack: the run stops and repeats the same delivery.
-    :class:`Rejected` names a record, which is nacked. Anything else is an unclassified bulk error: where the
-    destination is ``divisible`` the delivery is sent again as children.
+    Each delivery is published all or nothing, under its hash. The exception from ``publish`` decides what happens
+    (docs/delivery.md, When publishing fails). A ``ConduitError`` or ``OSError`` is an outage, never a nack: the run
+    stops and repeats the same delivery. :class:`Rejected` nacks the records that it names. Anything else is an
+    unclassified bulk error: a ``divisible`` destination gets the delivery again as children.
     """
 
     placement = "staged"
 
     def staged_row(self, delivery: Delivery, place: int) -> Record | None:
-        """Return the delivery's record at this place, from its staged parts alone; None if they can't tell.
+        """Return the delivery's record at this place, from its staged parts alone; None if they do not suffice.
 
-        Asked of a ``divisible`` destination that refuses a record of a step whose source or code has changed since it
-        was prepared: the dead letter is made of it. Payloads, key and operation count, and metadata that says what
-        kind of change it is.
+        Called for a ``divisible`` destination that refuses a record of a step whose source or code has changed since it
+        was prepared; the result becomes the dead letter. It must restore payloads, key, operation, and the metadata
+        that describes the kind of change.
         """
         return None
 
     @abstractmethod
     def publish(self, delivery: Delivery) -> Target:
-        """Make it visible and durable, all or nothing; may be repeated. Return the target for the next delivery."""
+        """Publish the delivery durably, all or nothing; return the target for the next one.
+
+        May be called again for the same delivery.
+        """
 
 
 class DriverDestination(RecordStaging, StagedDestination):
-    """A destination whose records are few enough for the driver: ``deliver`` gets them in order, at least once."""
+    """A destination whose records are few enough for the driver: ``deliver`` receives them in order, at least once."""
 
     placement = "driver"
 
     @abstractmethod
     def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
-        """Write the delivery's records, in order. Raising fails the delivery; it is then repeated whole."""
+        """Write the delivery's records, in order. An exception fails the delivery, which is then repeated as a whole."""
 
     def publish(self, delivery: Delivery) -> Target:
         """Read the staged records and pass them to :meth:`deliver`."""

@@ -1,4 +1,4 @@
-"""Interface of processors, for built-ins and for users alike."""
+"""Interface of processors, for built-ins and user code alike."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Drop(enum.Enum):
 
 
 DROP: Final = Drop.DROP
-"""What a processor returns for a record that goes no further. The record is acked."""
+"""Return value of a processor for a record to filter out. The record is acked."""
 
 Result = Record | list[Record] | Drop | Nack
 
 
 class Results(list[Result]):
-    """Results that name the places of all that is not just one record, which spares a look at every one."""
+    """Results with the places of all but single records, so that the engine need not inspect every one."""
 
     def __init__(self, records: list[Record]) -> None:
         super().__init__(records)
@@ -50,7 +50,7 @@ class ProcessorSettings(BaseModel):
     """Patterns (``fnmatch``) of keys beyond the fields, such as ``headers.*``; for a model with ``extra="allow"``."""
 
     def below(self, prefix: str) -> dict[str, str]:
-        """Return the settings whose keys begin with ``prefix``, without it."""
+        """Return the settings whose keys begin with ``prefix``, with the prefix removed."""
         extra = self.model_extra or {}
         return {key.removeprefix(prefix): str(value) for key, value in extra.items() if key.startswith(prefix)}
 
@@ -66,25 +66,25 @@ class ProcessorContext:
     pipeline: str
     node_id: str
     clock: Clock
-    """The step's recorded time, so that a repeat of the step gives the same bytes (DELIVERY.md, Plan)."""
+    """The step's recorded time, so that a repeated step produces the same bytes."""
     consumer: str = ""
     """The destination that the processor belongs to; empty before the fan-out."""
     idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     mask: Callable[[Record], Record] = _same
-    """Gives the record without the values that the pipeline's file redacts: for whatever is printed."""
+    """Return the record without the values of the pipeline's redacted fields. Use it for everything that is printed."""
 
     @property
     def delivery_hash(self) -> str:
-        """The hash of what is being delivered: the same for every attempt. Store it with a side effect (CASES D12)."""
+        """The hash of the current delivery: the same for every attempt. Store it with side effects."""
         return self.idempotency.hash_of(self.consumer)
 
     def record_key(self, record: Record) -> RecordKey:
-        """Source, generation and position: the record's own name for side effects, the same for every attempt."""
+        """Return the idempotency key of a record: source, generation and position; the same for every attempt."""
         return self.idempotency.key_of(record)
 
 
 class ProcessError(Exception):
-    """Raise it to nack a record with a code of your own; any other exception nacks with code ``processor.error``."""
+    """Raised by a processor to nack a record with its own code; any other exception nacks with ``processor.error``."""
 
     def __init__(self, message: str, *, code: str = "processor.error") -> None:
         super().__init__(message)
@@ -100,15 +100,16 @@ class Example:
     settings: Mapping[str, str]
     given: Record
     gives: Record | list[Record] | Drop | str
-    """What comes out; of a nack its code."""
+    """Expected result; for a nack its code."""
 
 
 class Processor:
-    """Turns a record into one record or several, drops it, or raises to nack it; a ``TransientError`` is no nack: the
-    pipeline recovers and the step is repeated.
+    """Turns a record into one or several records, drops it, or nacks it by raising.
 
-    One instance lives in a Spark worker and sees many blocks, one after another; it may be made again at any time and
-    a step may be repeated, so what ``process`` returns must depend on the record alone.
+    A ``TransientError`` is not a nack: the pipeline recovers and repeats the step.
+
+    One instance lives in a Spark worker and processes many blocks. It may be recreated at any time and a step may be
+    repeated, so the result of ``process`` must depend on the record alone.
     """
 
     name: ClassVar[str]
@@ -116,16 +117,19 @@ class Processor:
     Settings: ClassVar[type[ProcessorSettings]] = ProcessorSettings
     examples: ClassVar[Sequence[Example]] = ()
     deterministic: ClassVar[bool] = True
-    """False where the same record may become something else the next time: a step whose staging is lost after it was
-    prepared can't be staged again then, and waits for an operator (``delivery.rebuild_differs``)."""
+    """False if the same record may give a different result the next time. If the staging of a prepared step is lost, it
+    then can't be staged again and waits for an operator (``delivery.rebuild_differs``).
+    """
     keyless: ClassVar[bool] = False
-    """True only where neither ``record.key`` nor ``record.position`` is ever looked at."""
+    """True only if neither ``record.key`` nor ``record.position`` is ever read."""
     keeps_fields: ClassVar[bool] = False
-    """True only where each top-level field of ``.Payload.After`` is made of that field alone: no field gets anything
-    of another one, of the key or of ``.Payload.Before``."""
+    """True only if each top-level field of ``.Payload.After`` depends on that field alone, not on another field, the
+    key or ``.Payload.Before``.
+    """
     shares_records: ClassVar[bool] = False
-    """True only where ``process`` replaces ``record.metadata`` instead of changing it, and makes nothing that JSON
-    cannot hold. Otherwise the engine hands over records of their own and checks what comes back."""
+    """True only if ``process`` replaces ``record.metadata`` instead of changing it in place, and adds no value that
+    JSON can't hold. Otherwise the engine passes copies of the records and checks the results.
+    """
 
     def __init__(self, settings: ProcessorSettings, context: ProcessorContext) -> None:
         self.settings = settings
@@ -133,7 +137,7 @@ class Processor:
 
     @classmethod
     def travelling(cls, settings: Mapping[str, str], root: str) -> dict[str, str]:
-        """Return the settings as tasks receive them: with the content of files that they name on the driver.
+        """Return the settings to send to tasks, with the content of the files that they name on the driver.
 
         ``root``: the project's folder. Raises ``FatalError``.
         """
@@ -142,36 +146,39 @@ class Processor:
 
     @property
     def reads_key(self) -> bool:
-        """Whether ``record.key`` or ``record.position`` may be looked at; a source may leave an unread key out."""
+        """Whether ``process`` may read ``record.key`` or ``record.position``; a source may leave out an unread key."""
         return not self.keyless
 
     @property
     def reads_position(self) -> bool:
-        """Whether ``record.position`` is looked at where :attr:`reads_key` is false."""
+        """Whether ``process`` reads ``record.position``, if :attr:`reads_key` is False."""
         return False
 
     def made_of(self, field: str) -> Collection[str] | None:
-        """Return the fields that a top-level field of ``.Payload.After`` may be made of, as they were called before.
+        """Return the input fields, by their earlier names, that a top-level field of ``.Payload.After`` may depend on.
 
-        None if that can't be told, which is the default. It becomes the column lineage in Dagster, and keeps what was
-        made of a redacted field out of the preview of a destination.
+        None if unknown, which is the default. Used for column lineage in Dagster, and to keep fields derived from a
+        redacted field out of a destination's preview.
         """
         return (field,) if self.keeps_fields else None
 
     @property
     def query(self) -> SqlQuery | None:
-        """What it has Spark compute while it processes a block; None for what is all Python."""
+        """SQL that Spark computes while the processor handles a block; None if it is all Python."""
         return None
 
     def process(self, record: Record) -> Record | list[Record] | Drop:
-        """Process one record; return one or several records, or :data:`DROP`. Raising nacks the record, unless it is a
-        ``TransientError``."""
+        """Process one record; return one or several records, or :data:`DROP`.
+
+        Raising nacks the record, unless it is a ``TransientError``.
+        """
         raise TypeError(f"{type(self).__name__} defines neither process nor process_block")
 
     def process_block(self, records: list[Record]) -> list[Result]:
-        """Process a block; return a result for each record, in order. Anything raised fails the step; it is no nack.
+        """Process a block; return a result for each record, in order. An exception fails the step and nacks nothing.
 
-        Returning the very list that was given says that every record was changed in place and goes on.
+        Returning the same list object that was passed in means that all records were changed in place and none was
+        dropped.
         """
         return [self._one(record) for record in records]
 
@@ -181,7 +188,7 @@ class Processor:
         except ProcessError as error:
             return Nack(error.code, error.message)
         except TransientError:
-            raise  # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
+            raise  # an outage is not the record's fault: the step is repeated
         except FatalError as error:
             return Nack(str(error.code), error.message)
         except Exception as error:  # noqa: BLE001  # whatever an author's code raises is that record's nack

@@ -1,4 +1,4 @@
-"""Sources, and what they give: positions, ranges cut into splits, and blocks of records."""
+"""Interface of sources: positions, ranges cut into splits, and blocks of records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings
 from conduit_dagster.sdk.dataset import Dataset, dataset_at
 
 Position = Any
-"""A JSON value: the boundary *after* a record, so that a source resumes exactly there (DELIVERY.md, Units)."""
+"""A JSON value: the boundary *after* a record. A source resumes exactly there."""
 
 
 class Limit(NamedTuple):
@@ -29,63 +29,65 @@ class Split(msgspec.Struct):
 
     start: Position
     ordinal: int
-    """How many records of the step's range of this source lie before it."""
+    """Number of records of the step's range of this source before the split."""
     records: int | None = None
-    """How many records it holds, where that is known."""
+    """Number of records in the split, if known."""
     bytes: int = 0
-    """Its weight, for spreading splits over tasks."""
+    """Estimated size, used to balance splits over tasks."""
     detail: dict[str, Any] = {}
-    """Whatever else ``read`` needs; a JSON object."""
+    """Anything else that ``read`` needs; a JSON object."""
 
 
 class PlainBlock(NamedTuple):
-    """A block of records of which there is nothing else to tell."""
+    """Columns of a block whose records differ only in key, position and payload."""
 
     payloads: Any
-    """An Arrow column of bytes: ``after`` of each record."""
+    """Arrow binary column: ``after`` of each record."""
     positions: Any
-    """Text, the same as ``Block.complete`` gives; or whole numbers, which stand for their decimal text."""
+    """Text, equal to what ``Block.complete`` fills in; or integers, which stand for their decimal text."""
     keys: Any
-    """Bytes, likewise; or whole numbers."""
+    """Bytes, equal to what ``Block.complete`` fills in; or integers, which stand for their decimal text."""
 
 
 class Replayed(NamedTuple):
-    """Facts shared by a block of dead letters that are sent again."""
+    """Facts shared by a block of dead letters that are replayed."""
 
     node: str
     """The node that nacked them."""
     missed: Sequence[str]
-    """The destinations that have no copy of them; none: all of them."""
+    """Destinations that have no copy of them; empty means all destinations."""
     keys: Sequence[tuple[int, int]]
-    """Each one's step and number in the index."""
+    """Step and number of each one in the index."""
     failed: Sequence[bytes]
-    """Each one as it was when it was nacked, as the archive keeps it."""
+    """Each record as it was when it was nacked, from the archive."""
     originals: Sequence[bytes]
-    """Each one as its source gave it, likewise; empty where that is not kept."""
+    """Each record as its source returned it, from the archive; empty where the archive does not have it."""
     at_node: bool
-    """They go on at that node, as they were there; else they begin anew."""
+    """True to continue at ``node`` with the failed records; False to restart from the originals."""
 
 
 class Block(NamedTuple):
-    """A few thousand records in source order, with what the engine may ask about the i-th of them."""
+    """A few thousand records in source order, with accessors for facts about record ``i``."""
 
     records: list[Record]
     boundary: Callable[[int], Position]
     """The position right after record i."""
     complete: Callable[[int, Record], None] | None = None
-    """Fills in the key and position of record i where ``read`` left them out (``ReadOptions.keys``)."""
+    """Fill in the key and position of record i where ``read`` left them out (``ReadOptions.keys``)."""
     nacks: Mapping[int, tuple[str, Nack]] = {}
-    """Records that were nacked before they were logged: by which node, and why."""
+    """Records that were nacked before they were logged: the node that nacked them, and the nack."""
     plain: Callable[[], PlainBlock] | None = None
-    """For a log of records, at a fraction of the cost of looking at each: only where all records are creates that
-    share one metadata, with raw payloads and nothing before."""
+    """Columns for a log of records, at a fraction of the cost of visiting each record. Only if all records are creates
+    with the same metadata, a raw ``after`` and no ``before``.
+    """
     again: Callable[[Sequence[int]], list[Record]] | None = None
-    """The records at these places, in order, once more, as they were before anything changed them: whole, with key and
-    position. For dead letters, at a fraction of the cost of reading the split again. Only where ``sets_metadata``."""
+    """Return the records at these places, in order, as they were before anything changed them: complete, with key and
+    position. For dead letters, at a fraction of the cost of reading the split again. Requires ``sets_metadata``.
+    """
     positions: Callable[[], list[Position]] | None = None
-    """The position of each record where ``read`` left them out, for less than ``complete`` takes for each."""
+    """Return the position of each record where ``read`` left them out, cheaper than ``complete`` for each."""
     replayed: Replayed | None = None
-    """The engine's own: of records that were nacked before."""
+    """Reserved for the engine: set if the records are replayed dead letters."""
 
     @staticmethod
     def of(records: list[Record]) -> Block:
@@ -98,71 +100,78 @@ class Keys(IntEnum):
     """Record keys that a plan needs."""
 
     NONE = 0
-    """No key, and no position."""
+    """Neither keys nor positions."""
     OBJECTS = 1
-    """Keys that are documents, or the JSON of one; no other key, and no position."""
+    """Keys that are documents or a document's JSON text; no other keys, no positions."""
     POSITIONS = 2
-    """Those, and every position."""
+    """The keys of ``OBJECTS``, and every position."""
     ALL = 3
     """Every key and position."""
 
 
 class ReadOptions(NamedTuple):
-    """Options of a read: what the plan lets a source leave out."""
+    """Options of a read: what the source may leave out."""
 
     keys: Keys = Keys.ALL
-    """Other keys and positions may be left out, with ``Block.complete`` to fill them in; they need not be."""
+    """Keys and positions beyond these may be left out, with ``Block.complete`` to fill them in; leaving them out is
+    optional.
+    """
     block_records: int = 3_000
     block_bytes: int = 65_536
     rows: bool = False
-    """Nothing asks for a document: a block may be :class:`Rows`, of as many records as columns are fast with."""
+    """Documents are not needed: a block may be :class:`Rows`, with as many records as columnar processing handles best.
+    """
 
 
 class ResumeState(NamedTuple):
-    """What the pipeline knows of a source when a run begins (reference 4)."""
+    """State of a source when a run begins."""
 
     position: Position
-    """The position from which it will be read on."""
+    """The position from which it is read next."""
     last: Record | None
     """The last record before that position, as it was logged; None without a log of records, or with an empty one."""
     collections: Mapping[str, Mode]
-    """The mode of each collection: what :meth:`Source.collection_modes` tells, else that of its last record."""
+    """The mode of each collection: from :meth:`Source.collection_modes`, otherwise that of its last record."""
 
 
 class KeptValues(NamedTuple):
     """Access to immutable values in the state store that positions refer to by digest.
 
-    For what would otherwise be stored again with every position. A value is kept as long as a stored position has its
-    digest in it, as text.
+    For values that would otherwise be stored again with every position. A value is kept as long as a stored position
+    contains its digest as text.
     """
 
     get: Callable[[str], bytes | None]
-    """Returns a value; None if it is gone or damaged."""
+    """Return a value; None if it is missing or damaged."""
     put: Callable[[bytes], str] | None = None
-    """Stores a value durably, before any position refers to it, and returns its digest (SHA-256, hex). None for a
-    command that only looks: its positions are never stored."""
+    """Store a value durably, before any position refers to it, and return its digest (SHA-256, hex). None for a
+    read-only command: its positions are never stored.
+    """
 
 
 class Source(ABC):
     """A source of records.
 
-    A range ``(start, end]`` that was once given must be readable again with the same records in the same order, else
-    ``replayable`` is False and the commit log has to keep them.
+    A range ``(start, end]`` that was returned once must be readable again with the same records in the same order;
+    otherwise set ``replayable`` to False, and the commit log keeps the records.
     """
 
     name: ClassVar[str]
     Settings: ClassVar[type[ConnectorSettings]] = ConnectorSettings
     replayable: ClassVar[bool] = True
     sets_metadata: ClassVar[bool] = False
-    """True where ``read`` itself sets ``opencdc.readAt`` and ``conduit.source.connector.id``; else the engine does."""
+    """True if ``read`` itself sets ``opencdc.readAt`` and ``conduit.source.connector.id``; otherwise the engine does.
+    """
     gives_rows: ClassVar[bool] = False
-    """True where ``read`` gives :class:`Rows` when it is asked for them."""
+    """True if ``read`` yields :class:`Rows` when the options ask for them."""
     gives_json: ClassVar[bool] = False
-    """True only where no document holds NaN or an infinity; else the engine looks at each, and makes them text."""
+    """True only if no document ever holds NaN or an infinity; otherwise the engine checks every value and turns these
+    into text.
+    """
     gives_plain: ClassVar[bool] = False
-    """True where each block of a read that leaves out keys tells ``Block.plain``."""
+    """True if every block of a read without keys provides ``Block.plain``."""
     identity_settings: ClassVar[tuple[str, ...]] = ()
-    """Settings that say which data this is; where one changes, the source starts anew under a new generation."""
+    """Settings that identify the data; if one changes, the source starts over under a new generation."""
 
     def __init__(self, settings: ConnectorSettings, context: ConnectorContext) -> None:
         self.settings = settings
@@ -176,7 +185,8 @@ class Source(ABC):
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Return the furthest position that one step may read to; ``start`` itself if there is nothing new.
 
-        ``horizon`` is None while a pipeline runs on, else what :meth:`horizon` gave at the start of the run.
+        ``horizon`` is None while a pipeline runs continuously, otherwise the value of :meth:`horizon` at the start of
+        the run.
         """
 
     @abstractmethod
@@ -188,67 +198,69 @@ class Source(ABC):
         """Yield the split's records, block by block. Runs in a task."""
 
     def attach_kept(self, kept: KeptValues) -> None:  # noqa: B027  # most positions are small
-        """Take the values that positions refer to. Called on the driver before positions are given or asked for.
+        """Receive the store for values that positions refer to.
 
-        Not called by tests, ``validate`` and dry runs: without it positions hold everything themselves. Tasks do not
-        have it either.
+        Called on the driver before any position is passed in or returned. Not called by tests, ``validate`` and dry
+        runs: positions must then be self-contained. Not called in tasks either.
         """
 
     def counts(self, position: Position) -> Mapping[str, int]:
-        """Return numbers that tell a reader how far a position is, such as ``{"files_read": 12}``; none by default."""
+        """Return progress figures of a position for display, such as ``{"files_read": 12}``; none by default."""
         return {}
 
     def collection_modes(self, position: Position) -> Mapping[str, Mode]:
-        """Return where collections stand at a position, as far as the source knows more than its records say.
+        """Return the modes of collections at a position, as far as the source knows more than its records show.
 
-        ``copy``: something that is there is not read; ``complete``: all of it is, by now. What comes later may turn
-        ``complete`` into ``copy`` again. None by default: the mode of a collection is then its last record's.
+        ``copy``: some existing data is still unread; ``complete``: all existing data has been read. New data may turn
+        ``complete`` back into ``copy``. Empty by default: the mode of a collection is then its last record's.
         """
         return {}
 
     def resume(self, state: ResumeState) -> None:  # noqa: B027  # most sources need their positions only
-        """Prepare to go on where an earlier run ended: collections in ``sync``, say, need no copy any more.
+        """Prepare to resume after an earlier run: for example, skip the copy of collections that are in ``sync``.
 
-        Called once per run on the driver, before :meth:`horizon` and the first :meth:`latest`, also when nothing was
-        read yet. A position that is given later may still be an earlier one (a rewind, a step that is cut). Tasks
-        do not see what it does: what ``read`` needs goes into the position or a split.
+        Called once per run on the driver, before :meth:`horizon` and the first :meth:`latest`, even if nothing was read
+        yet. A later call may still pass an earlier position (after a rewind, or if a step is cut). Tasks don't see its
+        effects: what ``read`` needs goes into the position or a split.
         """
 
     def horizon(self) -> Any:
-        """Return how far there is data now; a run that drains its sources stops there. Must not be None."""
+        """Return the current end of the data; a run that drains its sources stops there. Must not be None."""
         return {}
 
     def check(self) -> None:  # noqa: B027  # most find out when they read
-        """Raise if it can't be read at all. For ``doctor --deep``: runs don't call it."""
+        """Raise if the source can't be read at all. Called by ``doctor --deep`` only, never by a run."""
 
     def verify(self, start: Position, end: Position) -> None:  # noqa: B027  # most sources can't change behind our back
-        """Raise ``FatalError`` if a range returned before is not what it was: gone, replaced or truncated."""
+        """Raise ``FatalError`` if the data of a range returned earlier is missing, replaced or truncated."""
 
     def gives_up(self, start: Position, end: Position) -> bool:
-        """Return whether a planned range that was never prepared can't be read any more as it was planned.
+        """Return True if a planned range that was never prepared can no longer be read as planned.
 
-        It is dropped, and what the source gives next follows its start: of a source that can't be replayed it is lost.
+        The plan is dropped, and the next range begins at its start. If the source can't be replayed, its records are
+        lost.
         """
         return False
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the source's position at a boundary that :meth:`read` yielded inside this range."""
+        """Return the source's position for a boundary that :meth:`read` yielded within this range."""
         return boundary
 
     def relocate(self, split: Split) -> Split:
-        """Return a split of an earlier plan, with its data's current location."""
+        """Return a split of an earlier plan, updated with the current location of its data."""
         return split
 
     def ack(self, upto: Position, generation: int) -> None:  # noqa: B027  # most sources have nothing to tell
-        """Everything up to here is handled end to end. Monotone: a lower one, or of another generation, is ignored.
+        """Acknowledge that every record up to ``upto`` is handled end to end.
 
-        Called after the position is durable in our store; it may be lost in a crash and is repeated at start.
+        Monotonic: ignore a lower position, or one of another generation. Called after the position is durable in the
+        state store. A crash may lose the call; it is repeated when the next run starts.
         """
 
     def close(self) -> None:  # noqa: B027  # most hold nothing open
-        """Called once at the end of every run, on the driver, whatever came of it; nothing is acked after it.
+        """Release resources. Called once on the driver at the end of every run, however it ended; no ack follows.
 
-        A later run may use the same object again. Not called where the process is killed, or left hanging.
+        A later run may use the same object again. Not called if the process is killed or left hanging.
         """
 
     def lag(self, position: Position) -> int | None:
@@ -265,22 +277,26 @@ class Source(ABC):
         return None
 
     def place(self, position: Position) -> Any:
-        """Return the part of a position that says where it is, without observations: it goes into the delivery hash."""
+        """Return the location part of a position, without observations: it goes into the delivery hash."""
         return position
 
     @property
     def unit(self) -> dict[str, Any]:
-        """Which data this is: the plugin and its identity settings."""
+        """Identity of the data: the plugin and its identity settings."""
         values = self.settings.model_dump(mode="json", by_alias=True)
         return {"plugin": self.name, **{key: values.get(key) for key in self.identity_settings}}
 
     @property
     def owned(self) -> str | None:
-        """The one thing that no other source may read, such as a replication slot, without secrets; None if all may."""
+        """Name of a resource that only one source may read, such as a replication slot, without secrets; None if any
+        may.
+        """
         return None
 
     @property
     def dataset(self) -> Dataset | None:
-        """What it reads, as lineage tools name it: by default the ``path`` of its unit; None if it has no such name."""
+        """The data set it reads, for lineage tools; by default from the ``path`` of its unit. None if it has no such
+        name.
+        """
         path = self.unit.get("path")
         return dataset_at(path) if isinstance(path, str) else None

@@ -16,35 +16,36 @@ from conduit_dagster.sdk.writer import NewPart, Refusal, Writer, WriterTask
 from conduit_dagster.state.steps import Part
 
 Target = dict[str, Any]
-"""Where a delivery goes: JSON values, chosen by the destination and stored before anything is published."""
+"""Address of a delivery: JSON values chosen by the destination, stored before anything is published."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """One step for one consumer, or a child of it (a range of its records), under its hash."""
+    """A step's records for one consumer, or a child of it (a range of its records), identified by its hash."""
 
     hash: str
     step: int
     consumer: str
     staging: str
-    """URL of the folder with its parts; empty when it could not be found any more."""
+    """URL of the folder that holds its parts; empty if the folder is lost."""
     parts: tuple[Part, ...]
     target: Target
     skip: int = 0
-    """A child's name holds it: how many records of the delivery lie before the child's first."""
+    """Number of records of the delivery before the child's first one; part of the child's name."""
     take: int | None = None
-    """How many records of the parts a child holds, from ``skip`` on; None: the parts hold just this delivery."""
+    """Number of records from ``skip`` on that the child's range covers; None if the parts hold exactly this delivery.
+    """
     without: tuple[int, ...] = ()
-    """Places in the delivery, in order, of records in that range which the child leaves out: see ``skips_records``."""
+    """Ascending places in the delivery that the child leaves out of its range: see ``skips_records``."""
 
     @property
     def records(self) -> int:
-        """How many records it holds."""
+        """Number of records to deliver."""
         return sum(part.records for part in self.parts) if self.take is None else self.take - len(self.without)
 
     @property
     def bytes(self) -> int:
-        """Its length in bytes as staged."""
+        """Staged size in bytes."""
         return sum(part.bytes for part in self.parts)
 
 
@@ -82,7 +83,7 @@ class StagedWriter(Writer):
 
 
 def staged_lines(delivery: Delivery) -> Iterator[bytes]:
-    """Yield the staged lines of a delivery, in order; for a child just its own. For stagings of one line per record."""
+    """Yield the staged lines of a delivery, or of a child, in order. Requires one staged line per record."""
     if not delivery.without:
         return _lines(delivery)
     left_out = frozenset(delivery.without)
@@ -109,11 +110,11 @@ _decode = msgspec.json.Decoder(tuple[str, int, msgspec.Raw]).decode
 
 
 class StagedRecord(NamedTuple):
-    """A record of a delivery, and where it came from."""
+    """A record of a delivery, with the source record it came from."""
 
     source: str
     ordinal: int
-    """Its source record's place in the step's range of its source, from 0."""
+    """The source record's place in the step's range of its source, from 0."""
     record: Record
 
 
@@ -126,7 +127,7 @@ class RecordWriter(Writer):
         self.origins: Sequence[int] = ()
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:
-        """Keep the origins for the next block."""
+        """Store the origins of the next block's records."""
         self.source, self.first, self.origins = source, first, origins
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
@@ -162,7 +163,9 @@ class _OriginLines:
 
 
 def staged_records(delivery: Delivery) -> Iterator[StagedRecord]:
-    """Yield the records that a :class:`RecordWriter` staged for a delivery, in order; one line at a time in memory."""
+    """Yield the records that a :class:`RecordWriter` staged for a delivery, in order, with one line in memory at a
+    time.
+    """
     return map(_staged, staged_lines(delivery))
 
 

@@ -1,4 +1,4 @@
-"""A task's share of a delivery on its way into the staging folder."""
+"""Interface of writers: how a task stages its share of a delivery."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conduit_dagster.state.steps import Part
 
 
 class Refusal(NamedTuple):
-    """A record that a writer could not take: its place in the block, and why."""
+    """A record that a writer refused: its place in the block, and the nack."""
 
     place: int
     nack: Nack
@@ -22,27 +22,28 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class WriterTask:
-    """Task of a writer: where it stages, and under which hash."""
+    """Context of a writer: its staging folder and delivery hash."""
 
     staging: str
-    """URL of the folder for this execution of this delivery."""
+    """URL of the staging folder of this execution of the delivery."""
     index: int
-    """The task's place; parts in order of their index are the delivery in order."""
+    """Index of the task; the parts in index order are the delivery in order."""
     token: str
-    """Random, one per task attempt: a zombie's files never meet ours (DELIVERY.md, Stage)."""
+    """Random value, one per task attempt, so that files of a zombie task never collide with ours."""
     hash: str = ""
-    """The delivery hash: the same for every attempt. For side effects of a writer's own."""
+    """The delivery hash: the same for every attempt. For the writer's own side effects."""
     idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
-    """Names of single records: ``idempotency.key_of(record)``."""
+    """Idempotency keys of single records: ``idempotency.key_of(record)``."""
 
 
 class Writer(ABC):
-    """Writer of a task's share of a delivery. Runs in a task."""
+    """Writes a task's share of a delivery. Runs in a task."""
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:  # noqa: B027  # most don't ask
-        """Called before each ``write``: the i-th record comes from record ``first + origins[i]`` of the step's range.
+        """Receive the origins of the next block: record ``i`` is from record ``first + origins[i]`` of the range.
 
-        ``first`` and ``origins`` count the records of ``source`` from 0.
+        Called before each ``write``. ``first`` and ``origins`` count the records of ``source`` in the step's range from
+        0.
         """
 
     @abstractmethod
@@ -55,11 +56,11 @@ class Writer(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Called when the task fails, and not at all when it is killed."""
+        """Clean up after a failed task. Not called if the task is killed."""
 
 
 class NewPart:
-    """A part being written. Its file is made with the first byte; a task that stages nothing leaves none."""
+    """A part being written. Its file is created with the first byte; a task that stages nothing leaves no file."""
 
     def __init__(self, task: WriterTask, suffix: str) -> None:
         self._staging = task.staging
@@ -67,16 +68,17 @@ class NewPart:
         self._file: storage.NewFile | None = None
 
     def write(self, data: bytes) -> None:
-        """Append bytes. Raises ``OSError``; then nothing of the part counts."""
+        """Append bytes. Raises ``OSError``, after which nothing of the part counts."""
         if self._file is None:
             storage.make_folder(self._staging)
             self._file = storage.NewFile(storage.join(self._staging, self._name))
         self._file.write(data)
 
     def finish(self, records: int) -> Part | None:
-        """Durable from here on, but for the folder's entry, which the driver syncs before it prepares.
+        """Make the part durable and return it; None if nothing was written.
 
-        None where nothing was written. ``records`` is how many records the part holds.
+        The folder's entry is not yet durable: the driver syncs it before it prepares. ``records``: number of records in
+        the part.
         """
         if self._file is None:
             return None
@@ -89,14 +91,15 @@ class NewPart:
 
 
 class Rows(Sequence[Record]):
-    """Records that are still Arrow columns. They become records when the first one is used, and then all at once.
+    """Records that are still Arrow columns; the first access to one converts all of them.
 
-    Only where the plan takes them (``ReadOptions.rows``) are they a block's records.
+    A block may consist of them only if the plan accepts them (``ReadOptions.rows``).
     """
 
     def __init__(self, batch: Any, like: Record, made: Callable[[], list[Record]]) -> None:
-        """``batch``: a ``pyarrow.RecordBatch``, each row the ``after`` of a created record; ``like``: operation and
-        metadata of all of them."""
+        """``batch``: a ``pyarrow.RecordBatch`` with the ``after`` of created records; ``like``: a record with their
+        operation and metadata.
+        """
         self.batch = batch
         self.like = like
         self._made = made
