@@ -25,7 +25,7 @@ class AckOrigin(NamedTuple):
 
 
 class AckFront:
-    """The contiguous run of handled records at the front."""
+    """The contiguous run of handled records at the front of a delivery."""
 
     def __init__(self) -> None:
         self._waiting: deque[AckOrigin] = deque()
@@ -58,12 +58,12 @@ class AckFront:
 
 
 class Acked(msgspec.Struct):
-    """Handled part of a delivery. Offsets advance by it, and never move back (CASES C1, C12, C13)."""
+    """Handled part of a delivery. Offsets advance by it, and never move back."""
 
     handled: int
     """Number of handled records from the front of the delivery."""
     next: tuple[str, int] | None = None
-    """Source and ordinal of the first unhandled record; None when there is none among those sent."""
+    """Source and ordinal of the first unhandled record; None if every sent record is handled."""
     namespaces: dict[str, tuple[int, str, int]] = {}
     """Namespace to its last record before its first unhandled one: place, source, ordinal."""
 
@@ -73,7 +73,7 @@ def _plain(origin: AckOrigin) -> tuple[int, str, int]:
 
 
 class Acks:
-    """Acks and nacks of single records, late, twice and in any order; a second thread may read the state meanwhile."""
+    """Acks and nacks of single records: late, repeated or out of order. Another thread may read the state."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -134,9 +134,9 @@ class Acks:
 
 
 class AckFile:
-    """Writer of the current acks, next to the staged parts while the job runs: one small file, replaced each time.
+    """Writer of the current acks, beside the staged parts while the job runs: one small file, replaced each time.
 
-    A killed process loses at most the acks of one interval; those records are sent again (CASES C4).
+    A killed process loses at most the acks of one interval; those records are sent again.
     """
 
     def __init__(self, acks: Acks, folder: str, token: str, interval: float) -> None:

@@ -55,11 +55,12 @@ class Appended(msgspec.Struct):
     """The boundary after the last record that was read; None if none was."""
     error: TaskError | None = None
     failed: TaskError | None = None
-    """Why the source stopped in the middle of its range; what it returned before is in the file, and counts."""
+    """Error that stopped the source in the middle of its range. Records returned before it are in the file, and count.
+    """
 
 
 def run_append(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """Run an append's tasks as the job's ``mapInArrow`` function: task numbers in, one report row out for each."""
+    """Run an append's tasks: the function for the job's ``mapInArrow``. Task numbers in, one report row each out."""
     decoded = msgspec.msgpack.decode(job, type=AppendJob)
     for batch in batches:
         for number in batch.column(0).to_pylist():
@@ -102,7 +103,7 @@ class _Appending:
     def __init__(self, pipeline: CompiledPipeline, job: AppendJob, number: int) -> None:
         self._task = job.tasks[number]
         self._source_node = next(source_node for source_node in pipeline.sources if source_node.id == self._task.source)
-        # a join pairs the output of the source's processors; otherwise they run when a step reads the log
+        # a join pairs the output of the sources' processors; otherwise the processors run when a step reads the log
         self._nodes = self._source_node.nodes if pipeline.program.fan_in == "join" else ()
         self._pipeline = pipeline
         self._report = Appended(number)

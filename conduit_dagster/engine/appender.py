@@ -43,7 +43,7 @@ def parts_of(append: Append, written: Sequence[tuple[Written, Any]]) -> list[Log
     """
     source, last = append.node.source, len(written) - 1
     return [
-        # the range may go on after the last record with data that holds none; that counts as read too
+        # the range may end in data that holds no records; it counts as read as well
         file.appended(
             append.segment, append.end if place == last else source.within(append.start, append.end, boundary)
         )
@@ -65,9 +65,9 @@ class Appender:
         """Whether a segment was closed since the last compaction; initially true, so a run starts with a compaction."""
 
     def append(self, appends: Sequence[Append]) -> bool:
-        """Log these ranges; return False if there was nothing to read after all.
+        """Log these ranges; return False if they turned out to hold nothing.
 
-        An append that is killed before its manifest commit has no effect: the sources are read again from there.
+        An append killed before its manifest commit has no effect: the sources are read again from the same positions.
         """
         reached("before-log", self._name)
         tasks = [task for append in appends for task in self._tasks(append)]
@@ -90,13 +90,16 @@ class Appender:
         return bool(logged)
 
     def raise_failure(self) -> None:
-        """Raise the failure of a source that stopped early, if there was one; only once."""
+        """Raise the failure of a source that stopped early, if any; only once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def compact(self) -> None:
-        """Compact the segments closed since the last call. Not while a step reads the log: its files may be removed."""
+        """Compact the segments closed since the last call.
+
+        Never call it while a step reads the log: it may remove that step's files.
+        """
         self.rolled = False
         consumers = list(self._pipeline.consumers())
         for node in self._sources:
@@ -114,7 +117,7 @@ class Appender:
         return None if end == state.position else self.to(node, state.position, end, state.next_offset)
 
     def to(self, node: SourceNode, start: Position, end: Position, offset: int) -> Append:
-        """Return the append of a source range to its log, which ends right before ``offset``."""
+        """Return the append of a source range that ends in the log right before ``offset``."""
         segment = self._store.transactions.read(
             lambda connection: self._log.segment_for_append(connection, node.id, self._settings.segment_bytes)
         )
@@ -129,7 +132,7 @@ class Appender:
         return blamed(self._node(append.node), append.node.source.split, append.start, append.end, n)
 
     def verify(self, append: Append) -> None:
-        """Raise ``FatalError`` if the source's data is no longer what was there before."""
+        """Raise ``FatalError`` if the source's data has changed since it was read."""
         blamed(self._node(append.node), append.node.source.verify, append.start, append.end)
 
     def _tasks(self, append: Append) -> list[AppendTask]:
@@ -163,7 +166,7 @@ class Appender:
             if parts:
                 append.folder.sync(append.segment)
         if logged and not self._is_entered:
-            # for a new log the parent folders may be new as well
+            # for a new log, the parent folders may be new too
             storage.sync_entry(self._base)
             self._is_entered = True
         storage.sync(self._base)
@@ -183,7 +186,7 @@ class Appender:
 
 
 def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[LogPart]] | None:
-    """Return the append with its parts; None if the log did not advance, because there was nothing to read."""
+    """Return the append with its parts; None if the log did not advance because nothing was read."""
     failed = next((place for place, report in enumerate(reports) if report.failed is not None), None)
     # records that other tasks read after the failure do not continue those before it
     read = [report for report in reports[: None if failed is None else failed + 1] if report.boundary is not None]

@@ -30,19 +30,19 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Source
 
 _UNTOLD = {"owners", "tests"}
-"""Keys of a pipeline that say nothing about how it runs."""
+"""Keys of a pipeline that do not affect how it runs."""
 
 
 @dataclass(frozen=True)
 class BoundPipeline:
-    """A pipeline that can run."""
+    """A pipeline bound to its plugins, ready to run."""
 
     config: Pipeline
     file: str
     program: Program
     compiled: CompiledPipeline
     not_yet: tuple[str, ...]
-    """Options that parse but whose engine part is not there yet; a run refuses them by name."""
+    """Options that parse but are not implemented in the engine yet; a run refuses them by name."""
     secrets: tuple[FoundSecret, ...] = ()
     """Secrets that its document refers to."""
 
@@ -53,22 +53,22 @@ class BoundPipeline:
 
     @property
     def digest(self) -> str:
-        """Of what its file says, with the scripts and plugins that it names: another one asks for a new run.
+        """Hash of everything that affects a run: the file, and the scripts and plugins it names.
 
-        Another secret in a file that it refers to does as well; another one from a provider does not. No secret goes
-        into it as it is (``FoundSecret.mark``).
+        A change requires a new run. A changed secret in a referenced file changes the hash too; one from a secret
+        provider does not. Secrets enter it only as marks (``FoundSecret.mark``).
         """
         if self.secrets:
             said = msgspec.json.encode(marked(self.config.model_dump(mode="json", exclude=_UNTOLD), self.secrets))
         else:
             said = self.config.model_dump_json(exclude=_UNTOLD).encode()
-        # where the project lies says nothing
+        # the location of the project does not matter
         data = msgspec.to_builtins(msgspec.structs.replace(self.program, root="", replay=None))
         del data["secrets"]
         return hashlib.sha256(said + b"\0" + msgspec.msgpack.encode(marked(data, self.secrets))).hexdigest()
 
     def refusal(self) -> FatalError | None:
-        """Why a run of this pipeline is refused although its file is sound; None where it is not."""
+        """Return the error that refuses a run of this pipeline although its file is valid; None if it may run."""
         if not self.not_yet:
             return None
         return FatalError(
@@ -85,13 +85,13 @@ class BoundPipeline:
 
 
 Upstreams = dict[tuple[str, str], Upstream]
-"""What each source reads that reads another pipeline, by its own pipeline and id."""
+"""Upstream of each source that reads another pipeline, by the reader's pipeline and source id."""
 
 
 def bind(
     parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = False, upstreams: Upstreams | None = None
 ) -> BoundPipeline | None:
-    """Bind a pipeline to its plugins; return None if something is wrong. Findings are added to ``parsed``."""
+    """Bind a pipeline to its plugins; return None on errors. Findings are added to ``parsed``."""
     with isolated(parsed, "checking this pipeline"):
         try:
             return _bound(parsed, root, plugins, strict, upstreams)
@@ -139,7 +139,7 @@ def bind_all(
     strict: bool = False,
     upstreams: Upstreams | None = None,
 ) -> list[BoundPipeline]:
-    """Bind several pipelines; return those that can run. No two destinations may write to the same thing."""
+    """Bind several pipelines; return those that can run. Two destinations may not write to the same resource."""
     parsed = list(parsed)
     pairs = [(one, bound) for one in parsed if (bound := bind(one, root, plugins, strict, upstreams)) is not None]
     check_owners(pairs)
@@ -176,7 +176,7 @@ def _log_of(config: Pipeline, plugins: Plugins) -> Literal["records", "positions
 def choose_log(
     config: Pipeline, sources: Iterable[Source | type[Source]]
 ) -> tuple[Literal["records", "positions"], str]:
-    """Return what is logged so that a step can be read again, and why (DESIGN.md, How records move)."""
+    """Return what is logged so that a step can be read again, and the reason for the choice."""
     if config.delivery.log != "auto":
         return config.delivery.log, "the file says so"
     if config.delivery.drift:

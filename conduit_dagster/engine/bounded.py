@@ -24,15 +24,15 @@ from conduit_dagster.state.status_store import RecoveryState, read
 
 T = TypeVar("T")
 GRACE = 0.25
-"""Seconds after the shutdown timeout for cancelling jobs and recording the end."""
+"""Seconds on top of the shutdown timeout for cancelling jobs and recording the end."""
 FORCED = 5.0
-"""Seconds that a forced stop may take to cancel Spark's jobs; the shutdown timeout, if that is shorter."""
+"""Seconds that a forced stop may take to cancel Spark's jobs; or the shutdown timeout, if that is shorter."""
 _POLL = 0.05
 _left: list[str] = []
 
 
 class RunHung(Exception):  # noqa: N818  # it describes the state of the work; nothing raises it outside this package
-    """Work that has not ended within the time for a stop; its thread is abandoned."""
+    """Raised for work that has not ended within the time for a stop; its thread is abandoned."""
 
     def __init__(self, where: str) -> None:
         super().__init__(where)
@@ -41,7 +41,7 @@ class RunHung(Exception):  # noqa: N818  # it describes the state of the work; n
 
 
 def left_behind() -> bool:
-    """Return whether this process has abandoned a hanging thread: closing resources it uses would hang as well."""
+    """Return whether this process has abandoned a hanging thread: closing its resources would hang as well."""
     return bool(_left)
 
 
@@ -53,7 +53,7 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
     """
     name = _below(name)
     future = _in_daemon(work, name)
-    # a run may last for months: nothing is looked at before somebody asks for its end
+    # a run may last for months: do not poll before a stop is requested
     either: list[Future[Any]] = [future, stop.asked]
     wait(either, return_when=FIRST_COMPLETED)
     while not _ended(future, _POLL):
@@ -79,7 +79,7 @@ def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
 
 
 class Worker(Generic[T]):
-    """Runner of calls in sequence, in a daemon thread: unlike an executor's it does not keep the process alive."""
+    """Runner of calls in sequence, in a daemon thread, which unlike an executor's does not keep the process alive."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
@@ -103,7 +103,7 @@ class Worker(Generic[T]):
 
 
 def _below(name: str) -> str:
-    """Return a thread name that is prefixed with the name of the waiting thread."""
+    """Return a thread name prefixed with the name of the current thread, which waits for it."""
     return f"{threading.current_thread().name}/{name}"
 
 
@@ -137,7 +137,7 @@ def _ended(future: Future[T], seconds: float | None) -> bool:
 
 def _where(name: str) -> str:
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented, for debugging as here
-    # a thread that it waits for has its name as a prefix
+    # a thread's name is the prefix of the names of the threads it waits for
     mine = [thread for thread in threading.enumerate() if thread.name.startswith(name)]
     found = max(mine, key=lambda thread: len(thread.name), default=None)
     frame = None if found is None or found.ident is None else frames.get(found.ident)
@@ -151,22 +151,22 @@ def _where(name: str) -> str:
 log = structlog.get_logger("conduit.engine")
 
 _ASK = 1.0
-"""Seconds between two looks at what an operator asked for, and at whether the run has ended."""
+"""Seconds between two checks for requests of operators, and for the end of the run."""
 
 
 @contextmanager
 def watching(
     stop: StopFlag, jobs: Jobs, shutdown_timeout: float, database: sa.Engine, pipeline: str
 ) -> Generator[threading.Event]:
-    """Cancel the Spark jobs on a forced stop, or when a graceful one exceeds its timeout.
+    """Cancel the Spark jobs on a forced stop, or when a graceful stop exceeds its timeout.
 
-    ``pipelines stop`` is heard within a second if the state store answers. Yields the event that ends it before the
-    block does: nothing of a run that is left behind may cancel what the pipeline runs next in this process.
+    ``pipelines stop`` takes effect within a second if the state store answers. Yields an event that ends the watching
+    before the block ends: an abandoned run must not cancel what the pipeline runs next in this process.
     """
     watch = _Watch(stop, jobs, shutdown_timeout, lambda: _requested(database, pipeline))
     threads = [
         threading.Thread(target=watch.cancel, daemon=True, name=f"stop-watcher-{pipeline}"),
-        # apart: a store that does not answer must not keep a forced stop waiting
+        # separate thread: a state store that does not answer must not delay a forced stop
         threading.Thread(target=watch.ask, daemon=True, name=f"stop-asker-{pipeline}"),
     ]
     for thread in threads:
@@ -176,7 +176,7 @@ def watching(
     finally:
         watch.ended.set()
         if stop.requested:
-            threads[0].join()  # it may be cancelling: no job of the next run
+            threads[0].join()  # it may be cancelling, and must not hit a job of the next run
 
 
 def _requested(database: sa.Engine, pipeline: str) -> RecoveryState:
@@ -199,7 +199,7 @@ class _Watch:
                 return
             left -= _POLL
         while not self.ended.wait(_POLL):
-            # a session that is gone can't be asked: the run finds out by itself
+            # a lost session can't be reached; the run detects that itself
             with suppress(Exception):
                 self._jobs.cancel()
 
@@ -208,11 +208,11 @@ class _Watch:
             try:
                 state = self._requested()
             except SQLAlchemyError:
-                continue  # a store that is away is the next transaction's business
+                continue  # an unreachable store is reported by the next transaction
             except FatalError as error:
                 log.error("the run is ended", pipeline=self._jobs.pipeline, cause=error.message)
                 with suppress(Exception):
-                    self._jobs.cancel()  # the next transaction raises the same
+                    self._jobs.cancel()  # the next transaction raises the same error
                 continue
             if state.stop_asked and not self._stop.requested:
                 log.info("a stop was asked for", pipeline=self._jobs.pipeline, how=state.asked)

@@ -48,7 +48,7 @@ def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: b
 
 
 def _of_folder(project: Project) -> list[ParsedPipeline]:
-    """Return the project's own pipelines, for when only some files were read."""
+    """Return the pipelines of the project's own folder, for the case that only some files were read."""
     paths = [path for path in project.pipeline_paths if os.path.exists(path)]  # noqa: PTH110
     return load(paths, recovery=project.settings.recovery, root=project.root).pipelines
 

@@ -1,4 +1,4 @@
-"""A pipeline with the catch-ups that an operator asked for, beside those of its file."""
+"""Catch-ups requested by an operator, added to those of the pipeline's file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conduit_dagster.state.pipeline_state import PipelineState
 
 
 def require_no_memory(bound: BoundPipeline, state: PipelineState) -> None:
-    """Raise ``FatalError`` (``positions.remembering``) if a destination is to be sent again what would be dropped."""
+    """Raise ``FatalError`` (``positions.remembering``) if records to be sent again would be dropped as duplicates."""
     pending = [one for one in state.sources.values() if one.is_sent_again and one.position < one.unit["upto"]]
     if pending and bound.compiled.remembering:
         nodes = ", ".join(bound.compiled.remembering)
@@ -27,14 +27,15 @@ def require_no_memory(bound: BoundPipeline, state: PipelineState) -> None:
 
 
 def with_open_work(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
-    """Return the pipeline with the sources of what it has to finish: a prepared replay, and ranges sent again."""
+    """Return the pipeline with the sources of its unfinished work: a prepared replay, and ranges to be sent again."""
     return with_open_catch_ups(with_open_replay(bound, state), state)
 
 
 def with_open_catch_ups(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
-    """Return the pipeline so that destinations that are sent records again read the log for themselves.
+    """Return the pipeline with a log source for each destination that is still being sent records again.
 
-    Those whose catch-up or one of its steps is not done: the others need no sources of their own any more.
+    Only destinations whose catch-up, or one of its steps, is not done; the others need no sources of their own any
+    more.
     """
     asked = [one for one in state.sources.values() if one.is_sent_again]
     steps = {step.plan.only for step in state.open_steps}

@@ -39,7 +39,7 @@ class DestinationNode:
 
     @property
     def needs_own_records(self) -> bool:
-        """Whether the branch may change its records, and so needs its own copies (CASES C21)."""
+        """Whether the branch may change its records, and so needs its own copies."""
         return bool(self.nodes) or self.destination.changes_records
 
 
@@ -63,9 +63,9 @@ class CompiledPipeline:
     reads_keys: Keys
     """Which record keys any part of the pipeline may read."""
     remembering: Mapping[str, StatefulNode]
-    """Stateful processors by node: those that remember records of earlier steps."""
+    """Stateful processors by node: those that keep state across steps."""
     queries: Mapping[str, SqlQuery]
-    """By node, the queries that processors run in Spark."""
+    """Queries that processors run in Spark, by node."""
 
     def source_node(self, source: str) -> SourceNode:
         """Return the node of a source. Raises ``FatalError`` if an open step needs a source removed from the file."""
@@ -80,7 +80,7 @@ class CompiledPipeline:
 
     @property
     def reads(self) -> str:
-        """Kind of the ranges of its steps (``Plan.reads``)."""
+        """Kind of ranges that its steps read (``Plan.reads``)."""
         if self.program.log != "records":
             return "positions"
         return "join" if self.program.fan_in == "join" else "records"
@@ -103,10 +103,10 @@ class CompiledPipeline:
     def begin_step(
         self, clock_ns: int, hashes: Mapping[str, str] | None = None, generations: Mapping[str, int] | None = None
     ) -> None:
-        """Set the clock, and the names for side effects, that the pipeline's connectors and processors see.
+        """Set the clock and the idempotency keys that the pipeline's connectors and processors see.
 
-        Names that are left out stay as they are. The pipeline is cached between steps, so this must come before any
-        record of a step; in a task it handles one step at a time.
+        Keys that are left out keep their values. The pipeline is cached between steps, so call this before any record
+        of a step; in a task it handles one step at a time.
         """
         self.clock.now_ns = clock_ns
         if hashes is not None:
@@ -115,7 +115,7 @@ class CompiledPipeline:
             self.idempotency.generations = dict(generations)
 
     def consumers(self) -> dict[str, Destination]:
-        """Return all destinations by id, the dead-letter queue first (DELIVERY.md, Publish)."""
+        """Return all destinations by id, the dead-letter queue first: it is published first."""
         return {
             DEAD_LETTERS: self.dead_letters,
             **{destination_node.id: destination_node.destination for destination_node in self.outputs},
@@ -144,7 +144,7 @@ def compile_encoded(data: bytes) -> CompiledPipeline:
 def compile_program(
     program: Program, plugins: Plugins | None = None, instead: Mapping[str, Processor] | None = None
 ) -> CompiledPipeline:
-    """Bind a program to its plugins; ``instead``: by node, processors that replace those of the file.
+    """Bind a program to its plugins. ``instead``: processors that replace those of the file, by node.
 
     From then on this process masks the program's secrets. Raises an error for anything that validation would have
     found.
@@ -253,7 +253,7 @@ class _Maker:
 
 @contextmanager
 def _naming(node: str) -> Generator[None]:
-    """Let an error of a plugin that is set up name its node."""
+    """Add the node's id to an error raised while its plugin is set up."""
     try:
         yield
     except ConduitError as error:

@@ -1,4 +1,4 @@
-"""Errors that stop a run at a delivery: their messages and fixes (DELIVERY.md, When publishing fails)."""
+"""Errors that stop a run at a delivery: their messages and fixes (docs/delivery.md, When publishing fails)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from conduit_dagster.sdk import AlreadyClaimed, Rejected
 
 
 def is_outage(error: Exception) -> bool:
-    """Return whether an error is an outage, which never becomes nacks (B8).
+    """Return whether an error is an outage, which never becomes a nack.
 
-    That is a connection, timeout, resource or shutdown error, or one that states its own class.
+    These are connection, timeout, resource and shutdown errors, and errors that state their own class.
     """
     if isinstance(error, Rejected | AlreadyClaimed):
         return False
@@ -29,12 +29,12 @@ def told(error: Exception, node: str, redaction: Redaction) -> ConduitError:
 
 
 def shown(error: Exception, redaction: Redaction) -> Exception | None:
-    """Return the error for use as a cause if its text may be printed; otherwise None."""
+    """Return the error for use as a cause if its text may be shown; otherwise None."""
     return error if not redaction or is_outage(error) else None
 
 
 def reason(nack: tuple[int, str, str], redaction: Redaction) -> str:
-    """Return why a record was refused; the text is left out if anything is redacted, as the record is not examined."""
+    """Return why a record was refused; without the text if anything is redacted, since the record is not examined."""
     return f"{nack[1]}; its text is left out, for it may hold what is redacted" if redaction else nack[2]
 
 
@@ -45,7 +45,7 @@ def refused_letter(sent: Sent, node: str, redaction: Redaction) -> ConduitError 
     if sent.error is not None:
         error: ConduitError = sent.error.as_error()
     else:
-        # the queue may accept it later, so it counts as a failed dead-letter write like any other (CASES B7)
+        # the queue may accept it later: treat it like any other failed dead-letter write
         message = f"the dead-letter queue did not take a record: {reason(sent.nacks[0], redaction)}"
         error = TransientError(message, code="dead_letters.write_failed", fix="fix the queue; nothing was lost")
     error.node = error.node or node
@@ -73,7 +73,7 @@ def split_error(error: object, node: str) -> TransientError:
 
 
 def lone_error(where: str, error: object, node: str) -> TransientError:
-    """Return the error that stops the run at a record that fails on its own and is not refused."""
+    """Return the error that stops the run at a single record that fails without being refused."""
     return TransientError(
         f"one record fails: {error}",
         code="delivery.record_failed",

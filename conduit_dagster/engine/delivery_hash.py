@@ -1,4 +1,4 @@
-"""The delivery hash: the name of one step for one consumer (reference 5, and DELIVERY.md, Units)."""
+"""The delivery hash, which identifies one step for one consumer."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def delivery_hash(
 ) -> str:
     """Compute the SHA-256 over canonical JSON (RFC 8785), in hex.
 
-    It contains no attempt, epoch, run, time, setting, processor, partitioning or batch limit: the same range of the
-    same source gives the same hash. ``sources`` are objects of ``source, generation, start, end``; ``skip`` and
-    ``take`` select a child of a delivery, a null ``take`` the whole delivery; ``without`` are the places of that range
-    that the child leaves out, and no part of the name of one that leaves out none.
+    Independent of attempt, epoch, run, time, settings, processors, partitioning and batch limits: the same range of the
+    same source gives the same hash. ``sources`` are objects of ``source, generation, start, end``. ``skip`` and
+    ``take`` select a child of a delivery; a null ``take`` means the whole delivery. ``without`` lists the places of
+    that range that the child leaves out; it is omitted if empty.
     """
     name: dict[str, Any] = {
         "version": 1,
@@ -49,7 +49,7 @@ def delivery_hash(
 
 
 def _exact(value: Any) -> Any:
-    """Replace integers beyond 2^53 (an inode, for example), which canonical JSON lacks, by their decimal text."""
+    """Replace integers beyond 2^53 (such as inodes), which canonical JSON can't represent, by their decimal text."""
     if isinstance(value, dict):
         return {str(k): _exact(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -60,8 +60,9 @@ def _exact(value: Any) -> Any:
 
 
 LETTERS: int = 10**12
-"""Start of the number space for names of dead letters found at publishing. Their skip counts records of the step's
-range, separately from the step's own dead-letter delivery; otherwise two dead letters would share a hash."""
+"""Start of the number space for dead letters found at publishing. Their skip counts records of the step's range,
+separately from the step's own dead-letter delivery; otherwise two deliveries of letters would share a hash.
+"""
 
 
 class Names:
@@ -71,18 +72,18 @@ class Names:
         self._pipeline = pipeline
 
     def named(self, plan: Plan) -> Plan:
-        """Return the plan with a hash per consumer, and the step's own under the empty name: computed once, stored."""
+        """Return the plan with a hash per consumer; the empty name holds the step's own. Computed once and stored."""
         sources = self._sources(plan.ranges)
         hashes = {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}
         return msgspec.structs.replace(plan, named=sources, hashes=hashes)
 
     def child(self, plan: Plan, consumer: str, child: DeliveryChild) -> str:
-        """Return the hash of a part of a delivery: a range of its records, but for some of them."""
+        """Return the hash of a child: a range of a delivery's records, possibly with some left out."""
         part = {"skip": child.skip, "take": child.take, "without": child.without}
         return self._hash(consumer, plan.named or self._sources(plan.ranges), **part)
 
     def delivery(self, shipment: Shipment, child: DeliveryChild) -> Delivery:
-        """Return a part of a delivery under its own hash."""
+        """Return a child of a delivery under its own hash."""
         return shipment.child(self.child(shipment.plan, shipment.consumer, child), child)
 
     def _sources(self, ranges: Sequence[Range]) -> list[dict[str, Any]]:

@@ -37,12 +37,12 @@ class Shipment:
 
     @property
     def delivered(self) -> int:
-        """Number of records that the destination has once all are handled: neither refused nor marked."""
+        """Number of records that the destination has once all are handled: those neither refused nor marked."""
         return self.staged.records - self.progress.refused
 
     @property
     def left(self) -> list[DeliveryChild]:
-        """Parts that are still to be sent."""
+        """Children that are still to be sent."""
         done, total = self.progress.handled, self.staged.records
         return self.progress.pending or ([DeliveryChild(done, total - done)] if done < total else [])
 
@@ -51,7 +51,7 @@ class Shipment:
         return as_delivery(self.staged, self.plan.step)
 
     def child(self, name: str, child: DeliveryChild) -> Delivery:
-        """Return a part of it. A delivery of one record is its own child (DELIVERY.md, When publishing fails)."""
+        """Return a child. A delivery of one record is its own child."""
         if self.staged.records == 1:
             return self.whole()
         without = tuple(child.without)
@@ -82,13 +82,13 @@ def after(progress: DeliveryProgress, places: int, refused: int = 0) -> Delivery
 
 
 def part_of(child: DeliveryChild, skip: int, take: int) -> DeliveryChild:
-    """Return a part of a child's range, which leaves out what the child leaves out of it."""
+    """Return a part of a child's range, leaving out the same records as the child."""
     without = [place for place in child.without if skip <= place < skip + take]
     return DeliveryChild(skip, take, child.single, without)
 
 
 def trimmed(child: DeliveryChild) -> DeliveryChild:
-    """Return the child from its first to its last record: what it leaves out at its ends is no part of its name.
+    """Return the child from its first to its last record: records left out at its ends are not part of its name.
 
     Its ``take`` is 0 if it leaves out all of them.
     """
@@ -101,29 +101,29 @@ def trimmed(child: DeliveryChild) -> DeliveryChild:
 
 
 def places_of(child: DeliveryChild) -> Sequence[int]:
-    """Return the places in the delivery of a child's records, in order."""
+    """Return the places of a child's records in the delivery, in order."""
     every = range(child.skip, child.skip + child.take)
     left_out = frozenset(child.without)
     return [place for place in every if place not in left_out] if left_out else every
 
 
 def with_mark(progress: DeliveryProgress, place: int) -> DeliveryProgress:
-    """Return the progress with one more record marked; it moves past the records at its front that are marked.
+    """Return the progress with one more record marked, advanced past marked records at its front.
 
-    The offset never passes a record that is neither delivered nor marked (CASES C12).
+    The offset never passes a record that is neither delivered nor marked.
     """
     return past_marked(msgspec.structs.replace(progress, marked=sorted({*progress.marked, place})))
 
 
 def past_marked(progress: DeliveryProgress) -> DeliveryProgress:
-    """Return the progress moved past marked records at its front."""
+    """Return the progress advanced past marked records at its front."""
     marked = frozenset(progress.marked)
     places = next(number for number in count() if progress.handled + number not in marked)
     return after(progress, places, refused=places) if places else progress
 
 
 def before_marked(child: DeliveryChild, progress: DeliveryProgress) -> DeliveryChild:
-    """Return the beginning of a child whose first record is to be sent, up to the next record that is marked.
+    """Return the beginning of a child, up to the next marked record. The child's first record must be unmarked.
 
     Records that the child itself leaves out do not end it.
     """
@@ -135,7 +135,7 @@ def before_marked(child: DeliveryChild, progress: DeliveryProgress) -> DeliveryC
 def progress_of(acked: Acked, known: DeliveryProgress) -> DeliveryProgress:
     """Return the progress advanced by a job's acks.
 
-    It never goes back: what an earlier run knew to be ahead is not sent again.
+    It never moves back: records known as acked ahead of it are not sent again.
     """
     further = after(known, max(0, acked.handled - known.handled))
     ahead = dict(known.namespaces)
@@ -148,10 +148,10 @@ def progress_of(acked: Acked, known: DeliveryProgress) -> DeliveryProgress:
 def with_refused(
     progress: DeliveryProgress, child: DeliveryChild, nacked: Sequence[int], apart: Sequence[int], skips: bool
 ) -> DeliveryProgress:
-    """Return the progress once these records of a child are nacked together: they are passed over from now on.
+    """Return the progress after these records of a child are nacked together: they are skipped from now on.
 
-    ``child`` is the beginning of what is left. Each record of ``apart`` is a child of its own from now on. ``skips``:
-    the records between are still sent in one go.
+    ``child``: the beginning of the unsent rest. ``apart``: records that become children of their own. ``skips``:
+    whether the records between are still sent in one delivery.
     """
     first = progress.pending[0] if progress.pending else child
     if skips and not child.single:
@@ -190,7 +190,7 @@ def split_into(
 
 
 def _behind(piece: DeliveryChild, beginning: DeliveryChild) -> list[DeliveryChild]:
-    """Return what a piece holds behind its beginning; nothing if that is all of it."""
+    """Return the part of a piece after its beginning; nothing if that is all of it."""
     end = beginning.skip + beginning.take
     rest = part_of(piece, end, piece.skip + piece.take - end)
     return [rest] if rest.take else []

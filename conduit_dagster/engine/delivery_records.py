@@ -1,4 +1,4 @@
-"""Random access to the records of a prepared delivery by place: for pieces, nacks and operators."""
+"""Random access to the records of a prepared delivery by place: for children, nacks and operators."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 class DeliveryRecords:
     """Records of a delivery, read from its staging.
 
-    For a destination that does not stage whole records, they are staged again, once, if source and code still produce
-    the bytes that were prepared; otherwise a record is what its destination would have received, as it was staged
-    (DELIVERY.md, When the pipeline changes).
+    If the destination does not stage whole records, they are staged again, once, provided source and code still produce
+    the prepared bytes. Otherwise a record is returned as it was staged, that is, as its destination would have received
+    it.
     """
 
     def __init__(self, destination: object, shipment: Shipment, restaged: Restaged, pipeline: str) -> None:
@@ -37,8 +37,8 @@ class DeliveryRecords:
     def origin(self, place: int) -> tuple[str, int]:
         """Return the source of a record, and its source record's place in the step's range. Reads staging only.
 
-        In order this is cheap; going back by more than two opens the staging anew. Raises ``LookupError`` if there is
-        no such record.
+        Cheap in ascending order; going back by more than two reopens the staging. Raises ``LookupError`` if the record
+        does not exist.
         """
         if self._is_traced:
             return self._origins.at(place)[:2]
@@ -74,23 +74,23 @@ class DeliveryRecords:
 
     @lazy_property
     def _whole(self) -> Delivery | None:
-        """The whole records, staged again, of a destination that does not stage them."""
+        """The whole records, staged again, for a destination that does not stage them."""
         return self._restaged.records(self._shipment) if self._is_traced else None
 
     def _as_staged(self, place: int, origin: RecordOrigin) -> StagedRecord:
-        """Return the row from staging alone, as it would have been delivered, under its own position."""
+        """Return the row from staging alone, as it would have been delivered, with the record's position."""
         assert self._destination is not None, "only staged destinations keep origins"
         row = self._destination.staged_row(self._shipment.whole(), place)
         metadata = {SOURCE_CONNECTOR_ID: node_id(self._pipeline, origin.source)}
         metadata |= {COLLECTION: origin.namespace} if origin.namespace else {}
         record = row or Record(origin.position, metadata)
-        # what the row itself says, such as that it is a truncate, stays
+        # keep the row's own metadata, for example that it is a truncate
         record.position, record.metadata = origin.position, record.metadata | metadata
         return StagedRecord(origin.source, origin.ordinal, record)
 
 
 class _InOrder(Generic[T]):
-    """Items by their place, read in order; a place before the last three is read anew from there."""
+    """Items by place, read in order; a place before the last three reopens the reader there."""
 
     def __init__(self, read: Callable[[int], Iterator[T]]) -> None:
         self._read = read
@@ -99,7 +99,7 @@ class _InOrder(Generic[T]):
         self._kept: deque[tuple[int, T]] = deque(maxlen=3)
 
     def at(self, place: int) -> T:
-        """Return the item. Raises ``LookupError`` if there is none."""
+        """Return the item. Raises ``LookupError`` if it does not exist."""
         if self._things is None or place < self._next - len(self._kept):
             self._things, self._next = self._read(place), place
             self._kept.clear()

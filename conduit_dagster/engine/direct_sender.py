@@ -35,8 +35,8 @@ class DirectSender:
     ) -> Sent:
         """Send ``count`` records starting at ``first``.
 
-        ``flushed`` is called with the acks as they become durable, and again with the same acks if it returns False,
-        which means that it could not store them.
+        ``flushed`` is called with the acks as they become durable. It returns False if it could not store them, and is
+        then called again with the same acks.
         """
         token = secrets.token_hex(8)
         job = SendJob(
@@ -65,6 +65,6 @@ class DirectSender:
             try:
                 found = newest(staging, token)
             except OSError:
-                continue  # an unavailable file system is reported by the job's own end
+                continue  # an unavailable file system is reported when the job ends
             if found and found != known and flushed(found[0]):
                 known = found

@@ -1,4 +1,4 @@
-"""What a failure means: since when it lasts, and which records are safe. The same in the terminal and in Dagster."""
+"""Explanation of a failure: its start, and which records are safe. The same in the terminal and in Dagster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conduit_dagster.sdk import Strategy
 from conduit_dagster.state.history import events
 
 _LOOKS: Final = 200
-"""Events that are looked at for the beginning of a series of failures."""
+"""Number of events searched for the beginning of a series of failures."""
 _REST: Final[dict[Strategy, str]] = {
     "exactly-once": "nothing is lost: what is not acked is read or sent again, and delivered once",
     "at-least-once": "nothing is lost: what is not acked is read or sent again, and some of it may be delivered twice",
@@ -22,26 +22,26 @@ _REST: Final[dict[Strategy, str]] = {
 
 
 _GONE: Final = ("gone", "gap", "pruned")
-"""Last words of the codes of errors that say that something is gone."""
+"""Last words of error codes for missing data."""
 
 
 class FailureStory(NamedTuple):
-    """What is to be told of a failure beside its error."""
+    """Facts to report about a failure besides its error."""
 
     since_ns: int
-    """When the first failure came that no success has followed."""
+    """Time of the first failure after the last success."""
     safe: str
 
     @property
     def since(self) -> str:
-        """That time, for people."""
+        """That time as text."""
         return datetime.fromtimestamp(self.since_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int, code: str = "") -> FailureStory | None:
-    """Return the story of a pipeline that has just failed. None where the store does not tell.
+    """Return the story of a pipeline that has just failed; None if the store can't provide it.
 
-    ``acked``: records that this run has acked; ``code``: of its error.
+    ``acked``: records acked in this run; ``code``: of the error.
     """
     try:
         since = _failing_since(database, pipeline)

@@ -1,4 +1,4 @@
-"""Waits between two looks at sources that have nothing new."""
+"""Wait between two polls of sources that have nothing new."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable
 
 _SHORTEST, _LONGEST = 0.05, 1.0
-"""Seconds between two looks: just after a step, and once nothing has come for a while."""
+"""Seconds between two polls: right after a step, and after a while without new records."""
 _PATIENCE = 5.0
-"""Seconds without a step before the wait grows: a source that trickles keeps the shortest one."""
+"""Seconds without a step before the wait grows: a slow trickle of records keeps the shortest wait."""
 _SHARE, _QUIET_SHARE = 200, 400
-"""The wait is at least this many times as long as the CPU time of a look, up to ``_CEILING``; and once it is quiet."""
+"""Minimum ratio of the wait to the CPU time of a poll, up to ``_CEILING``: normally, and when idle."""
 _CEILING = 10.0
 
 _Seconds = Callable[[], float]
 
 
 class IdleWait:
-    """Wait of one pipeline's loop. Its looks cost half a percent of a core at most, half of that once it is quiet.
+    """Wait of one pipeline's loop. Polling costs at most half a percent of a core, half of that when idle.
 
-    Not guaranteed where one look takes more than 25 ms of CPU time: the wait never exceeds ten
-    seconds, so that new records are not left lying for longer.
+    Not guaranteed if one poll takes more than 25 ms of CPU time: the wait never exceeds ten seconds, so that new
+    records are not delayed for longer.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class IdleWait:
         self.moved()
 
     def moved(self) -> None:
-        """Start anew: there was something to do."""
+        """Reset the wait after a step."""
         self._since, self._wait = self._clock(), _SHORTEST
         self._before = self._cpu()
 
     def seconds(self) -> float:
-        """Return how long to wait after a look that found nothing. The look began when the last wait was asked for."""
+        """Return how long to wait after a poll that found nothing; its cost is the CPU time since the last call."""
         now = self._cpu()
         cost, self._before = now - self._before, now
         is_quiet = self._clock() - self._since >= _PATIENCE

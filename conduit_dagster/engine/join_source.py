@@ -16,8 +16,8 @@ _BLOCK = 3_000
 class JoinSource(Source):
     """One source that joins several logs. A position holds the offset of each member.
 
-    Entries nacked by a source's processors are passed on their own, before the record that follows them; a record
-    without a partner is not part of a step yet (CASES D16).
+    Entries nacked by a source's processors are passed on separately, before the record that follows them. A record
+    without a partner is not part of a step yet.
     """
 
     name = "join"
@@ -34,7 +34,7 @@ class JoinSource(Source):
         return dict.fromkeys(self.members, 0)
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Return the position after equal counts of good entries of all members, and the nacked ones around them."""
+        """Return the position after the same number of good entries of each member, including adjacent nacked ones."""
         queues = {name: self._queue(name, start[name], limit.records) for name in self.members}
         count = min(limit.records, *(queue.good for queue in queues.values()))
         return {name: queue.after(count) for name, queue in queues.items()}
@@ -45,7 +45,7 @@ class JoinSource(Source):
         return _Queue(start, stop, manifest.nacked(start, stop))
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Return a single split: the members' files are read side by side."""
+        """Return a single split: the members' files are read in parallel."""
         splits = {name: self._member(name, start[name], end[name]) for name in self.members}
         rows = {name: {"start": s.start, "to": end[name], "detail": s.detail} for name, s in splits.items()}
         return [Split(start, 0, None, sum(s.bytes for s in splits.values()), {"members": rows})]
@@ -55,7 +55,7 @@ class JoinSource(Source):
         return log_split(manifest.folder, manifest.parts(start, end), start, end, 0)
 
     def relocate(self, split: Split) -> Split:
-        """Return the split with the files that hold it now."""
+        """Return the split with the current files that hold it."""
         return self.split(split.start, {name: row["to"] for name, row in split.detail["members"].items()}, 1)[0]
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:

@@ -25,7 +25,7 @@ class LogSource(Source):
         self._manifest: LogManifest | None = None
 
     def attach(self, manifest: LogManifest) -> None:
-        """Set the manifest, on the driver only: tasks need none, since their splits name their files."""
+        """Set the manifest. Driver only: tasks need none, since their splits name the files."""
         self._manifest = manifest
 
     @property
@@ -48,11 +48,11 @@ class LogSource(Source):
         return cut(self.manifest, start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
-        """Yield the entries as they were logged, marked as nacked if a node nacked them before. Refuses a gap."""
+        """Yield the entries as logged; those nacked earlier are marked as nacked. Refuses a gap."""
         yield from read_whole(split, options.keys > Keys.NONE)
 
     def relocate(self, split: Split) -> Split:
-        """Return the split with the files that hold it now: compaction may have replaced them."""
+        """Return the split with the current files that hold it: compaction may have replaced them."""
         return relocated(self.manifest, split)
 
     def place(self, position: Position) -> Any:
@@ -67,7 +67,7 @@ class LogSource(Source):
         return self.real.horizon()
 
     def ack(self, upto: Position, generation: int) -> None:
-        """Ack the real source up to the last log file that is handled as a whole."""
+        """Ack the real source up to the last log file that is handled completely."""
         position = self.manifest.position_at(upto)
         if position is not None:
             self.real.ack(position, generation)
@@ -93,7 +93,7 @@ _LONGEST = 256
 
 
 class CatchUpSource(LogSource):
-    """The log of one source, for one destination: up to the pipeline's position when it was added, or a range."""
+    """The log of one source, read for one destination: up to the pipeline's position when it was added, or a range."""
 
     name = CATCH_UP
 
@@ -102,7 +102,7 @@ class CatchUpSource(LogSource):
         self.source, self.consumer = source, consumer
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Return the end of the log, but not beyond ``horizon``: from there it is served by the regular steps."""
+        """Return the end of the log, but not beyond ``horizon``, where the regular steps take over."""
         return max(start, min(super().latest(start, limit), horizon))
 
     def ack(self, upto: Position, generation: int) -> None:

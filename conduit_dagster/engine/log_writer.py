@@ -31,7 +31,7 @@ class LogWriter:
         self._pipeline, self._real = pipeline, node.source.real
         self.source, self._ordinal = node.id, ordinal
         self._next = to.first + ordinal
-        # random per attempt, so that a second attempt never collides with the file of the first
+        # random per attempt: a retry never collides with the file of an earlier attempt
         self._file = PartFile(to.folder, self._next, secrets.token_hex(8))
         self._batch: _PlainBatch | None = None
         self._boundary: Callable[[], Any] = lambda: None
@@ -42,9 +42,9 @@ class LogWriter:
         return self._boundary()
 
     def blocks(self, split: Split) -> Iterator[Block]:
-        """Log the split's records and yield them as logged, so that reading them from the log gives the same bytes."""
+        """Log the split's records and yield them as logged: reading them from the log later gives the same bytes."""
         keys = self._pipeline.reads_keys
-        # plain blocks share a batch of the log, and so stay as small as the CPU's cache wants them
+        # plain blocks share a batch of the log, so each can stay small enough for the CPU cache
         sizes = ReadOptions() if self._real.gives_plain and keys < Keys.ALL else _OPTIONS
         options = sizes._replace(keys=keys)
         for block in read_or_fail(read_blocks(self._pipeline, self.source, self._real, split, options)):
@@ -82,7 +82,7 @@ class LogWriter:
         boundary = block.boundary(len(records) - 1)
         self._boundary = lambda: boundary
         if _holds_documents(batch):
-            # JSON changes values that it can't represent exactly
+            # encoding to JSON changes values that it can't represent exactly
             records = decode_batch(batch).records
         elif self._pipeline.reads_keys >= Keys.POSITIONS:
             _positions_as_text(records)
@@ -111,7 +111,7 @@ class LogWriter:
         return LogResult(self.source, self._ordinal, self._file.finish(), self.boundary)
 
     def abort(self) -> None:
-        """Abandon the file; nothing in it counts."""
+        """Abandon the file; none of it counts."""
         self._batch = None
         self._file.abort()
 
@@ -125,7 +125,7 @@ class _PlainBatch:
         self._records = self._bytes = 0
 
     def takes(self, like: Record, plain: PlainBlock) -> bool:
-        """Return whether a block of such records belongs to it: there is room, and the rest of them is the same."""
+        """Return whether the batch has room for a block of such records, and all other properties are equal."""
         has_room = self._records < _OPTIONS.block_records and self._bytes < _OPTIONS.block_bytes
         return has_room and _kind_of(like, plain) == self._kind
 
@@ -142,12 +142,12 @@ class _PlainBatch:
 
 
 def _kind_of(like: Record, plain: PlainBlock) -> tuple[Any, ...]:
-    # positions of a rotated file are text, where those of the first one are numbers
+    # positions in a rotated file are text, those in the first file are numbers
     return like.metadata, like.operation, plain.positions.type, plain.keys.type
 
 
 def _plain_rows(like: Record, plain: PlainBlock, places: Sequence[int]) -> list[Record]:
-    """Return records of a plain block as reading them from the log gives them."""
+    """Return records of a plain block exactly as the log returns them."""
 
     def row(i: int) -> Record:
         payload, position, key = (column[i].as_py() for column in plain)

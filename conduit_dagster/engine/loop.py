@@ -1,4 +1,4 @@
-"""The step loop: plan, stage, resolve, prepare, publish, done (DELIVERY.md, One step)."""
+"""The step loop: plan, stage, resolve, prepare, publish, done (docs/delivery.md, One step)."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ class StepLoop:
         return logged or self.stager.stage(plan)
 
     def can_stage(self, plan: Plan) -> bool:
-        """Return whether a step planned by an earlier run can be staged: its records are, or will be, in the log."""
+        """Return whether a step planned by an earlier run can be staged: its records are in the log, or will be."""
         return self._log is None or self._log.can_stage(plan)
 
     # -- lines 4 to 7 -------------------------------------------------------------------------------------------
 
     def execute(self, plan: Plan) -> None:
-        """Run a planned step through all remaining lines of the protocol."""
+        """Run a planned step through the remaining lines of the protocol."""
         self.finish(plan, self.stage(plan))
 
     def finish(self, plan: Plan, staged: Staged) -> None:
@@ -100,7 +100,7 @@ class StepLoop:
             raise refused
 
     def _resolved(self, plan: Plan, staged: Staged) -> tuple[Plan, Staged, Resolution, ConduitError | None]:
-        """Resolve a step, cut before the first record that must not be handled, as often as there is one."""
+        """Resolve a step, cutting it before each record that must not be handled."""
         context, window = self.context, self.context.settings.window
         refused: ConduitError | None = None
         while True:
@@ -125,7 +125,7 @@ class StepLoop:
         return self.context.pipeline.source_node(span.source).source.within(span.start, span.end, boundary)
 
     def _read_within(self, source: str, reach: LoggedRange, boundary: Any) -> Any:
-        """Like :meth:`_within`, but for the source itself when steps read its log."""
+        """Like :meth:`_within`, but for the source itself if steps read its log."""
         node = next(node for node in self.context.pipeline.sources if node.id == source)
         return node.source.within(reach.start, reach.end, boundary)
 
@@ -140,8 +140,8 @@ class StepLoop:
     ) -> None:
         """Run line 7, update the in-memory state, and report the step; ``started`` is on the monotonic clock.
 
-        ``delivered``: records that each consumer has, where that is not all of its delivery.
-        ``void``: consumers that were retired while their delivery was open.
+        ``delivered``: number of records delivered to each consumer that did not get its whole delivery. ``void``:
+        consumers that were retired while their delivery was open.
         """
         self.publisher.finish(plan, decision, void)
         self.context.state.finished(plan, decision)

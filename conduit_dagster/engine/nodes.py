@@ -38,11 +38,14 @@ class Node:
     """One processor, for the records that its namespace and condition select (:func:`selects_of`)."""
 
     def __init__(self, node: str, processor: Processor, selects: Sequence[Select] = ()) -> None:
-        """``selects``: its tests of a record, all of which must hold; other records pass unchanged."""
+        """``selects``: predicates on a record, all of which must hold; other records pass unchanged."""
         self.node, self._processor, self._selects = node, processor, selects
 
     def made_of(self, field: str) -> Collection[str] | None:
-        """Return what the processor tells (:meth:`Processor.made_of`), and the field as it passes unselected."""
+        """Return the fields that the processor reports, and the field itself if records may pass unselected.
+
+        See :meth:`Processor.made_of`.
+        """
         made = self._processor.made_of(field)
         return {*made, field} if made is not None and self._selects else made
 
@@ -71,7 +74,7 @@ class Node:
         return results
 
     def _chosen(self, records: list[Record], results: list[Result]) -> tuple[list[int], bool]:
-        """Return the places of the selected records, and whether no condition failed; failures are put into results."""
+        """Return the places of the selected records, and whether no condition failed; failures go into the results."""
         if len(self._selects) == 1:
             select = self._selects[0]
             try:
@@ -123,7 +126,7 @@ class Node:
         return on, from_
 
     def _special(self, result: Result, record: Record, origin: int, fate: NodeListener) -> list[Record]:
-        """Return the records that continue from a result that is not just one record."""
+        """Return the records that continue from a result other than a single record."""
         if isinstance(result, Nack):
             fate.nacked(self.node, origin, result, record)
             return []
@@ -140,7 +143,7 @@ def _condition(text: str, clock: Clock) -> Select | None:
 
 
 def _namespace(pattern: str) -> Select | None:
-    """Return a selector that searches the collection for the pattern, unanchored (CASES C14)."""
+    """Return a selector that searches the collection for the pattern, unanchored."""
     if not pattern:
         return None
     search = re2.compile(pattern).search
@@ -185,7 +188,7 @@ class FilterNode:
 
 
 def selects_of(namespace: str, condition: str, clock: Clock) -> list[Select]:
-    """Return the tests that a namespace and a condition stand for; an empty text stands for none."""
+    """Return the predicates for a namespace and a condition; empty text means none."""
     return [select for select in (_namespace(namespace), _condition(condition, clock)) if select is not None]
 
 
@@ -217,7 +220,7 @@ def _checked(result: Any) -> Result:
 
 
 def _apart(records: list[Record]) -> list[Record]:
-    """Copy a record that was returned twice, so that changes to one do not affect the other."""
+    """Copy a record that was returned twice, so that changes to one copy do not affect the other."""
     apart: dict[int, Record] = {}
     for record in records:
         made = copy(record) if id(record) in apart else record

@@ -30,7 +30,7 @@ def after_step(plan: Plan, decision: Decision) -> Offsets:
 
 
 def before_record(plan: Plan, decision: Decision, source: str, ordinal: int) -> Offsets:
-    """Return the offsets of a consumer whose next unhandled record is this one: right before it (CASES C12)."""
+    """Return the offsets of a consumer whose next unhandled record is this one: right before it."""
     moves: Offsets = {}
     for span in plan.ranges if not plan.replay else ():
         count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read
@@ -93,7 +93,7 @@ _metadata_of = attrgetter("metadata")
 
 
 class NamespaceTracker:
-    """Tracker of the last record of each namespace. A run of records that share their metadata costs one look-up."""
+    """Tracker of the last record of each namespace. Adjacent records that share their metadata cost one lookup."""
 
     def __init__(self, seen: dict[str, LastInNamespace]) -> None:
         self._seen = seen
@@ -111,7 +111,7 @@ class NamespaceTracker:
 
 
 def namespaces_of(records: Sequence[Record]) -> str | list[str]:
-    """Return the namespace of each record, as one name if all have the same; at least one record."""
+    """Return the namespace of each record, or one name if all are equal. Requires at least one record."""
     if _is_shared(list(map(_metadata_of, records))):
         return records[0].collection
     named = [record.collection for record in records]

@@ -1,7 +1,7 @@
-"""Origins of staged records, stored beside the parts of a destination that stages something other than records.
+"""Origins of staged records, stored beside the parts of a destination that does not stage whole records.
 
-A record that such a destination refuses, or the next one of a delivery in pieces, is found by its place in the delivery
-without reading the source again or running any code: a prepared step needs nothing but staging and the state store.
+They locate a refused record, or the next one of a delivery in pieces, by its place in the delivery, without reading the
+source again or running any code: a prepared step needs only staging and the state store.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class RecordOrigin(NamedTuple):
 
     source: str
     ordinal: int
-    """Its source record's place in the step's range of its source, from 0."""
+    """The source record's place in the step's range of its source, from 0."""
     position: Any
-    """The record's own."""
+    """The record's own position."""
     namespace: str
 
 
 def keeps_origins(destination: Destination) -> bool:
-    """Return whether origins are stored beside its parts: it is sent in pieces, and the parts don't name sources."""
+    """Return whether origins are stored beside its parts: it accepts children, and its parts don't name sources."""
     return (
         isinstance(destination, StagedDestination)
         and destination.divisible
@@ -56,14 +56,14 @@ def keeps_origins(destination: Destination) -> bool:
 
 
 class BlockPositions:
-    """The records' own positions of one block, worked out once, and only where something asks for them."""
+    """Positions of one block's records, computed once, and only on demand."""
 
     def __init__(self, block: Block, are_read: bool) -> None:
-        """``are_read``: the source was asked for them; else a block with ``complete`` may have left them out."""
+        """``are_read``: the source was asked for positions; otherwise a block with ``complete`` may lack them."""
         self._block, self._are_read = block, are_read or block.complete is None
 
     def of(self, records: Sequence[Record], origins: Sequence[int]) -> list[Any]:
-        """Return the positions of ``records``; the i-th comes from record ``origins[i]`` of the block."""
+        """Return the positions of ``records``; record ``i`` comes from record ``origins[i]`` of the block."""
         if self._are_read:
             return [record.position for record in records]
         every = self._every
@@ -87,20 +87,20 @@ def _is_run(origins: Sequence[int]) -> TypeGuard[range]:
 
 
 class TracedWriter(Writer):
-    """A destination's own writer, and beside its part the origins: a line of JSON per block.
+    """Wraps a destination's own writer and stores the origins beside its part: a line of JSON per block.
 
-    ``as_records``: the same share once more as whole records, for single records that the destination refuses.
+    ``as_records``: also stage the share as whole records, for single records that the destination refuses.
     """
 
     def __init__(self, writer: Writer, task: WriterTask, as_records: bool = False) -> None:
         self._writer, self._part = writer, NewPart(task, "origins")
-        # a token of its own: the writer may name its part as records are named
+        # a separate token: the writer may name its part in the same way
         self._records = RecordWriter(replace(task, token=f"{task.token}r")) if as_records else None
         self._count = 0
         self._source, self._first, self._origins = "", 0, tuple[int, ...]()
         self._positions = BlockPositions(Block([], lambda i: None), are_read=True)
         self.origins: Part | None = None
-        """Known once :meth:`finish` has returned, as is :attr:`records`."""
+        """Set, like :attr:`records`, once :meth:`finish` has returned."""
         self.records: Part | None = None
 
     def block(self, positions: BlockPositions) -> None:
@@ -108,12 +108,12 @@ class TracedWriter(Writer):
         self._positions = positions
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:
-        """Keep the origins for the next block, and pass them on."""
+        """Store the origins of the next block's records, and pass them on."""
         self._source, self._first, self._origins = source, first, origins
         self._writer.place(source, first, origins)
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Write as the writer itself does. Refused records get no origin: they have no place in the delivery."""
+        """Write with the destination's writer. Refused records get no origin: they have no place in the delivery."""
         kept = [copy(record) for record in records] if self._records else records
         refused = self._writer.write(records)
         origins = self._origins
@@ -126,9 +126,9 @@ class TracedWriter(Writer):
         return refused
 
     def _trace(self, origins: Sequence[int], records: list[Record]) -> None:
-        """Add the origins; the i-th record comes from record ``first + origins[i]`` of the source."""
+        """Add the origins; record ``i`` comes from record ``first + origins[i]`` of the source."""
         positions, namespaces = self._positions.of(records, origins), namespaces_of(records)
-        # records that follow on one another are told by the first of them, and how many there are
+        # consecutive records are encoded as the first one and their number
         first, rest = (self._first + origins[0], len(origins)) if _is_run(origins) else (self._first, list(origins))
         try:
             line = _encode((self._source, first, rest, positions, namespaces))
@@ -149,14 +149,14 @@ class TracedWriter(Writer):
         return part
 
     def abort(self) -> None:
-        """Abort the writer and the origins: nothing of them counts."""
+        """Abort the writer and the origins: none of it counts."""
         for writer in (self._writer, self._part, self._records):
             if writer is not None:
                 writer.abort()
 
 
 def read_origins(staged: StagedDelivery) -> Iterator[RecordOrigin]:
-    """Yield the origins of a delivery's records, in order; one block is in memory at a time."""
+    """Yield the origins of a delivery's records, in order, with one block in memory at a time."""
     for part in staged.origins:
         with storage.open_read(storage.join(staged.staging, part.name)) as file:
             for line in file:

@@ -1,4 +1,4 @@
-"""Line 1 of the protocol: a step's ranges, stored before anything of them is read."""
+"""Line 1 of the protocol: a step's ranges, stored before any of their records is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conduit_dagster.state.steps import LoggedRange, Memory, Plan, Range
 
 
 def identity(destination: Destination) -> dict[str, str | None]:
-    """Return what a prepared step knows a destination by; a path inside the project is relative to it."""
+    """Return the identity of a destination in a prepared step; a path inside the project is relative to it."""
     address = destination.address
     return {"plugin": destination.name, "target": address and inside(address, destination.context.root)}
 
@@ -48,7 +48,7 @@ class PlanCursor:
             self.sources[span.source].records = span.offset + read
 
     def turns(self, sources: Sequence[str]) -> Sequence[str]:
-        """Return the sources in the order in which they may be chosen next: after the last one (CASES D3)."""
+        """Return the sources in the order in which they may be chosen next: after the last one."""
         if self._last not in sources:
             return sources
         after = sources.index(self._last) + 1
@@ -75,7 +75,7 @@ class StepPlanner:
         """Store a plan with a range per source that has new data; return None if no source has."""
         if self._closed:
             return None
-        # destinations added later come first: nothing new is read before all have caught up (reference 4)
+        # destinations added later come first: nothing new is read before all have caught up
         only, ranges = self._missed() or ("", self._ranges(self._inputs_of(""), horizons))
         logs: dict[str, LoggedRange] = {}
         if not ranges and self._log is not None:
@@ -83,17 +83,17 @@ class StepPlanner:
         return self._planned(ranges, only, logs) if ranges else None
 
     def plan_missed(self) -> Plan | None:
-        """Store a plan for a destination that is sent records by itself; None once all of them have caught up."""
+        """Store a plan for a destination that is catching up; None once all of them have caught up."""
         missed = self._missed()
         return None if missed is None else self._planned(missed[1], missed[0], {})
 
     def plan_replay(self) -> Plan | None:
-        """Store a plan with a range per source whose dead letters are sent again; return None if none is left."""
+        """Store a plan with a range per source whose dead letters are replayed; return None if none is left."""
         ranges = self._ranges([source_node.id for source_node in self._pipeline.inputs if source_node.is_replay], None)
         return self._planned(ranges, "", {}) if ranges else None
 
     def log_first(self) -> bool:
-        """Log new records that could not be planned because a step reads them from the log; False if there are none."""
+        """Log new records that could not be planned because steps read them from the log; return False if none."""
         return self._log is not None and not self._closed and self._log.log_first()
 
     def memory(self) -> dict[str, Memory]:
@@ -130,7 +130,7 @@ class StepPlanner:
     # -- ranges -------------------------------------------------------------------------------------------------
 
     def _missed(self) -> tuple[str, list[Range]] | None:
-        """Return a destination that is catching up, and its next ranges; None if there is none."""
+        """Return a destination that is catching up, and its next ranges; None if all have caught up."""
         late = {name: source for name, source in self.cursor.sources.items() if source.late}
         ends = {name: one.unit["upto"] for name, one in late.items() if one.position < one.unit["upto"]}
         for consumer in self._context.consumers:
@@ -146,7 +146,7 @@ class StepPlanner:
         ]
 
     def _nacked(self, only: str, ranges: list[Range]) -> dict[str, list[int]]:
-        """Return offsets nacked by earlier steps, to be pinned in the plan.
+        """Return the offsets nacked by earlier steps, to be pinned in the plan.
 
         A step that is staged again must not mistake its own nacks for earlier ones.
         """
@@ -188,7 +188,7 @@ class StepPlanner:
     # -- cut step -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Plan nothing more in this run: a step will be cut, and nothing follows it."""
+        """Stop planning in this run: a step will be cut, and nothing follows it."""
         with self._planning:
             self._closed = True
 
@@ -204,7 +204,7 @@ class StepPlanner:
         return successor
 
     def _successor(self, shorter: Plan) -> Plan | None:
-        """Return a new step with these ranges that replaces a void one; None if there are no ranges."""
+        """Return a new step with these ranges that replaces a void one; None without ranges."""
         if not shorter.ranges:
             return None
         number, clock_ns = self._take_number(), time.time_ns()

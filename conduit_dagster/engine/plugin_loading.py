@@ -1,7 +1,7 @@
-"""Processors and connectors that are not built in: those of the project's ``plugins/`` folder, and installed ones.
+"""Processors and connectors that are not built in: from the project's ``plugins/`` folder, and from installed packages.
 
-A package offers its own by entry points of the group ``conduit_dagster.plugins``, each a class or a module with some.
-It has to be installed wherever tasks run; the project's files travel there.
+A package declares them as entry points of the group ``conduit_dagster.plugins``, each a class, or a module with
+classes. Packages must be installed wherever tasks run; the project's own files are sent with the tasks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PACKAGE = "conduit_plugins"
 
 
 class PluginError(Exception):
-    """A plugin file that cannot be loaded; the message says which and why, ``trace`` is the traceback."""
+    """Raised for a plugin file that can't be loaded; the message contains file and reason, ``trace`` the traceback."""
 
     def __init__(self, file: str, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -35,20 +35,20 @@ class PluginError(Exception):
 
 @dataclass
 class Plugins:
-    """The classes that are there, by the name that pipeline files use. The project's own win over installed ones."""
+    """Available plugin classes by name. The project's own take precedence over installed ones."""
 
     sources: dict[str, type[Source]] = field(default_factory=dict[str, type[Source]])
     destinations: dict[str, type[Destination]] = field(default_factory=dict[str, type[Destination]])
     processors: dict[str, type[Processor]] = field(default_factory=dict[str, type[Processor]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
-    """Module name to source text: what tasks load instead of files."""
+    """Module name to source text: loaded by tasks in place of files."""
     errors: list[PluginError] = field(default_factory=list[PluginError])
 
 
 def read_plugins(root: Path, unreadable: list[PluginError] | None = None) -> dict[str, str]:
-    """Module name to source text of every plugin file of the project; one that can't be read is left out.
+    """Return the source text of every plugin file of the project, by module name; unreadable files are left out.
 
-    ``unreadable`` takes the errors of those.
+    ``unreadable`` collects their errors.
     """
     folder, texts = root / "plugins", dict[str, str]()
     try:
@@ -66,7 +66,7 @@ def read_plugins(root: Path, unreadable: list[PluginError] | None = None) -> dic
 
 
 def project_plugins(root: Path) -> Plugins:
-    """Return the plugins of a project, and of installed packages; what can't be read or loaded is in ``errors``."""
+    """Return the plugins of a project, and of installed packages; those that can't be loaded are in ``errors``."""
     unreadable: list[PluginError] = []
     found = load_plugins(read_plugins(root, unreadable))
     found.errors[:0] = unreadable
@@ -74,9 +74,9 @@ def project_plugins(root: Path) -> Plugins:
 
 
 def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
-    """Run each text as a module and collect the classes it defines; a broken module does not hide the others.
+    """Run each text as a module and collect the classes it defines; a broken module does not affect the others.
 
-    ``installed``: also what packages bring.
+    ``installed``: also load plugins of installed packages.
     """
     found = Plugins(texts=dict(texts))
     if installed:
@@ -91,12 +91,12 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
 
 
 def is_of_project(kind: type[Any]) -> bool:
-    """Return whether a plugin is shipped with the project, rather than built in or installed as a package."""
+    """Return whether a plugin belongs to the project, rather than being built in or installed as a package."""
     return kind.__module__.startswith(f"{_PACKAGE}.")
 
 
 def failure_of(error: Exception, plugins: Plugins) -> str | None:
-    """Return where a plugin that is not built in raised this error, as ``FILE:LINE``; None if none of them did."""
+    """Return the line of a project's or installed plugin that raised this error, as ``FILE:LINE``; None if in none."""
     own = {
         kind.__module__
         for kinds in (plugins.sources, plugins.destinations, plugins.processors)
@@ -120,7 +120,7 @@ def _add_installed(found: Plugins) -> None:
 
 @cache
 def _installed() -> list[tuple[str, list[type[Any]] | BaseException]]:
-    """Entry point by entry point; imported once per process."""
+    """Return the classes, or the error, of each entry point; imported once per process."""
     found: list[tuple[str, list[type[Any]] | BaseException]] = []
     for point in entry_points(group=GROUP):
         name = f"{point.dist.name if point.dist else 'a package'}: {point.name}"
@@ -133,7 +133,7 @@ def _installed() -> list[tuple[str, list[type[Any]] | BaseException]]:
 
 
 def _kinds(module: types.ModuleType) -> Iterator[type[Any]]:
-    """Return the plugins that a module defines itself."""
+    """Return the plugins that a module itself defines."""
     for value in vars(module).values():
         own = inspect.isclass(value) and issubclass(value, _BASES) and value.__module__ == module.__name__
         if not own or not (name := getattr(value, "name", "")) or inspect.isabstract(value):

@@ -44,7 +44,7 @@ class Preparer:
     def _letters(self, staged: Staged) -> list[LetterPart]:
         parts = [ledger.letters for ledger in staged.ledgers if ledger.letters]
         if parts:
-            # the index names no file that a crash could take
+            # the index must not name a file that a crash could remove
             self._context.archive.sync()
         return parts
 

@@ -1,8 +1,7 @@
-"""Memory of stateful processors: files that tasks write and that the steps' decisions name.
+"""State ("memory") of stateful processors: files that tasks write and steps' decisions name.
 
-``LOG/PIPELINE/~memory/STEP-TOKEN.msgpack.zst``. A step's plan names the files that it begins with, so that a repeat
-of it meets the same memory, and its decision those that the next one begins with. A file that neither names is left
-over.
+``LOG/PIPELINE/~memory/STEP-TOKEN.msgpack.zst``. A step's plan names the files of its initial state, so that a repeat
+begins with the same state; its decision names those of the next step. Files that neither names are left over.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from conduit_dagster.storage import Sink
 
 _FOLDER: Final = "~memory"
 _DEPTH: Final = 4
-"""The folder, the pipeline's, that of all logs, and the one that it is in."""
+"""Folder levels to sync: the memory, its pipeline, the folder of all logs, and its parent."""
 _MOST_PARTS: Final = 16
-"""Then one file takes the place of all."""
+"""Number of files from which on all are merged into one."""
 
 
 def memory_folder(log_url: str, pipeline: str) -> str:
@@ -37,16 +36,16 @@ def memory_folder(log_url: str, pipeline: str) -> str:
 
 
 class StatefulNode:
-    """A processor with its memory, in a task."""
+    """A processor with its state, in a task."""
 
     def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
         self._at: Memory | None = None
-        """What it stands at; None where a step has begun since."""
+        """Current state; None while a step is running."""
         self._began = Memory()
 
     def recall(self, node: str, memory: Memory, folder: str) -> None:
-        """Load the memory that a step begins with. Raises ``FatalError`` (``memory.damaged``)."""
+        """Load the state that a step begins with. Raises ``FatalError`` (``memory.damaged``)."""
         before = _newest.get((folder, node))
         if before is not None and before is not self:
             before.forget()
@@ -56,18 +55,18 @@ class StatefulNode:
             for part in memory.parts:
                 _read_into(entries, self._processor.basis, node, folder, part)
             self._processor.recall(memory.count, entries)
-        # in a task that fails it is neither what it was nor what it would have been
+        # unknown until the step ends: a failed task leaves neither the old nor the new state
         self._began, self._at = memory, None
 
     def forget(self) -> None:
-        """Drop the memory: the processor of a changed file, or of a replay, has taken its place."""
+        """Drop the state: the processor of a changed file, or of a replay, takes over."""
         self._at = None
         self._processor.recall(0, Entries())
 
     def keep(self, folder: str, step: int) -> Memory:
-        """Store what was added; return the memory that the next step begins with.
+        """Store additions; return the state that the next step begins with.
 
-        What the processor knows is then what those files hold: a worker that reads them must give the same answers.
+        The processor then knows exactly what those files hold: a worker that reads them must give the same results.
         """
         processor, parts = self._processor, list(self._began.parts)
         while parts and processor.is_over(parts[0].number, parts[0].at_ns):
@@ -83,7 +82,7 @@ class StatefulNode:
 
 
 _newest: WeakValueDictionary[tuple[str, str], StatefulNode] = WeakValueDictionary()
-"""Who remembers, by folder and node: a worker keeps several programs of a pipeline, and one memory."""
+"""Current owner of the state, by folder and node: a worker caches several programs of a pipeline, but one state."""
 
 
 class _File(msgspec.Struct, array_like=True):
@@ -99,11 +98,11 @@ _decode = msgspec.msgpack.Decoder(_File).decode
 
 
 def _write(folder: str, step: int, entries: Entries, basis: str) -> MemoryPart:
-    # here, because validating a pipeline must not import pyarrow
+    # imported late: validating a pipeline must not import pyarrow
     import pyarrow as pa
 
     storage.make_folder(folder)
-    # random per attempt: a second one never meets the file of the first
+    # random per attempt: a retry never collides with the file of an earlier attempt
     name = f"{step:012d}-{secrets.token_hex(8)}.msgpack.zst"
     file = storage.NewFile(storage.join(folder, name))
     columns = map(_bytes_of, (entries.owners, entries.numbers, entries.at_ns))
@@ -130,7 +129,7 @@ def _read_into(entries: Entries, basis: str, node: str, folder: str, part: Memor
 
 
 def _bytes_of(column: array[int]) -> bytes:
-    """Return numbers in a byte order that any machine can read."""
+    """Return numbers in a machine-independent byte order."""
     return _little(array("q", column)).tobytes()
 
 
@@ -156,7 +155,7 @@ def _damaged(node: str, url: str, what: str) -> FatalError:
 
 @dataclass(frozen=True)
 class Memories:
-    """Memory of a pipeline's processors, as seen by the driver."""
+    """State files of a pipeline's processors, as managed by the driver."""
 
     folder: str
 
@@ -170,14 +169,14 @@ class Memories:
             url = url.rsplit("/", 1)[0]
 
     def forget(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
-        """Remove the files that a done step began with and nothing needs any more."""
+        """Remove files of a done step's initial state that are no longer needed."""
         self._remove(_names([before]) - _names([after]))
 
     def clean(self, kept: Iterable[Mapping[str, Memory]], decided: int) -> None:
-        """Remove the files that none of these names: they are left over from executions that never counted.
+        """Remove files that none of these names: they are left over from executions that did not count.
 
-        Only of steps up to ``decided``, the newest one that is prepared or done: an old owner that was frozen here and
-        goes on knows of no later step, and takes nothing of a newer owner's.
+        Only of steps up to ``decided``, the newest one that is prepared or done: a frozen owner that resumes knows of
+        no later step, so it removes nothing of a newer owner's.
         """
         left = set(storage.files(self.folder)) - _names(kept)
         self._remove(name for name in left if name[:12].isdecimal() and int(name[:12]) <= decided)

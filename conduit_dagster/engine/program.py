@@ -1,4 +1,4 @@
-"""A pipeline as data: what travels to the tasks, and is compiled there once per worker."""
+"""A pipeline as data: sent to the tasks and compiled there once per worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ProcessorSpec(msgspec.Struct, frozen=True):
     """One processor of a pipeline."""
 
     node: str
-    """Its id with its parents': ``pipeline:processor`` or ``pipeline:connector:processor``."""
+    """Full id: ``pipeline:processor`` or ``pipeline:connector:processor``."""
     plugin: str
     settings: dict[str, str]
     condition: str = ""
@@ -30,22 +30,23 @@ class ConnectorSpec(msgspec.Struct, frozen=True):
     processors: list[ProcessorSpec] = []
     condition: str = ""
     from_log: bool = False
-    """A destination that is sent what the log holds, when it is added later."""
+    """Whether a destination that is added later receives the log from its beginning."""
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """Dead letters that go through the pipeline again."""
+    """Replay of dead letters."""
 
     id: int
     """Unique in the pipeline: the generation of its records in delivery hashes."""
     start: Literal["source", "node"] = "source"
-    """Whether the original record passes the whole pipeline, or the failed one goes on at the node that nacked it."""
+    """Whether to send the original record through the whole pipeline, or the failed one from the node that nacked it.
+    """
     edits: list[tuple[str, str]] = []
-    """Field and expression, applied first."""
+    """Pairs of field and expression, applied first."""
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A whole pipeline. Holds the source text of the project's plugins, so that a worker needs no path to them."""
+    """A whole pipeline. Contains the source text of the project's plugins, so that workers need no path to them."""
 
     pipeline: str
     root: str
@@ -64,9 +65,9 @@ class Program(msgspec.Struct, frozen=True):
     """Whether it uses plugins of installed packages."""
     replay: Replay | None = None
     redact: list[str] = []
-    """Fields that no log, list, asset or error text may show."""
+    """Fields that must not appear in any log, list, asset or error text."""
     secrets: list[str] = []
-    """Values that no text from a task may hold."""
+    """Values that must not appear in any text from a task."""
 
     def encode(self) -> bytes:
         """Encode the program for the tasks."""

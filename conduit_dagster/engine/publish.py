@@ -25,7 +25,7 @@ from conduit_dagster.state.steps import Decision, Plan
 
 
 def _rank(error: Exception) -> int:
-    """Return the rank of an error among several: a lost lease decides, then a fatal error."""
+    """Return the rank of an error among several: a lost lease first, then fatal errors."""
     if isinstance(error, LeaseLost):
         return 0
     return 1 if isinstance(error, ConduitError) and error.fatal else 2
@@ -38,7 +38,7 @@ class Publisher:
         self._context, self._refusals, self._restaged = context, refusals, restaged
 
     def publish(self, shipments: Sequence[Shipment]) -> None:
-        """Publish each delivery under its hash. The first error is raised once all have ended."""
+        """Publish each delivery under its hash. Raises the first error by rank, once all have ended."""
         open_ones = [shipment for shipment in shipments if shipment.staged.parts]
         errors: list[Exception] = []
         for shipment in open_ones:
@@ -48,7 +48,7 @@ class Publisher:
                 except Exception as error:
                     if not shipment.decision.once:
                         raise
-                    errors.append(error)  # the others' offsets have moved: they have no second chance
+                    errors.append(error)  # continue: the others' offsets have moved, so they have no second chance
         errors += self._side_by_side([s for s in open_ones if s.consumer != DEAD_LETTERS])
         if errors:
             raise min(errors, key=_rank)
@@ -69,7 +69,7 @@ class Publisher:
     def _one(self, shipment: Shipment) -> None:
         context = self._context
         reached("before-publish", context.name)
-        # as it was prepared, whatever the file says now
+        # the strategy at prepare time, whatever the file says now
         if shipment.decision.once:
             self._publish_once(shipment)
             return
@@ -79,13 +79,13 @@ class Publisher:
         reached("after-delivered", context.name)
 
     def records(self, shipment: Shipment) -> DeliveryRecords:
-        """Return a delivery's records one by one, each with its origin; nothing is read before the first one."""
+        """Return a reader of a delivery's records with their origins; nothing is read before the first access."""
         return DeliveryRecords(self._destination(shipment), shipment, self._restaged, self._context.name)
 
     # -- at-most-once -------------------------------------------------------------------------------------------
 
     def _publish_once(self, shipment: Shipment) -> None:
-        """Publish a delivery whose positions and offsets have moved already: nothing of it is ever sent again."""
+        """Publish a delivery whose positions and offsets have already moved: nothing of it is ever sent again."""
         redaction = self._context.pipeline.redaction
         try:
             left = self._attempt(shipment)
@@ -121,7 +121,7 @@ class Publisher:
     # -- after a crash ------------------------------------------------------------------------------------------
 
     def settle(self, shipment: Shipment) -> None:
-        """Mark as delivered what a destination turned out to hold already; it is not sent again (CASES B14)."""
+        """Mark as delivered what a destination already has; it is not sent again."""
         context, staged = self._context, shipment.staged
         target = blamed(context.node(shipment.consumer), self._destination(shipment).settled, shipment.whole())
         context.delivered(shipment.plan, staged, staged.records, target, self._offsets(shipment))
@@ -133,8 +133,7 @@ class Publisher:
         context = self._context
         reached("before-done", context.name)
         if not decision.once:
-            # of a consumer that the decision does not name, or whose delivery is void, nothing was delivered: its
-            # offset stays
+            # a consumer that the decision does not name, or whose delivery is void, got nothing: its offset stays
             named = (delivery.consumer for delivery in decision.deliveries)
             names = [name for name in named if plan.is_for(name) and name not in void]
             context.store.done(plan, decision, after_step(plan, decision), names)

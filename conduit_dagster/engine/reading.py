@@ -18,7 +18,7 @@ from conduit_dagster.sdk import Block, ReadOptions, Rows, Source, Split
 @contextmanager
 def quiet_collector() -> Generator[None]:
     """Disable garbage collection in the ``with`` block. For tasks, whose records form no cycles."""
-    # a block takes about a third less time without it (SPARK_FACTS, 2)
+    # a block takes about a third less time without it
     gc.disable()
     try:
         yield
@@ -29,9 +29,9 @@ def quiet_collector() -> Generator[None]:
 
 @cache
 def _keep_imports() -> None:
-    """Exempt what the process has imported from collections, after its first task.
+    """Exempt everything imported so far from garbage collection, after the process's first task.
 
-    PySpark collects after every task, and would look through the modules of numpy, pandas and pyarrow each time.
+    PySpark collects after every task, and would traverse the modules of numpy, pandas and pyarrow each time.
     """
     gc.collect()
     gc.freeze()
@@ -41,11 +41,11 @@ _PARTS = ("after", "key", "before")
 
 
 class SourceReadError(Exception):
-    """A source failed in the middle of a range, with its ``__cause__``; what it gave before counts."""
+    """Raised if a source failed in the middle of a range, with its ``__cause__``; records before the failure count."""
 
 
 def read_or_fail(blocks: Iterator[Block]) -> Iterator[Block]:
-    """Yield the blocks; raise :class:`SourceReadError` for an error of the source, as opposed to one of its readers."""
+    """Yield the blocks; raise :class:`SourceReadError` for errors of the source, as opposed to its consumer's."""
     try:
         yield from blocks
     except Exception as error:
@@ -69,7 +69,7 @@ def read_blocks(
 
 
 def _make_finite(records: list[Record]) -> None:
-    # before anything encodes them: that would make null of what JSON lacks
+    # before anything encodes them: encoding would turn values that JSON lacks into null
     for record in records:
         for part in _PARTS:
             value = getattr(record, part)
@@ -78,9 +78,9 @@ def _make_finite(records: list[Record]) -> None:
 
 
 def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> None:
-    """Add a record's source and read time, in Conduit's metadata keys; the source's own values win.
+    """Add a record's source and read time, in Conduit's metadata keys; values set by the source take precedence.
 
-    Records that share their metadata go on sharing it.
+    Records that share their metadata still share it afterwards.
     """
     own = {SOURCE_CONNECTOR_ID: node_id(pipeline, source), READ_AT: str(now_ns)}
     last: dict[str, str] | None = None

@@ -1,4 +1,4 @@
-"""Checks that the pipeline's file still means the data that a step, or the store, knows a source by."""
+"""Check whether the pipeline's file still refers to the data under which a step, or the store, knows a source."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from conduit_dagster.state.steps import Plan
 
 
 def unit_of(pipeline: CompiledPipeline, node: SourceNode) -> SourceUnit:
-    """Return which data a source reads."""
+    """Return the identity of the data that a source reads."""
     return SourceUnit(node.source.unit, pipeline.program.root)
 
 
 def reads_same(pipeline: CompiledPipeline, node: SourceNode | None, state: PipelineState) -> bool:
-    """Return whether the source reads the data that the store knows it by, with positions of the same kind.
+    """Return whether the source still reads the data registered in the store, with positions of the same kind.
 
-    The generation, positions and offsets that are stored mean nothing to any other.
+    The stored generation, positions and offsets are meaningless for any other data.
     """
     known = None if node is None else state.sources.get(node.id)
     if node is None or known is None:
@@ -39,7 +39,7 @@ def _is_same(pipeline: CompiledPipeline, node: SourceNode, known: SourceState | 
 
 
 def changed_source(pipeline: CompiledPipeline, plan: Plan, state: PipelineState) -> str | None:
-    """Return a source of the step that was removed or now means other data; None if all can still be read."""
+    """Return a source of the step that was removed or now refers to other data; None if all can still be read."""
     for span in plan.ranges:
         if not reads_same(pipeline, pipeline.known(span.source), state):
             return span.source

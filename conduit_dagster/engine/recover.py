@@ -1,4 +1,4 @@
-"""Start-up recovery (DELIVERY.md, Start). May be killed at any line and repeated."""
+"""Start-up recovery. May be killed at any line and repeated."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, DeliveryProgress, Plan, StagedDelivery
 
 Acked = frozenset[tuple[str, int]]
-"""Sources, each with the generation under which it was acked."""
+"""Acked sources, each with the generation of the ack."""
 
 
 def start_up(loop: StepLoop, plans: bool = True) -> None:
-    """Bring a pipeline to where the loop can plan: no step is open, and connectors are registered as the file says.
+    """Bring a pipeline to where the loop can plan: no step is open, and connectors are registered as in the file.
 
     In this order: removed consumers are retired; open steps end with the consumers, sources and generations that they
-    were planned with; only then connectors are added and changed, because what a newcomer catches up on follows from
-    the sources' positions at that time (DELIVERY.md, When the pipeline changes). Without ``plans`` a step that is only
+    were planned with; only then are connectors added and changed, because a newcomer's catch-up depends on the sources'
+    positions at that time (docs/delivery.md, What you may change, and when). Without ``plans`` a step that is only
     planned is dropped.
     """
     context = loop.context
@@ -42,7 +42,7 @@ def start_up(loop: StepLoop, plans: bool = True) -> None:
     register(context.pipeline, context.store)
     context.reload()
     loop.planner.begin()
-    # a new or changed source hears of its generation before an old owner can ack it under its last one
+    # a new or changed source must learn its generation before an old owner can ack it under the previous one
     acknowledge(context, acked)
     settle_letters(context)
 
@@ -96,11 +96,11 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
     """Return whether a planned step still fits the file: the same consumers, and sources at the step's start."""
     pipeline, state = loop.context.pipeline, loop.context.state
     if plan.reads != pipeline.reads or plan.replay:
-        return False  # letters that no prepared step has are open again
+        return False  # letters that are in no prepared step are open again
     if plan.hashes.keys() != {"", *pipeline.consumers()} or changed_source(pipeline, plan, state):
         return False
     for name, destination in pipeline.consumers().items():
-        # it would be prepared for another target than the plan says
+        # it would be prepared for a target other than the planned one
         if plan.targets.get(name, identity(destination)) != identity(destination):
             return False
     for span in plan.ranges:
@@ -109,7 +109,7 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
             return False
         if (known.generation, known.position) != (span.generation, span.start):
             return False
-    # a stateful processor may have been added to the file, or put back, since
+    # a stateful processor may have been added to the file since, or restored
     memory = loop.planner.memory()
     if any(plan.memory.get(node) != memory[node] for node in memory):
         return False
@@ -121,7 +121,7 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     if step.letters:
         _require_same(plan, DEAD_LETTERS, loop.context.pipeline.dead_letters)
     shipments = prepared(loop, step, decision)
-    # recorded dead letters that are not published yet come before any destination goes on
+    # recorded dead letters that are not published yet come before any destination continues
     for letter in step.letters:
         loop.letters.finish(plan, decision, letter)
     loop.publisher.publish(shipments)
@@ -131,7 +131,7 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
 
 
 def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipment]:
-    """Return the deliveries of a prepared step that are still to be published; those already there are marked."""
+    """Return the deliveries of a prepared step that are still to be published; those already published are marked."""
     context, plan, consumers = loop.context, step.plan, loop.context.consumers
     todo = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in consumers]
     for delivery in todo:
@@ -146,7 +146,7 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
 
 
 def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, staged: StagedDelivery) -> Shipment:
-    """Return a delivery with its progress: the stored one, or a later one that a direct job left in its ack file."""
+    """Return a delivery with its progress: as stored, or the later one that a direct job left in its ack file."""
     known = step.progress.get(staged.consumer, DeliveryProgress())
     if pipeline.consumers()[staged.consumer].placement == "direct":
         for acked in newest(staged.staging):
@@ -155,7 +155,7 @@ def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, stag
 
 
 def _require_same(plan: Plan, consumer: str, destination: Destination) -> None:
-    """Raise ``FatalError``, naming both, if a prepared step's target has changed (DELIVERY.md, Destinations)."""
+    """Raise ``FatalError``, naming both targets, if a prepared step's target has changed."""
     now = identity(destination)
     was = plan.targets.get(consumer, now)
     if was != now:
@@ -179,7 +179,7 @@ def _holds(context: StepContext, plan: Plan, staged: StagedDelivery) -> bool:
 def _retargeted(
     context: StepContext, plan: Plan, decision: Decision, missing: list[StagedDelivery]
 ) -> list[StagedDelivery]:
-    """Return the deliveries, each with another target if its own is lost and its settings allow it; stored first."""
+    """Return the deliveries, each with a new target if its own is lost and its settings allow it; stored first."""
     changed: dict[str, StagedDelivery] = {}
     for staged in missing:
         destination = context.consumers[staged.consumer]

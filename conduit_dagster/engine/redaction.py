@@ -1,6 +1,6 @@
-"""Fields whose values no log, list, asset or error text may show (``redact:`` in the pipeline file).
+"""Fields whose values must not appear in any log, list, asset or error text (``redact:`` in the pipeline file).
 
-The texts of nacks are masked here too where they hold a secret of the settings.
+Also masks secrets of the settings in the texts of nacks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from conduit_dagster.secret_values import hide
 MASK = "[redacted]"
 _BEGINNING = 8
 _MOST = 1_000
-"""Values of one record that are looked for in a text."""
+"""Maximum number of values of one record to search for in a text."""
 
 
 class Redaction:
-    """Masks what some fields hold, in records and in texts, and known secrets in texts. False without fields."""
+    """Masks the values of some fields in records and texts, and known secrets in texts. Falsy without fields."""
 
     def __init__(self, fields: Sequence[str]) -> None:
         """``fields`` as :meth:`Reference.parse` reads them."""
@@ -47,7 +47,7 @@ class Redaction:
         return made
 
     def nack(self, nack: Nack, *records: Record) -> Nack:
-        """Return the nack, its message without the redacted values of these records."""
+        """Return the nack, with the redacted values of these records masked in its message."""
         return Nack(nack.code, self.text(nack.message, records))
 
     def text(self, text: str, records: Iterable[Record]) -> str:
@@ -58,7 +58,7 @@ class Redaction:
         return hide(text)
 
     def unnamed(self, error: BaseException) -> str:
-        """Return a text for an error that names no record: its own may hold the values of any, so it is left out."""
+        """Return a text for an error that names no record: its own may hold values of any record, so it is omitted."""
         return f"{type(error).__name__}; its text is left out, for it may hold what is redacted"
 
     def _values(self, record: Record) -> Iterator[str]:
@@ -76,7 +76,7 @@ class Redaction:
 def _masked(message: str, text: str) -> str:
     """Mask every occurrence of a value, and of the beginning of a long one: messages truncate long values."""
     if len(text) <= _BEGINNING:
-        # whole words: a 5 is masked, the 15 beside it is not
+        # whole words only: masks 5, but not the neighbouring 15
         return re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", MASK, message)
     place = message.find(text[:_BEGINNING])
     while place >= 0:
@@ -88,7 +88,7 @@ def _masked(message: str, text: str) -> str:
 
 
 def _opened(record: Record) -> Record:
-    """Raw JSON objects as documents: a field of them is a field all the same."""
+    """Return the record with raw JSON objects decoded: their fields are redacted as well."""
     for part in ("after", "before", "key"):
         value: Data = getattr(record, part)
         if isinstance(value, bytes):
@@ -121,7 +121,7 @@ def _texts(value: Any) -> Iterable[str]:
         text = str(value)
         yield text
         for plain in (True, False):
-            # as it stands inside of JSON
+            # as escaped inside JSON
             escaped = json.dumps(text, ensure_ascii=plain)[1:-1]
             if escaped != text:
                 yield escaped

@@ -1,4 +1,4 @@
-"""Sending of one delivery: whole, or in pieces after a bulk error and to direct destinations (DELIVERY.md)."""
+"""Sending of one delivery: whole, or in pieces after a bulk error and to direct destinations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Redelivery:
         self._store, self._redaction = context.store, context.pipeline.redaction
         self._bisect, self._node = context.settings.bisect, context.node(shipment.consumer)
         self._origins: dict[int, tuple[str, int]] = {}
-        """Origins around the records that were refused last: reading them goes on behind those."""
+        """Origins around the last refused records: reading continues after these."""
 
     @property
     def _destination(self) -> Destination:
@@ -66,7 +66,7 @@ class Redelivery:
     def deliver(self) -> Target:
         """Send the delivery whole if nothing of it was sent before, otherwise in pieces; return the target after it.
 
-        Raises as :meth:`run` does.
+        Raises like :meth:`run`.
         """
         shipment, destination, named = self._shipment, self._destination, list[Refusal]()
         if isinstance(destination, StagedDestination) and not (shipment.is_split or shipment.progress.handled):
@@ -81,20 +81,20 @@ class Redelivery:
         """Divide a delivery that failed as a whole; return the records that the error names."""
         whole = DeliveryChild(0, self._shipment.staged.records)
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
-            # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
+            # a failed dead-letter write stops the run; nothing after it in the step is acked
             raise self._told(error) from self._shown(error)
         named = _named(error)
         if whole.take > 1:
-            # what is refused is nacked once the delivery is claimed; until then it is to be sent like the others
+            # refused records are nacked once the delivery is claimed; until then they remain to be sent like the others
             self._split(whole, [whole] if named else pieces(whole, self._bisect), self._cause(error))
         if not isinstance(error, Rejected | AlreadyClaimed):
             raise (self._bulk(error) if whole.take > 1 else self._alone(error)) from self._shown(error)
         return named
 
     def run(self, named: Sequence[Refusal] = ()) -> None:
-        """Send what is left, in pieces. Raises what stops the run; records acked until then stay acked.
+        """Send the rest in pieces. Raises the error that stops the run; records acked before it stay acked.
 
-        ``named``: the destination has refused these records of what comes next.
+        ``named``: records of the next child that the destination has already refused.
         """
         shipment, destination = self._shipment, self._destination
         if shipment.is_split and shipment.staged.records > 1 and self._claim(shipment.whole(), "split"):
@@ -113,7 +113,7 @@ class Redelivery:
                 self._send(child)
 
     def _claim(self, delivery: Delivery, state: str) -> bool:
-        """Claim a hash; return whether the destination turns out to have the delivery already."""
+        """Claim a hash; return whether the destination already has the delivery."""
         pipeline = self._context.name
         reached("before-claim", pipeline)
         found = blamed(self._node, self._destination.claim, delivery, "split" if state == "split" else "nacked")
@@ -148,9 +148,10 @@ class Redelivery:
         if is_alone and isinstance(error, AlreadyClaimed):
             named = [Refusal(0, _LOST_REASON)]
         if is_alone and not named:
-            # a lone record with an error that names nothing: the offset stays before it, the next start tries again
+            # a single record with an error that names nothing: the offset stays before it, and the next start tries
+            # again
             raise self._lone(child.skip, str(error)) from self._shown(error)
-        # claimed first, then divided: nothing of a piece is sent before its parent's hash says split, whoever sends it
+        # claim first, then divide: no piece is sent, by any process, before its parent's hash is claimed as split
         if not is_alone and not isinstance(error, AlreadyClaimed) and self._claim(delivery, "split"):
             self._handled(child)
             return
@@ -163,7 +164,7 @@ class Redelivery:
             raise self._bulk(error) from self._shown(error)
 
     def _handled(self, child: DeliveryChild) -> None:
-        """Record that a child is delivered; what it leaves out was refused before."""
+        """Record that a child is delivered; the records it leaves out were refused before."""
         shipment = self._shipment
         shipment.progress = after(shipment.progress, child.take, refused=len(child.without))
         self._keep(self._moves())
@@ -171,7 +172,7 @@ class Redelivery:
     # -- refused records ----------------------------------------------------------------------------------------
 
     def _refuse(self, child: DeliveryChild, named: Sequence[Refusal]) -> None:
-        """Nack the records that a child's destination names: at once and together, without sending them again."""
+        """Nack the records that a child's destination names, all together, without sending them again."""
         shipment, skips = self._shipment, self._destination.skips_records
         child, places = _reach(child, named), places_of(child)
         refused = [(places[one.place], one.nack) for one in named[:NACKED_TOGETHER]]
@@ -184,17 +185,17 @@ class Redelivery:
         if outcome.nacked:
             return
         if child.take > 1:
-            # those before the first that the window does not accept are sent first
+            # records before the first one that the window does not accept are sent first
             shipment.progress = with_refused(shipment.progress, child, (), _apart(outcome), skips)
             self._keep(self._moves())
         elif outcome.error is not None:
-            self._keep(self._moves())  # what was acked before it stays acked
+            self._keep(self._moves())  # records acked before it stay acked
             raise outcome.error
         else:
             self._handled(child)
 
     def _described(self, child: DeliveryChild, refused: Sequence[tuple[int, Nack]]) -> list[RefusedRecord]:
-        """Return refused records with what they are, reading the delivery once, in order."""
+        """Return refused records with their contents and origins, reading the delivery once, in order."""
         nacks, end = dict(refused), child.skip + child.take
         ahead = next((place for place in places_of(child) if place not in nacks), end)
         beside = {at for place in nacks for at in (place - 1, place, place + 1)}
@@ -223,7 +224,7 @@ class Redelivery:
         return shown(error, self._redaction)
 
     def _shown_bulk(self, error: Exception) -> Exception | None:
-        """Return the error as a cause to show, for one that a task has classified already."""
+        """Return the error for use as a cause, for an error that a task has already classified."""
         return None if self._redaction else error
 
     def _cause(self, error: Exception) -> str:
@@ -261,7 +262,7 @@ class Redelivery:
             shipment.plan, shipment.staged, child.skip, child.take, ahead, is_single, self._flushed
         )
         if shipment.consumer == DEAD_LETTERS and (refused := self._refused_letter(sent)) is not None:
-            # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
+            # a failed dead-letter write stops the run; nothing after it in the step is acked
             raise refused
         self._nack_sent(sent)
         shipment.progress = progress_of(sent.acked, shipment.progress)
@@ -270,7 +271,7 @@ class Redelivery:
             self._not_sent(child, sent.error.as_error(), sent.bulk)
 
     def _nack_sent(self, sent: Sent) -> None:
-        """Nack what the job's destination refused, of the records up to the first that is not handled."""
+        """Nack the records that the job's destination refused, up to the first unhandled record."""
         shipment = self._shipment
         first, handled = shipment.progress.handled, sent.acked.handled
         refused = [(place, Nack(code, message)) for place, code, message in sent.nacks if first <= place <= handled]
@@ -294,7 +295,7 @@ class Redelivery:
             # in memory only: the next transaction stores it
             shipment.progress, _ = advance(outcome)
         if outcome.error is not None:
-            self._keep(self._moves())  # what was acked before it stays acked
+            self._keep(self._moves())  # records acked before it stay acked
             raise outcome.error
 
     def _not_sent(self, child: DeliveryChild, error: ConduitError, bulk: bool) -> None:
@@ -311,14 +312,14 @@ class Redelivery:
             raise split_error(error.message, self._node) from self._shown_bulk(error)
 
     def _flushed(self, acked: Acked) -> bool:
-        """Store acks while the job runs, at the flush interval; they are stored again at its end."""
+        """Store acks while the job runs, at the flush interval; they are stored again when it ends."""
         shipment = self._shipment
         kept = shipment.progress
         shipment.progress = progress_of(acked, kept)
         try:
             self._keep_acked(acked)
         except (ConduitError, SQLAlchemyError):
-            shipment.progress = kept  # what goes wrong for good the job's own end says
+            shipment.progress = kept  # a permanent failure is reported when the job ends
             return False
         return True
 
@@ -342,7 +343,7 @@ class Redelivery:
         return self._records.origin(place) if known is None else known
 
     def _moves(self, handled: int | None = None) -> Offsets:
-        """Return the offsets once ``handled`` records are handled; by default, those that are."""
+        """Return the offsets after ``handled`` records; by default, after those handled so far."""
         shipment = self._shipment
         handled = shipment.progress.handled if handled is None else handled
         if handled >= shipment.staged.records:
@@ -358,10 +359,10 @@ def _named(error: Exception) -> list[Refusal]:
 
 
 def _reach(child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:
-    """Return the beginning of a child that ends with the last record of ``named`` that is nacked with the first one.
+    """Return the beginning of a child, up to the last record of ``named`` that is nacked together with the first.
 
-    The whole child if a destination names several, but not as many as are nacked together: it knows no others. Else
-    there may be more behind, and what is before them must not be sent again with each.
+    The whole child if the destination names several, but fewer than are nacked together: it knows of no others.
+    Otherwise more may follow, and the records before them must not be sent again for each one.
     """
     if 1 < len(named) < NACKED_TOGETHER:
         return child
@@ -369,5 +370,5 @@ def _reach(child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:
 
 
 def _apart(outcome: RefusalOutcome) -> list[int]:
-    """Return the places that are children of their own from now on: their destination says what becomes of them."""
+    """Return the places that become children of their own: the destination decides their outcome."""
     return [*outcome.delivered, *([] if outcome.stop is None else [outcome.stop])]

@@ -1,4 +1,4 @@
-"""Records that a destination refuses at publishing: the nack window next in order, then dead letters of their own."""
+"""Records refused at publishing: passed through the nack window in order, then given dead letters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from conduit_dagster.state.steps import (
 
 
 class RefusedRecord(NamedTuple):
-    """A record that its destination refuses."""
+    """A record refused by its destination."""
 
     place: int
     record: StagedRecord
@@ -46,20 +46,20 @@ class RefusedRecord(NamedTuple):
 
 
 class RefusalOutcome(NamedTuple):
-    """What became of records that were refused together."""
+    """Outcome for records that were refused together."""
 
     nacked: list[int]
-    """Places of those that are nacks now."""
+    """Places of the records that became nacks."""
     delivered: list[int]
-    """Places of those that the destination turned out to have."""
+    """Places of the records that the destination already had."""
     stop: int | None = None
-    """Place of the first that the window does not accept; nothing is recorded of it and those behind it."""
+    """Place of the first record that the window does not accept; neither it nor any record after it is recorded."""
     error: ConduitError | None = None
-    """Its error."""
+    """The error of that record."""
 
 
 Advance = Callable[[RefusalOutcome], tuple[DeliveryProgress, Offsets]]
-"""The delivery's progress, and the consumer's offsets, once this outcome is recorded."""
+"""Returns the delivery's progress, and the consumer's offsets, after this outcome."""
 
 
 class _Refused(NamedTuple):
@@ -68,14 +68,14 @@ class _Refused(NamedTuple):
     nack: Nack
     row: NackRow
     source: str
-    """The connector that it comes from, and its offset there."""
+    """The connector of the record, and its offset there."""
     offset: int
     missed: list[str]
     original: bytes
     has_letter: bool
-    """Another copy of it failed in this step."""
+    """Whether another copy of it failed in this step."""
     before: bool
-    """It made its nack in a step before this one."""
+    """Whether an earlier step recorded its nack."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -84,7 +84,7 @@ class _Refused(NamedTuple):
 
 
 class Refusals:
-    """Recorder of the records that destinations refuse, as nacks. Safe to call from several publishing threads."""
+    """Recorder of refused records as nacks. Safe to call from several publishing threads."""
 
     def __init__(self, context: StepContext, originals: StepOriginals, letters: LateLetters) -> None:
         self._context, self._originals, self._letters = context, originals, letters
@@ -94,7 +94,7 @@ class Refusals:
         self._failed: Exception | None = None
 
     def take_rows(self) -> dict[str, list[NackRow]]:
-        """Return the nacks since the last call, by the destination that refused."""
+        """Return the nacks since the last call, by the destination that refused them."""
         rows, self._rows = self._rows, {}
         return rows
 
@@ -103,15 +103,15 @@ class Refusals:
         return self._originals.redact(shipment, record, text)
 
     def refuse_all(self, shipment: Shipment, records: Sequence[RefusedRecord], advance: Advance) -> RefusalOutcome:
-        """Record nacks together and publish their dead letters; the shipment's progress moves as ``advance`` says.
+        """Record nacks together and publish their dead letters; the shipment's progress moves as ``advance`` returns.
 
-        ``records``: at most ``NACKED_TOGETHER``, in order. The window takes them in this order, and those before the
-        first that it does not accept are recorded, in one transaction. If there are none, nothing is recorded and the
+        ``records``: at most ``NACKED_TOGETHER``, in order. The window takes them in this order; those before the first
+        that it does not accept are recorded, in one transaction. If there are none, nothing is recorded and the
         progress stays.
         """
         with self._lock:  # the window takes nacks one after another
             if self._failed is not None:
-                # the place of a letter in the queue follows from the one before it, which did not get there
+                # the place of a letter in the queue follows from the previous letter, which was not published
                 raise self._failed
             found = self._found(shipment, records)
             accepted = self._accepted(found)
@@ -154,7 +154,7 @@ class Refusals:
         )
 
     def _accepted(self, found: Sequence[_Refused]) -> int:
-        """Return how many of them, from the first, the window accepts."""
+        """Return how many records, from the first on, the window accepts."""
         window = self._context.state.window
         seen = set[tuple[str, int]]()
         for number, one in enumerate(found):
@@ -169,8 +169,8 @@ class Refusals:
         return len(found)
 
     def _claim(self, shipment: Shipment, places: Sequence[int]) -> set[int]:
-        """Claim each record as nacked; return the places of those that the destination turns out to have."""
-        # so that a frozen owner's late success and these nacks can't both happen
+        """Claim each record as nacked; return the places of those that the destination already has."""
+        # excludes that both a frozen owner's late success and these nacks take effect
         context = self._context
         destination = context.consumers[shipment.consumer]
         children = [context.names.delivery(shipment, DeliveryChild(place, 1)) for place in places]
@@ -220,8 +220,8 @@ class Refusals:
     ) -> tuple[list[DeadLetter], LetterPart | None]:
         """Archive records and originals in one file, durably, before the index names it; return the index's rows.
 
-        Those with a letter for the queue are the first in the file: it may have to be staged again from there. The
-        rows are in the order of the records. ``name``: of the delivery that takes the letters to the queue.
+        Records with a letter for the queue come first in the file: they may have to be staged again from there. The
+        rows are in record order. ``name``: the delivery of the letters to the queue.
         """
         plan, archive = shipment.plan, self._context.archive
         file = ArchiveFile(archive.folder, plan.step, 0)
@@ -234,14 +234,14 @@ class Refusals:
         archive.sync()
         rows: list[tuple[int, DeadLetter]] = []
         for line, (one, archived) in enumerate(letters):
-            # the queue has the letter of a record that was nacked by an earlier step already
+            # the queue already has the letter of a record that an earlier step nacked
             queued = name if line < len(fresh) else ""
             rows.append((one.place, index_row(archived, span_of(plan, archived.source), queued, part.name, line)))
         return [row for _, row in sorted(rows, key=lambda placed: placed[0])], part
 
     def _letter(self, shipment: Shipment, refused: _Refused) -> ArchivedLetter:
         record, row = refused.record, refused.row
-        # of a dead letter that is sent again the one that stays open
+        # for a replayed dead letter: the one that stays open
         is_replay = bool(shipment.plan.replay)
         key = letter_at(shipment.decision, record.source, record.ordinal).key if is_replay else (-1, -1)
         namespace = clean(record.record.collection)
@@ -259,9 +259,9 @@ def _late_letter(shipment: Shipment, staged: StagedDelivery, fresh: Sequence[_Re
 
 
 def _sorted_out(nacked: Sequence[_Refused], is_replay: bool) -> tuple[list[_Refused], list[_Refused], list[_Refused]]:
-    """Return records that make a nack, those that made theirs in an earlier step, and further copies of either.
+    """Return records with a new nack, those nacked in an earlier step, and further copies of either.
 
-    In a replay each copy's letter fails again by itself.
+    In a replay each copy's letter fails again separately.
     """
     fresh, again, missed = list[_Refused](), list[_Refused](), list[_Refused]()
     seen = set[tuple[str, int]]()

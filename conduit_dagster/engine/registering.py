@@ -35,12 +35,12 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 
 def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Register every source and consumer, and what each destination owns, in one transaction; then run each ``check``.
+    """Register every source and consumer, and each destination's resource, in one transaction; then run each ``check``.
 
-    Only once no step is open (:func:`~conduit_dagster.engine.recover.recover`): a step ends with the consumers, sources
-    and generations that it was planned with, and what a newcomer catches up on follows from where sources stand then.
-    Raises ``FatalError`` (``destination.owned``, ``log.not_read_up``) with nothing registered, and what a ``check``
-    finds.
+    Only when no step is open (:func:`~conduit_dagster.engine.recover.recover`): a step ends with the consumers, sources
+    and generations that it was planned with, and a newcomer's catch-up depends on the sources' positions at that time.
+    Raises ``FatalError`` (``destination.owned``, ``log.not_read_up``) with nothing registered, and the errors of
+    ``check``.
     """
     name, consumers = pipeline.program.pipeline, pipeline.consumers()
     owned = {consumer: destination.owned for consumer, destination in consumers.items()}
@@ -52,10 +52,10 @@ def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 
 def retire(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Retire consumers removed from the file, before open steps end: those go on without them.
+    """Retire consumers removed from the file, before open steps end: those finish without them.
 
-    One that is put back later is a new one, wherever a run was killed meanwhile: it must not be taken for one that has
-    had a step that ended without it. A path that is no longer written to is free for the destination that waits for it.
+    A consumer that is restored later is a new one, at whatever point a run was killed: it must not be mistaken for one
+    that received a step that ended without it. A path that is no longer written to becomes free for other destinations.
     """
     owned = {consumer: destination.owned for consumer, destination in pipeline.consumers().items()}
     store.registering(lambda registry, logs: _give_up(registry, logs, owned))
@@ -78,7 +78,7 @@ def _register(
     _register_catch_ups(pipeline, logs)
     for consumer in owned:
         registry.register_consumer(consumer, "dlq" if consumer == DEAD_LETTERS else "data")
-    # in one order: of two pipelines that claim the same things none waits for the other
+    # in a fixed order, so that two pipelines that claim the same resources never deadlock
     for thing, consumer in sorted((thing, consumer) for consumer, thing in owned.items() if thing is not None):
         _claim(registry, thing, pipeline.program.pipeline, consumer)
 
@@ -94,7 +94,7 @@ def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Register every source as it is read now. Only once no step is open.
+    """Register every source as it is read now. Only when no step is open.
 
     Raises ``FatalError`` (``log.not_read_up``).
     """
@@ -103,7 +103,7 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 
 def _initials(pipeline: CompiledPipeline) -> dict[str, Position]:
-    """Return each source's initial position. Done before the transaction: a source may be slow to answer."""
+    """Return each source's initial position. Called before the transaction: a source may be slow to answer."""
     name = pipeline.program.pipeline
     return {
         source_node.id: blamed(node_id(name, source_node.id), source_node.source.initial)
@@ -130,7 +130,7 @@ def _register_sources(
 
 
 def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
-    # before the consumers themselves: one that is known by now is never new again
+    # before the consumers themselves: a consumer that is already known never becomes new again
     late = [source_node for source_node in pipeline.inputs if source_node.only]
     logs.catch_ups.drop_others({source_node.id for source_node in late})
     for source_node in late:
@@ -138,14 +138,14 @@ def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
 
 
 def attach_kept(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Give each source the values that its positions refer to, for the owner of the pipeline's lease."""
+    """Attach to each source the values that its positions refer to, for the owner of the pipeline's lease."""
     for source_node in pipeline.sources:
         values = store.kept_values(source_node.id)
         _attach(pipeline, source_node, KeptValues(values.get, values.put))
 
 
 def attach_kept_to_look(pipeline: CompiledPipeline, database: sa.Engine) -> None:
-    """Give each source the values that its positions refer to, for a command that only looks."""
+    """Attach to each source the values that its positions refer to, for a read-only command."""
     for source_node in pipeline.sources:
         values = KeptReader(database, pipeline.program.pipeline, source_node.id)
         _attach(pipeline, source_node, KeptValues(values.get))

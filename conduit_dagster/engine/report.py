@@ -21,7 +21,7 @@ _SAMPLE = 20
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step that is done."""
+    """A step that is done."""
 
     step: int
     seconds: float
@@ -46,8 +46,8 @@ class StepReport:
     ) -> StepReport:
         """Return the report of a step; ``refused``: nacks found at publishing, by the destination that refused.
 
-        ``delivered``: records that each consumer has; all of its delivery for one that it does not name.
-        ``members``: joined sources, each of which has the counts of the join.
+        ``delivered``: number of records delivered per consumer; a missing consumer got its whole delivery. ``members``:
+        joined sources, each of which gets the counts of the join.
         """
         late = [row for rows in refused.values() for row in rows]
         sources = {name: copy(count) for name, count in decision.sources.items()}
@@ -57,7 +57,7 @@ class StepReport:
             reason = f"{row.node} {row.code}"
             nacked[reason] = nacked.get(reason, 0) + 1
         counts = {d.consumer: delivered.get(d.consumer, d.records) for d in decision.deliveries}
-        # what a replay could not deliver is in the queue already
+        # records that a replay could not deliver are already in the queue
         counts[DEAD_LETTERS] = counts.get(DEAD_LETTERS, 0) + (0 if plan.replay else len(late))
         return StepReport(
             plan.step,
@@ -82,7 +82,7 @@ def _positions(plan: Plan, members: Mapping[str, Sequence[str]]) -> dict[str, An
 
 @dataclass
 class RunProgress:
-    """The sums of a run's steps."""
+    """Totals of a run's steps."""
 
     started: float = field(default_factory=time.monotonic)
     steps: int = 0
@@ -100,7 +100,7 @@ class RunProgress:
 
     @property
     def acked(self) -> int:
-        """Handled end to end: delivered everywhere or filtered; dead letters are counted apart."""
+        """Records handled end to end: delivered everywhere or filtered; dead letters are counted separately."""
         return self.read - self.nacked
 
     def add(self, step: StepReport) -> None:
@@ -130,10 +130,10 @@ class PendingRestart:
     """The restart that follows a failure."""
 
     failure: int | None
-    """Its number in the store; None where the store did not answer."""
+    """Its number in the store; None if the store did not answer."""
     attempt: int
     delay: float
-    """Seconds, as decided."""
+    """Seconds, as decided by the policy."""
     at_ns: int
     past: RestartHistory
 
@@ -145,7 +145,7 @@ class PendingRestart:
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended."""
+    """Result of a run."""
 
     pipeline: str
     status: PipelineStatus
@@ -153,23 +153,23 @@ class RunResult:
     error: ConduitError | None
     progress: RunProgress
     restart: PendingRestart | None = None
-    """Where it is ``recovering``."""
+    """Set if the status is ``recovering``."""
     hung: str = ""
-    """Of a stop that took longer than it may: where the run still was when it was given up."""
+    """Location of the hanging call if a stop exceeded its timeout."""
     drained: bool = False
-    """Whether it ended by itself: nothing told it to stop, and what its sources held is read."""
+    """Whether it ended by itself: no stop was requested, and everything in its sources was read."""
     story: FailureStory | None = None
-    """Of a failure of the pipeline itself, as far as the store can be read."""
+    """Story of a failure of the pipeline itself, as far as the store can be read."""
 
     @property
     def ending(self) -> str:
-        """How the run ended, for people."""
+        """How the run ended, for display."""
         if self.status != PipelineStatus.STOPPED or not (self.drained or self.reason):
             return self.status
         return "finished (all input read)" if self.drained else f"stopped by the {self.reason}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result in the shape that ``run --json`` promises (DESIGN.md, Command line)."""
+        """Return the result in the documented format of ``run --json``."""
         progress = self.progress
         return {
             "id": self.pipeline,
@@ -202,5 +202,5 @@ def _restart_json(restart: PendingRestart) -> dict[str, Any]:
 
 
 def error_json(error: ConduitError) -> dict[str, Any]:
-    """Return an error as the state store and a run's summary keep it."""
+    """Return an error in the format of the state store and of a run's summary."""
     return {**error.fields(), "fatal": error.fatal}

@@ -14,7 +14,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.state.steps import LoggedRange, Plan, Range, SourceCount
 
 Within = Callable[[Range, Any], Any]
-"""The source's position at a boundary inside a range."""
+"""Returns the source's position at a boundary inside a range."""
 
 
 class Resolution(NamedTuple):
@@ -28,14 +28,14 @@ class Resolution(NamedTuple):
 
 
 def resolve(plan: Plan, ledgers: list[Ledger], window: NackWindow, state: str) -> Resolution:
-    """Pass a step's nacks through the window: sources in file order, records in source order (DELIVERY.md, Resolve)."""
+    """Pass a step's nacks through the window: sources in file order, records in source order."""
     counts = _counts(plan, ledgers)
     order = {span.source: i for i, span in enumerate(plan.ranges)}
     nacks = sorted((row for ledger in ledgers for row in ledger.nacks), key=lambda r: (order[r.source], r.ordinal))
     bases = {span.source: base_of(plan, counts, span.source) for span in plan.ranges}
     indexes = [bases[row.source] + row.ordinal for row in nacks]
     if plan.replay:
-        # a dead letter that fails again is no new nack: the window has had it
+        # a dead letter that fails again is not a new nack: the window has already counted it
         return Resolution(counts, nacks, state, None)
     verdict = window.resolve(state, sum(c.read for c in counts.values()), indexes)
     refused = None if verdict.exceeded is None else nacks[indexes.index(verdict.exceeded)]
@@ -77,7 +77,8 @@ def cut_failed(
 ) -> Plan:
     """Return the plan with each failing source's range cut right before its failure; other ranges stay whole.
 
-    Of a step that logs what it reads (``Plan.logs``) positions are offsets, and the source's own are cut with them.
+    If the step logs the records it reads (``Plan.logs``), positions are offsets, and the source's own positions are cut
+    as well.
     """
     ranges, logs = list[Range](), dict(plan.logs)
     known = {failure.source: failure for failure in failures}
@@ -100,8 +101,8 @@ def cut_failed(
 def refusal(row: NackRow, window: NackWindow) -> ConduitError:
     """Return the error that a run fails with if the window does not accept a nack.
 
-    Threshold exceeded is fatal. At threshold 0 it is the original error: fatal for a processor, which would fail the
-    same way again, and transient for a destination (DESIGN.md, Errors; CASES A13, A14, B6, B7).
+    An exceeded threshold is fatal. At threshold 0 it is the original error: fatal for a processor, which would fail the
+    same way again, and transient for a destination.
     """
     place = f"{row.source}, position {row.position}"
     if window.threshold:
@@ -125,7 +126,7 @@ class WindowVerdict:
 
 @dataclass(frozen=True)
 class NackWindow:
-    """At most ``threshold`` nacks among the last ``size`` records; size 0 accepts any number (CASES A13-A15).
+    """At most ``threshold`` nacks among the last ``size`` records; size 0 accepts any number.
 
     Threshold 0 means that the first nack stops the pipeline, whatever the size.
     """

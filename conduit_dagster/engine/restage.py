@@ -1,4 +1,4 @@
-"""Staging a prepared step again: its staging was lost, or its records are needed one by one."""
+"""Staging a prepared step again, because its staging was lost or its records are needed one by one."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class Restaged:
 
     @staticmethod
     def _made_of(old: StagedDelivery, staged: Staged) -> StagedDelivery | None:
-        """Return the delivery as it was staged again; None if its bytes are not those that were prepared."""
+        """Return the delivery as staged again; None if its bytes differ from the prepared ones."""
         parts, origins = staged.parts(old.consumer), staged.origins(old.consumer)
         if [content(part) for part in (*parts, *origins)] != [content(part) for part in (*old.parts, *old.origins)]:
             return None
         return msgspec.structs.replace(old, staging=staged.staging[old.consumer], parts=parts, origins=origins)
 
     def gives_same(self, shipment: Shipment) -> bool:
-        """Return whether source and code still give the prepared bytes: true of a step that this run prepared itself.
+        """Return whether source and code still produce the prepared bytes: True for a step prepared by this run.
 
-        A delivery of an earlier run's step is staged again to find out, once.
+        A step of an earlier run is staged again to find out, once.
         """
         return not shipment.is_recovered or self._verified(shipment) is not None
 
     def records(self, shipment: Shipment) -> Delivery | None:
-        """Return a delivery of whole records, for a destination that stages something else; staged at the first call.
+        """Return a delivery of whole records, for a destination that does not stage them; staged at the first call.
 
-        None if source, code or settings no longer give the bytes that were prepared, or can't be read.
+        None if source, code or settings no longer produce the prepared bytes, or if the source can't be read.
         """
         old, staged = shipment.staged, self._verified(shipment)
         if staged is None:
@@ -76,7 +76,7 @@ class Restaged:
     def _stage_verified(self, shipment: Shipment) -> Staged | None:
         plan, old = shipment.plan, shipment.staged
         try:
-            # what is staged as whole records already is staged as it was
+            # shares that are staged as whole records anyway are staged normally
             staged = self._stage(plan, shipment.decision, *([old.consumer] if old.origins else []))
         except (JobCancelled, LeaseLost):
             raise
@@ -112,7 +112,7 @@ def _unreadable(plan: Plan, source: str, node: str) -> FatalError:
 
 
 def differs(plan: Plan, old: StagedDelivery) -> FatalError:
-    """Return the error for a prepared step whose staging is gone and can't be made again as it was."""
+    """Return the error for a prepared step whose lost staging can't be reproduced."""
     return FatalError(
         f"step {plan.step} was prepared, its staging is gone, and staging it again gives other records for "
         f"{old.consumer}: a processor, a setting or the source has changed",
@@ -129,5 +129,5 @@ def is_staged(delivery: StagedDelivery) -> bool:
 
 
 def content(part: Part) -> tuple[int, int, str]:
-    """Return what must be equal when a part is staged again: everything but its name."""
+    """Return the properties of a part that must be equal when it is staged again: all but its name."""
     return part.records, part.bytes, part.sha256

@@ -104,12 +104,12 @@ def _otherwise(state: RecoveryState | None, failure: int) -> Awaited | None:
 
 
 _LONGEST = 60.0
-"""Seconds that a restart launched ahead of its time waits at most, whatever the clock says."""
+"""Maximum seconds that a restart launched ahead of its time waits, whatever the clock says."""
 log = structlog.get_logger("conduit.engine")
 
 
 class RestartLoop:
-    """Runner of a pipeline that restarts it after each failure that the policy allows, until it ends for good."""
+    """Runner that restarts a pipeline after each failure that the policy allows, until it ends for good."""
 
     def __init__(self, request: RunRequest) -> None:
         self._bound, self._database, self._options = request.bound, request.database, request.options
@@ -131,7 +131,7 @@ class RestartLoop:
             awaited = self._await(restart.failure, restart.at_ns, restart.delay)
             if awaited in ("stopped", "superseded"):
                 return self._given_up(awaited)
-            # a start by hand begins a new count
+            # a manual start resets the count
             failure, past = (restart.failure, restart.past) if awaited == "due" else (None, FRESH)
             about = replace(about, restart=failure, past=past)
             self._on_status(replace(result, restart=None))
@@ -139,7 +139,7 @@ class RestartLoop:
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
         """Run at every tick until stopped or degraded. A tick that comes during a run starts nothing."""
         at = first_tick(trigger, utc())
-        # a user's stop of yesterday must not keep the first run from its time
+        # a user's earlier stop must not prevent the first run at its time
         awaited: Awaited = "stopped" if self._stop.wait((at - utc()).total_seconds()) else "due"
         result = RunResult(self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress)
         while awaited in ("due", "now"):
@@ -152,8 +152,10 @@ class RestartLoop:
         return result
 
     def once(self, session: Callable[[], SparkSession], at_ns: int | None) -> RunResult:
-        """One attempt. The restart of a failure waits until ``at_ns`` first, and ends quietly where it is not wanted
-        any more: it was launched ahead of its time.
+        """Run one attempt.
+
+        The restart of a failure, which is launched ahead of its time, first waits until ``at_ns``, and ends without
+        running if it is no longer wanted.
         """
         about = self._options.about
         if about.restart is not None and at_ns is not None:
@@ -172,9 +174,9 @@ class RestartLoop:
         return self._told(result)
 
     def _told(self, result: RunResult) -> RunResult:
-        """Add the story of a failure. A run that was refused because another one goes on has none.
+        """Add the story of a failure. A run that was refused because another one is active has none.
 
-        Nor has one that ended because of the store, or by force: the store would be asked while it may hang.
+        Nor has a run that ended because of the store, or by force: querying the store might hang.
         """
         failed = result.status in (PipelineStatus.DEGRADED, PipelineStatus.RECOVERING)
         if result.error is None or not failed or result.hung or result.error.code.startswith("state."):
@@ -192,7 +194,7 @@ class RestartLoop:
         self._on_status(result)
 
     def _given_up(self, awaited: Awaited) -> RunResult:
-        """Return the result of a restart that was cancelled while it waited; record that, unless it was recorded."""
+        """Return the result of a restart that was cancelled while it waited; record it, unless already recorded."""
         reason = self._stop.reason if self._stop.requested else "user"
         if awaited == "stopped":
             try:

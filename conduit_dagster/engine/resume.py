@@ -1,4 +1,4 @@
-"""What a source is told at the start of a run: its position, its last record, and its collections' modes."""
+"""State passed to a source at the start of a run: its position, its last record, and its collections' modes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = structlog.get_logger("conduit.engine")
 
 
 def resume_sources(context: StepContext) -> None:
-    """Tell each source that asks for it where it resumes. Call when all open steps are done, before reading."""
+    """Pass the resume state to each source that uses it. Call it when all open steps are done, before reading."""
     for node in context.pipeline.sources:
         if type(node.source).resume is not Source.resume:
             blamed(context.node(node.id), node.source.resume, _Resuming(context, node).state())
@@ -47,7 +47,7 @@ class _Resuming:
             modes |= self._logged_modes()
             last = self._last(logged.next_offset)
         except FatalError as error:
-            # the step that needs the entry will say so; a source must do without anyway
+            # the step that needs the entry reports the error; a source must be able to resume without it
             log.warning("a source's last record can't be read from the log", source=self._id, cause=error.message)
             last = None
         return ResumeState(logged.position, last, modes | self._own_modes(logged.position))

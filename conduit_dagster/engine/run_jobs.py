@@ -1,4 +1,4 @@
-"""The Spark jobs of one run: several may run side by side, and all of them end on a forced stop."""
+"""The Spark jobs of one run: several may run in parallel, and a forced stop ends all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Jobs:
-    """Runner of a pipeline's jobs on one session, each under a tag of its own."""
+    """Runner of a pipeline's jobs on one session, each under its own tag."""
 
     def __init__(self, spark: SparkSession, pipeline: str, epoch: int = 0) -> None:
         self.spark = spark
@@ -35,12 +35,13 @@ class Jobs:
     ) -> list[bytes]:
         """Run one task for each number from 0 to ``count`` - 1; return their first column, in no particular order.
 
-        ``queries``: what the function may ask Spark, by node. Raises what :func:`~conduit_dagster.spark.jobs.run_job`
-        does, and as :meth:`run`; ``FatalError`` (``sql.query``) for a query that Spark does not take.
+        ``queries``: SQL that the function may run in Spark, by node. Raises like
+        :func:`~conduit_dagster.spark.jobs.run_job` and :meth:`run`; ``FatalError`` (``sql.query``) for a query that
+        Spark rejects.
         """
 
         def action() -> list[bytes]:
-            # all in here: a Connect server, which may end meanwhile, is asked while the frame is made too
+            # the frame is built here too: that contacts a Connect server, which may end meanwhile
             if queries:
                 frame = with_queries(session, count, function, schema, queries)
             else:
@@ -55,19 +56,19 @@ class Jobs:
         return self.run(lambda: parallelism(self.spark))
 
     def run(self, action: Callable[[], T], session: SparkSession | None = None) -> T:
-        """Return the result of ``action``; ``session``: where its jobs run, if not on this one's.
+        """Return the result of ``action``. ``session``: where its jobs run, if not in this object's session.
 
-        Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile.
+        Raises ``JobCancelled`` if :meth:`cancel` was called, before or meanwhile.
         """
         spark = session or self.spark
         with tag_of(self.pipeline, spark) as tag:
-            # asked once the tag is known: a cancel in the meantime sees the one or the other
+            # checked once the tag is known: a concurrent cancel either sees the tag or is seen here
             if self._cancelled:
                 raise JobCancelled("the run was stopped by force", code="spark.job_cancelled")
             return run_job(spark, tag, action, self._owner)
 
     def whereabouts(self) -> dict[str, str]:
-        """Return where these jobs run, for the next owner, in case they outlive this process."""
+        """Return where these jobs run, so that the next owner can end them if they outlive this process."""
         return whereabouts(self.spark, self._owner)
 
     def end_those_of(self, owner: Mapping[str, str]) -> None:
@@ -75,9 +76,10 @@ class Jobs:
         end_jobs_of(self.spark, owner)
 
     def cancel(self) -> None:
-        """Cancel all of the pipeline's jobs in this process, including its connectors'; no more of its own start.
+        """Cancel all of the pipeline's jobs in this process, including its connectors'; its own start no more.
 
-        Call it until the run has ended: a connector may start another. Raises what Spark raises for a lost session.
+        Call it repeatedly until the run has ended: a connector may start another job. Raises Spark's error for a lost
+        session.
         """
         self._cancelled = True
         cancel_jobs_of(self.pipeline)

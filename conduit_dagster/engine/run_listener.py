@@ -1,4 +1,4 @@
-"""Who is told when a run begins and ends."""
+"""Callbacks for the beginning and the end of a run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.run_status import RunOrigin
 
 Ended = Callable[[RunResult], None]
-"""Called with the result of one attempt, also of one that failed."""
+"""Called with the result of one attempt, also of a failed one."""
 Listen = Callable[[BoundPipeline, RunOrigin, RunProgress], Ended]
 """Called when an attempt begins, with the counts so far; must neither raise nor take long."""
 
 
 def nobody(bound: BoundPipeline, about: RunOrigin, progress: RunProgress) -> Ended:
-    """Tell nobody."""
+    """Listen to nothing."""
     return _nothing
 
 

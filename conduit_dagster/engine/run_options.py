@@ -1,4 +1,4 @@
-"""Options of one run that its caller chooses, not the pipeline's file."""
+"""Options of one run that its caller chooses, as opposed to the pipeline's file."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def ignore_result(result: RunResult) -> None:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where a run keeps its data, and when it ends."""
+    """Storage locations of a run, and when it ends."""
 
     staging: str
     """URL of the staging folder, shared by driver and workers."""
     drain: bool = False
-    """End when the sources are drained up to what they held at the start."""
+    """End the run once everything that the sources held at its start is read."""
     lease_seconds: float = 10.0
     parallelism: int | None = None
     """Tasks per step; None asks Spark."""
     patience: float = 30.0
-    """Seconds to wait for a state store that does not answer, before the run stops."""
+    """Seconds to wait for a state store that does not answer before the run stops."""
     log: str = ""
     """URL of the commit log's folder; empty: inside the staging folder."""
     about: RunOrigin = SOMEBODY
     """Why the run was started, and what happens when it fails."""
     listen: Listen = nobody
-    """Who is told when it begins and ends."""
+    """Called when the run begins and ends."""
 
     @classmethod
     def of(cls, project: Project, drain: bool = False, about: RunOrigin = SOMEBODY, listen: Listen = nobody) -> Self:
@@ -69,7 +69,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A pipeline to run, where its state is, and who is told about it."""
+    """A pipeline to run, the location of its state, and the callbacks."""
 
     bound: BoundPipeline
     database: sa.Engine

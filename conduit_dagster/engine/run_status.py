@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 AWAY = "the state store does not answer"
 NO_FAILURE = ("lease.held", "lease.lost")
-"""Codes that are of a run and not of its pipeline: another run has it."""
+"""Codes that concern a run and not its pipeline: another run has it."""
 log = structlog.get_logger("conduit.engine")
 
 
@@ -42,13 +42,13 @@ class RunOrigin:
     """Why a run was started, and what happens when it fails."""
 
     recovery: Policy | None = None
-    """None: a failure is the end."""
+    """None: a failure is final."""
     run: str = ""
     """The run's id in the history."""
     restart: int | None = None
-    """The failure after which this run is the restart; None: it was started on request."""
+    """Number of the failure after which this run is the restart; None if it was started on request."""
     past: RestartHistory = FRESH
-    """The restarts before this one; the store's own count goes before it, where the store knows the failure."""
+    """The restarts before this one; overridden by the store's own count if the store knows the failure."""
 
 
 SOMEBODY = RunOrigin()
@@ -63,7 +63,7 @@ class RunStatusWriter:
         self._state = RecoveryState(past=about.past)
         self._recovering = False
         self.failed_step: int | None = None
-        """The step that failed, where one did: later ones that were staged ahead end with the run."""
+        """The step that failed, if any; later steps that were staged ahead end with the run."""
 
     def begin(self, file: str, digest: str) -> bool:
         """Record the start; return False, with nothing changed, if this run is a restart that is no longer wanted."""
@@ -75,12 +75,12 @@ class RunStatusWriter:
         return True
 
     def moved(self, step: StepReport) -> None:
-        """Note that a step is done: the first record that is acked end to end ends a recovery (B12)."""
+        """Note that a step is done: the first record that is acked end to end ends a recovery."""
         if self._recovering and any(count.read > count.nacked for count in step.sources.values()):
             self._recovered()
 
     def look(self) -> None:
-        """Called now and then: a window without an error ends a recovery as well."""
+        """End a recovery after a window without an error. Call it periodically."""
         policy = self._about.recovery
         if self._recovering and policy is not None and settled(policy, self._state.past, time.time_ns()):
             self._recovered()
@@ -106,9 +106,9 @@ class RunStatusWriter:
         return replace(ended, drained=ended.status == PipelineStatus.STOPPED)
 
     def failed(self, error: Exception) -> RunResult:
-        """Whatever ended the run."""
+        """Record the error that ended the run, and return its result."""
         if isinstance(error, LeaseLost):
-            return RunResult(self._id, PipelineStatus.RUNNING, "", error, self.progress)  # another process runs it now
+            return RunResult(self._id, PipelineStatus.RUNNING, "", error, self.progress)  # another process now runs it
         if isinstance(error, JobCancelled) and self._stop.requested:
             return self.stopped()
         return self._failed(self._known(error))
@@ -128,12 +128,12 @@ class RunStatusWriter:
             void = self._store.voiding(self._cut)
             failed = self._store.life.failed(error_json(error), about.recovery, about.run, void)
         except LeaseLost as lost:
-            # whatever went wrong here came after the takeover, or from it
+            # any error here came after the takeover, or because of it
             return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
         except (ConduitError, SQLAlchemyError) as lost:
             log.warning("the failure could not be recorded", pipeline=self._id, cause=str(lost))
             if isinstance(lost, FatalError):
-                error = lost  # a store that is lost is why the run failed, and no restart helps
+                error = lost  # the lost store is why the run failed, and no restart helps
             return unrecorded(self._id, error, about.recovery, self._state.past, self.progress)
         restart = None if failed.wait is None else PendingRestart.of(failed.wait, failed.failure)
         return RunResult(self._id, failed.status, "", error, self.progress, restart)
@@ -189,7 +189,7 @@ def unrecorded(
 
 
 _LOOK_AGAIN = 0.3
-"""Seconds for which an owner that is held to be dead is looked at before its lease is taken."""
+"""Seconds to watch an owner presumed dead before its lease is taken."""
 
 
 def report_failure(
@@ -197,8 +197,8 @@ def report_failure(
 ) -> Failed | None:
     """Record a failure as the run itself would have; return None if it is none, or if the pipeline is running.
 
-    Call it only for an owner that is known to be dead or was silent for the lease's time. Raises ``TransientError``
-    where the state store does not answer.
+    Call it only for an owner that is known to be dead, or was silent for the lease's time. Raises ``TransientError`` if
+    the state store does not answer.
     """
     if error.code in NO_FAILURE:
         with database.begin() as connection:
@@ -211,7 +211,7 @@ def report_failure(
 def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_seconds: float = _LOOK_AGAIN) -> bool:
     """Cancel the pending restart: the pipeline is stopped. Return False if another process runs it meanwhile.
 
-    Raises ``TransientError`` where the state store does not answer.
+    Raises ``TransientError`` if the state store does not answer.
     """
     with _in_its_place(database, pipeline, lease_seconds) as life:
         if life is not None:
@@ -221,7 +221,7 @@ def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_second
 
 @contextmanager
 def _in_its_place(database: sa.Engine, pipeline: str, lease_seconds: float) -> Generator[StatusStore | None]:
-    """Yield the pipeline's status store under a lease of our own; None if its owner is alive."""
+    """Yield the pipeline's status store under our own lease; None if its owner is alive."""
     try:
         lease = acquire(database, pipeline, lease_seconds)
     except ConduitError as error:

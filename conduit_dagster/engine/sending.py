@@ -41,12 +41,12 @@ class SendJob(msgspec.Struct, frozen=True):
     clock_ns: int
     delivery: StagedDelivery
     first: int
-    """The place of the first record to send."""
+    """Place of the first record to send."""
     count: int
     skipped: dict[str, int]
-    """Namespace to the last place in it that is handled already."""
+    """Namespace to the place of its last handled record."""
     single: bool
-    """Each record after the previous one's ack."""
+    """Whether to send each record only after the previous one's ack."""
     interval: float
     """Seconds between two flushes of the acks."""
     token: str
@@ -61,13 +61,13 @@ class Sent(msgspec.Struct):
     nacks: list[tuple[int, str, str]] = []
     """Place, code and message."""
     error: TaskError | None = None
-    """What ended it early."""
+    """Error that ended it early."""
     bulk: bool = False
-    """The error names no record and is no outage."""
+    """Whether the error names no record and is no outage."""
 
 
 def run_sender(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """Send in one task, so that the records keep their order: the function for the job's ``mapInArrow``."""
+    """Send in one task, which preserves the order of the records: the function for the job's ``mapInArrow``."""
     for _ in batches:
         sent = send(compile_encoded(program), msgspec.msgpack.decode(job, type=SendJob))
         data = msgspec.msgpack.encode(sent)
@@ -95,9 +95,9 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
 
 
 def _recordable(acks: Acks) -> Acked:
-    """Return what is handled, with the nacks that the driver records: those before the first unhandled record.
+    """Return the handled part, with the nacks that the driver records: those before the first unhandled record.
 
-    One behind it is sent again; its namespace must not count as handled up to it, or it would be lost.
+    A nacked record after it is sent again; its namespace must not count as handled up to it, or it would be lost.
     """
     acked = acks.acked()
     if any(place >= acked.handled for place in acks.nacks):
@@ -148,18 +148,18 @@ class _Sending:
             yield first, batch
 
     def _skip(self, place: int, staged: StagedRecord) -> None:
-        """Mark a record that an earlier run acked, although one before it was not (CASES C13)."""
+        """Mark a record that an earlier run acked, although an earlier record was not."""
         self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
         self._acks.ack(place)
 
     def _hand_over(self, first: int, batch: list[StagedRecord]) -> bool:
-        """Send a batch; return False if that failed. Records known to be acked stay acked."""
+        """Send a batch; return False on failure. Records known to be acked stay acked."""
         for place, staged in enumerate(batch, first):
             self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
         self._last = [staged.record for staged in batch]
         try:
             receipts = self._sender.send(self._last, first)
-            # a generator may raise as well, on the way
+            # a generator may also raise while it is consumed
             self._take([Receipt(place) for place in range(first, first + len(batch))] if receipts is None else receipts)
         except Exception as error:  # noqa: BLE001  # whatever it is, the driver decides
             self._failed(error)
@@ -167,7 +167,7 @@ class _Sending:
         return True
 
     def _settle(self) -> bool:
-        """Collect outstanding acks. Return False if the sender failed, or a single record has no ack."""
+        """Collect outstanding acks. Return False if the sender failed, or if a record sent singly has no ack."""
         self._collected = time.monotonic()
         try:
             self._take(self._sender.finish())
@@ -193,7 +193,7 @@ class _Sending:
     def _told(self, error: Exception, known: bool) -> TaskError:
         told = task_error(error, f"{self._job.consumer} failed")
         if self._redaction and not known and not self._job.single:
-            # which of the records that are outstanding it is of, and what they held before, can't be known here
+            # it is unknown which outstanding record the error belongs to, and what that held before
             return told.without_text(self._redaction.unnamed(error))
         return told.masked(lambda text: self._redaction.text(text, self._last))
 

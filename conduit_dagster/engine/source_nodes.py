@@ -15,34 +15,34 @@ from conduit_dagster.sdk import Position, Source
 
 @dataclass(frozen=True)
 class SourceNode:
-    """A source with what its records pass before the fan-in."""
+    """A source with the nodes that its records pass before the fan-in."""
 
     id: str
     source: Source
     nodes: Sequence[Step]
     edits: int = 0
-    """How many of the nodes are edits of a replay."""
+    """Number of nodes that are edits of a replay."""
 
     def lag(self, known: Mapping[str, Position]) -> int | None:
-        """Return how much waits behind its position in ``known``, or behind its beginning if it has none there.
+        """Return how much is unread after its position in ``known``, or after its beginning if not listed there.
 
-        None if the source can't tell; raises what the source raises.
+        None if the source can't determine it; errors of the source propagate.
         """
         return self.source.lag(known[self.id] if self.id in known else self.source.initial())
 
     @property
     def is_replay(self) -> bool:
-        """Whether its records are dead letters that are sent again."""
+        """Whether its records are replayed dead letters."""
         return isinstance(self.source, ReplaySource)
 
     @property
     def only(self) -> str:
-        """The destination that catches up on it; empty: it is for all of them."""
+        """The destination that catches up on it; empty if it serves all."""
         return self.source.consumer if isinstance(self.source, CatchUpSource) else ""
 
     @property
     def origin(self) -> str:
-        """The connector whose records these are."""
+        """The connector that the records come from."""
         source = self.source
         if isinstance(source, CatchUpSource):
             return source.source
@@ -67,12 +67,12 @@ def replay_inputs(program: Program, inputs: Sequence[SourceNode], edits: Sequenc
 
 
 def inputs_of(program: Program, sources: Sequence[SourceNode]) -> Sequence[SourceNode]:
-    """Return the sources as steps read them: themselves, or their logs."""
+    """Return the sources as steps read them: directly, or through their logs."""
     if program.log != "records":
         return sources
     logged = {node.id: LogSource(node.source) for node in sources}
     if program.fan_in == "join":
-        # the source's own processors have run when its records were logged
+        # the sources' own processors ran when the records were logged
         return [SourceNode("+".join(logged), JoinSource(logged), ())]
     late = [spec.id for spec in program.destinations if spec.from_log]
     return [

@@ -36,7 +36,7 @@ class SplitRun:
         self._filtered = ledger.filtered
         self._seen = NamespaceTracker(ledger.namespaces.setdefault(source_node.id, {}))
         program = pipeline.program
-        # a dead letter that fails again was counted by the nack window already
+        # the nack window has already counted a dead letter that fails again
         self._cuts = program.window_size > 0 and not source_node.is_replay
         self._rows = NackRows(program.window_size if self._cuts else 0, program.window_threshold)
         outputs = enumerate(pipeline.outputs, 1)
@@ -44,7 +44,7 @@ class SplitRun:
 
     @property
     def ordinal(self) -> int:
-        """How many records of the step's range of its source lie before the next one."""
+        """Number of records in the step's range of its source before the next one."""
         return self._ordinal
 
     def boundary(self) -> Any:
@@ -90,9 +90,9 @@ class SplitRun:
     def _again(
         self, replayed: Replayed, records: list[Record], origins: Sequence[int]
     ) -> tuple[list[Record], Sequence[int]]:
-        """Run dead letters along their remaining nodes; one that fails again stays a dead letter."""
+        """Run dead letters through their remaining nodes; those that fail again stay dead letters."""
         if NOBODY in replayed.missed:
-            return [], []  # they are closed with the others
+            return [], []  # closed together with the others
         way = way_of(self._pipeline, self._source_node, replayed)
         if isinstance(way, Nack):
             for record, origin in zip(records, origins, strict=True):
@@ -102,7 +102,7 @@ class SplitRun:
         return self._through(way.nodes, records, origins)
 
     def _without_nacked(self, block: Block) -> tuple[list[Record], Sequence[int]]:
-        """Nack the records that were nacked before they were logged, in their place; return the others."""
+        """Nack, in their place, the records that were nacked before they were logged; return the others."""
         for origin, (node, nack) in block.nacks.items():
             self._nacks.add(origin, 0, node, nack, block.records[origin], stands=block.replayed is not None)
         on = [origin for origin in range(len(block.records)) if origin not in block.nacks]
@@ -143,7 +143,7 @@ class SplitRun:
         self._filtered[node] = self._filtered.get(node, 0) + 1
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
-        """Add a nack. One source record makes at most one, that of the first node in file order (DELIVERY.md)."""
+        """Add a nack. One source record makes at most one: that of the first node in file order."""
         self._nacks.add(origin, self._rank, node, nack, record)
 
     def _report_nacks(self) -> None:
@@ -154,7 +154,7 @@ class SplitRun:
                 self._ledger.nacks.append(self._row(place, nacked))
 
     def _counts(self, place: int) -> bool:
-        # the window has had what was nacked at an earlier time
+        # the window has already counted records nacked earlier
         return not (self._cuts and self._letters.is_known(self._block, place))
 
     def _row(self, place: int, nacked: Nacked) -> NackRow:
@@ -173,12 +173,12 @@ class SplitRun:
 
 
 def _ordered(branches: Iterable[Branch]) -> list[Branch]:
-    """Return the branches with those that change records last: the last branch may have the originals."""
+    """Return the branches, those that change records last: the last branch may use the originals."""
     return sorted(branches, key=lambda branch: branch.destination_node.needs_own_records)
 
 
 def _distinct(origins: Sequence[int], nacked: BlockNacks) -> int:
-    """Return how many source records continue and are not nacked as well (one may be split into several)."""
+    """Return how many source records continue without also being nacked (one may be split into several)."""
     if isinstance(origins, range) and not nacked:
         return len(origins)
     return len(set(origins).difference(nacked.places()))

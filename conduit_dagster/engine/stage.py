@@ -1,4 +1,4 @@
-"""Spark task of a step: reads its splits, runs the processors block by block, stages every consumer's share."""
+"""Spark task of a step: reads its splits, runs the processors block by block, and stages every consumer's share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from conduit_dagster.state.steps import Memory
 
 LEDGER_SCHEMA = "ledger binary"
 _ASKED_RECORDS, _ASKED_BYTES = 12_000, 262_144
-"""The most in a block where Spark is asked about each."""
+"""Maximum block size if a processor queries Spark for each block."""
 
 
 def run_tasks(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
@@ -40,7 +40,7 @@ def run_tasks(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[An
 
 
 def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
-    """Run one task. Errors of any kind are returned in the ledger; nothing of such a task counts."""
+    """Run one task. Errors of any kind are returned in the ledger; nothing of a failed task counts."""
     task = None
     try:
         pipeline = compile_encoded(program)
@@ -108,7 +108,7 @@ class _Task:
 
     def _keep_memory(self) -> None:
         folder, step = self._job.archive
-        # a step that is prepared has decided what is remembered
+        # for a prepared step the new state is already decided
         for node, one in self._pipeline.remembering.items() if folder else ():
             self._ledger.memory[node] = one.keep(self._job.memories, step)
 
@@ -135,7 +135,7 @@ class _Task:
             raise _StepCutError(failure) from failed
 
     def _read_upto(self, split: SplitOf, run: SplitRun) -> Any:
-        """Return the source's own position after what was read; in a step that logs, boundaries are offsets."""
+        """Return the source's own position after the last record read; in a step that logs, boundaries are offsets."""
         if split.source not in self._job.tees:
             return run.boundary()
         logged = self._tees[-1].boundary
@@ -147,14 +147,14 @@ class _Task:
         if not redaction:
             return error
         if self._last is None:
-            # between blocks, or at the end: which record it is of can't be known
+            # between blocks, or at the end: the record that it belongs to is unknown
             unnamed = "a task failed; its text is left out, for it may hold what is redacted"
             return error.without_text(unnamed) if error.is_unforeseen else error
         records = [*self._last[1].records, *self._read_again(*self._last)]
         return error.masked(lambda text: redaction.text(text, records))
 
     def _read_again(self, split: SplitOf, block: Block) -> Iterator[Record]:
-        """Yield the block's records as the source gave them, as far as they can still be read."""
+        """Yield the block's records as the source returned them, as far as they can still be read."""
         try:
             if block.again is not None:
                 yield from block.again(range(len(block.records)))
@@ -178,7 +178,7 @@ class _Task:
         return split.start, read_or_fail(self._read(source_node, split, self._sized(options)))
 
     def _sized(self, options: ReadOptions) -> ReadOptions:
-        """Return options with larger blocks if processors query Spark: few records cost a query as much as many."""
+        """Return options with larger blocks if processors query Spark: the cost of a query is almost constant."""
         if not self._pipeline.queries:
             return options
         return options._replace(block_records=_ASKED_RECORDS, block_bytes=_ASKED_BYTES)

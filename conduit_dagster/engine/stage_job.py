@@ -1,4 +1,4 @@
-"""Request to a staging task, besides the program, and the ledger it reports: numbers and nacks, never records."""
+"""Request to a staging task, besides the program, and the ledger it returns: numbers and nacks, never records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LogResult(msgspec.Struct, frozen=True):
     written: Written | None
     """The written file; None if there was no record."""
     boundary: Any
-    """The source's own position after the last of them."""
+    """The source's own position after the last logged record."""
 
 
 class SplitOf(msgspec.Struct, frozen=True):
@@ -56,20 +56,20 @@ class StageJob(msgspec.Struct, frozen=True):
     hashes: dict[str, str] = {}
     generations: dict[str, int] = {}
     as_records: list[str] = []
-    """Consumers that keep origins, and whose share is staged as whole records too."""
+    """Consumers that keep origins, and whose share is also staged as whole records."""
     nacked: dict[str, list[int]] = {}
-    """By source, offsets in the log of records that have made their nack (``Plan.nacked``)."""
+    """By source, log offsets of records whose nack is already recorded (``Plan.nacked``)."""
     tees: dict[str, LogRequest] = {}
-    """Sources that are read themselves, and logged on the way; by their id."""
+    """Sources that are read directly and logged on the way, by id."""
     offsets: dict[str, int] = {}
     """The offset of each source's first record."""
     archive: tuple[str, int] = ("", 0)
-    """The folder that keeps what is nacked, and the step's number; nothing is kept without a folder."""
+    """Folder of the archive of nacked records, and the step's number; an empty folder archives nothing."""
 
     memory: dict[str, Memory] = {}
-    """By node, what processors remember (``Plan.memory``)."""
+    """Initial state of stateful processors, by node (``Plan.memory``)."""
     memories: str = ""
-    """The folder of that."""
+    """Folder of the state files."""
 
     def encode(self) -> bytes:
         """Encode the job for the tasks."""
@@ -112,7 +112,7 @@ class TaskError(msgspec.Struct):
 
     @property
     def is_unforeseen(self) -> bool:
-        """Whether its text is that of an unclassified exception, which may contain anything."""
+        """Whether its text comes from an unclassified exception, which may contain anything."""
         return self.code in ("connector.failed", "processor.failed", "task.failed")
 
     def masked(self, mask: Callable[[str], str]) -> TaskError:
@@ -121,7 +121,7 @@ class TaskError(msgspec.Struct):
         return msgspec.structs.replace(self, message=mask(self.message), fix=fix, trace=mask(self.trace))
 
     def without_text(self, instead: str) -> TaskError:
-        """Return a copy with this message, and without fix and trace."""
+        """Return a copy with this message, without fix and trace."""
         return msgspec.structs.replace(self, message=instead, fix=None, trace="")
 
     def as_error(self) -> ConduitError:
@@ -138,7 +138,7 @@ class SourceFailure(msgspec.Struct):
 
     source: str
     ordinal: int
-    """Number of records of the step's range that it returned before."""
+    """Number of records of the step's range that it returned before the failure."""
     before: Any
     """The source's own position after the last of them."""
     error: TaskError
@@ -157,7 +157,7 @@ class Ledger(msgspec.Struct):
     """Counts of all nacks, by ``node code``."""
     filtered: dict[str, int] = {}
     parts: dict[str, Part] = {}
-    """Consumer to its staged part; missing if there was nothing to stage."""
+    """Staged part per consumer; missing if nothing was staged."""
     origins: dict[str, Part] = {}
     """Consumer to the origins of its staged part, if it keeps them (``origins.py``)."""
     records: dict[str, Part] = {}
@@ -172,7 +172,7 @@ class Ledger(msgspec.Struct):
     """If set, nothing else of the task counts: the step is cut right before the failure."""
 
     def encode(self) -> bytes:
-        """Encode for the way back to the driver."""
+        """Encode the ledger for the driver."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
@@ -194,11 +194,11 @@ learn(Ledger)
 
 
 _SAMPLE = 20
-"""Number of nacks of one split that are reported when none of them decides anything; the archive has all of them."""
+"""Number of reported nacks per split if they can't affect the step; the archive has all of them."""
 
 
 class NackRows:
-    """Selector of the nacks of a split that get a row: enough to decide where the step is cut, and a few others.
+    """Selects the nacks of a split that get a row: enough to decide where the step is cut, and a sample.
 
     Once the nacks of the split alone exceed the threshold, the step is cut here or earlier, so later ones don't matter.
     Without a window nothing is cut, and the rows are only for display.

@@ -21,17 +21,17 @@ from conduit_dagster.state.steps import Plan, StagedDelivery
 
 Tasks = list[list[SplitOf]]
 _SMALL_TASK = 1_000_000
-"""Bytes that are not worth a task of their own."""
+"""Bytes that do not justify a task of their own."""
 
 
 class Staged(NamedTuple):
-    """An execution of a step: what each task reported, and where its parts lie."""
+    """An execution of a step: the report of each task, and the location of its parts."""
 
     tasks: Tasks
     ledgers: list[Ledger]
     staging: dict[str, str]
     failures: Sequence[SourceFailure] = ()
-    """By source, the first failure in the order of its records: the step must be cut right before each."""
+    """By source, its first failure in record order: the step must be cut right before each."""
 
     def parts(self, consumer: str) -> list[Part]:
         """Return the consumer's parts, in order."""
@@ -65,12 +65,13 @@ class Stager:
     ) -> Staged:
         """Read and stage a plan, or the splits in ``tasks``: those of an earlier execution give the same parts.
 
-        ``as_records``: consumers whose share is staged as whole records too. ``tees``: sources whose
-        splits in ``tasks`` are those behind the log, and where to log what is read of them. ``again``: a prepared step,
-        whose dead letters are in the archive already.
+        ``as_records``: consumers whose share is also staged as whole records. ``tees``: sources that are read directly,
+        with splits of their own in ``tasks``, and where to log their records. ``again``: the step is prepared, so its
+        dead letters are already archived.
 
-        A source that fails in the middle of its range is reported in :attr:`Staged.failures`; for a prepared step it is
-        raised, like any other error of a task. Raises ``FatalError`` if a source's range is not what was planned.
+        A source that fails in the middle of its range is reported in :attr:`Staged.failures`; for a prepared step its
+        error is raised, like any other error of a task. Raises ``FatalError`` if a source's range is not what was
+        planned.
         """
         reached("before-stage", self._context.name)
         tasks = self._tasks(plan) if tasks is None else tasks
@@ -111,7 +112,7 @@ class Stager:
         return group(splits, self._slots)
 
     def relocated(self, tasks: Tasks) -> Tasks:
-        """Return tasks of an earlier execution, with their data's current location."""
+        """Return tasks of an earlier execution, with the current location of their data."""
         node = self._pipeline.source_node
         return [[SplitOf(s.source, node(s.source).source.relocate(s.split)) for s in task] for task in tasks]
 
@@ -135,7 +136,7 @@ class Stager:
         return sorted(ledgers, key=lambda ledger: ledger.task)
 
     def _verify(self, plan: Plan) -> None:
-        # the identity of what was read is checked again at the end: a range that is gone is fatal, never skipped
+        # verify the identity of the data again at the end: a missing range is fatal, never skipped
         for span in plan.ranges:
             self._pipeline.source_node(span.source).source.verify(span.start, span.end)
 
@@ -144,7 +145,7 @@ class Stager:
         for consumer in consumers:
             base = self._folder_of(consumer)
             if base not in self._entered:
-                # a prepared step needs its staging: the folders that lead to it may be new
+                # a prepared step needs its staging, and the folders above it may be new
                 storage.sync_entry(base)
                 self._entered.add(base)
         for consumer in consumers:
@@ -158,9 +159,9 @@ class Stager:
             storage.remove_folder(url)
 
     def clean(self, kept: Sequence[StagedDelivery]) -> None:
-        """Remove what earlier runs left staged and no prepared step needs.
+        """Remove staging that earlier runs left behind and no prepared step needs.
 
-        Only folders of lower epochs: an old owner that was frozen and goes on touches nothing of a newer one.
+        Only folders of lower epochs: a frozen owner that resumes never removes those of a newer one.
         """
         needed = {delivery.staging.rsplit("/", 1)[0] for delivery in kept}
         for base in {self._folder_of(consumer) for consumer in self._context.consumers}:
@@ -180,7 +181,7 @@ def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:
 
 
 def group(splits: Sequence[SplitOf], slots: int) -> Tasks:
-    """Group consecutive splits into about ``slots`` tasks of about the same weight; little data makes one task."""
+    """Group consecutive splits into about ``slots`` tasks of similar weight; little data makes one task."""
     if slots == 1:
         return [list(splits)] if splits else []
     total = sum(split.split.bytes for split in splits)
@@ -197,7 +198,7 @@ def group(splits: Sequence[SplitOf], slots: int) -> Tasks:
 
 
 def as_rows(tasks: Tasks) -> list[list[dict[str, object]]]:
-    """Return tasks in the form that the store keeps."""
+    """Return tasks in the format of the state store."""
     return msgspec.to_builtins(tasks)
 
 

@@ -1,4 +1,4 @@
-"""Everything that the lines of a step share during one run."""
+"""Objects that the lines of a step share during one run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class SourceAcks:
     def ack(self, source_node: SourceNode, position: Position, generation: int) -> None:
         """Ack everything up to ``position`` to a source. The position must be durable in the state store.
 
-        Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: what still runs then is of a run that was
-        given up, and the next one may have another answer.
+        Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: code still running then belongs to an
+        abandoned run, and the next one may decide differently.
         """
         node = node_id(self._pipeline.program.pipeline, source_node.id)
         if self._closed.is_set():
@@ -55,7 +55,7 @@ class SourceAcks:
         self._closed.set()
 
     def close(self) -> None:
-        """Refuse further acks and close every source. A failing close is only logged: the run has its result."""
+        """Refuse further acks and close every source. A failing close is only logged: the run's result stands."""
         self.refuse()
         for source_node in {
             id(source_node.source): source_node for source_node in (*self._pipeline.inputs, *self._pipeline.sources)
@@ -71,7 +71,7 @@ class StepSettings:
     """Settings of a pipeline's steps, from its file and from the run's options."""
 
     limit: Limit
-    """Most records and bytes of a step."""
+    """Maximum records and bytes of a step."""
     window: NackWindow
     bisect: bool
     """Whether a delivery that failed in bulk is halved, instead of sent one record at a time."""
@@ -84,14 +84,14 @@ class StepSettings:
     staging: str
     """URL of the staging folder."""
     log: str
-    """URL of the folder for everything that is kept: commit logs, archived dead letters, processors' memory."""
+    """URL of the folder for permanent files: commit logs, archived dead letters, processors' state."""
     slots: int
     """Tasks that run at once."""
 
 
 @dataclass
 class StepContext:
-    """One per run, handed to everything that takes part in a step."""
+    """One per run, passed to everything that takes part in a step."""
 
     pipeline: CompiledPipeline
     store: PipelineStore
@@ -120,7 +120,7 @@ class StepContext:
         self.reload()
 
     def reload(self) -> None:
-        """Load the state from the store: connectors were retired or registered."""
+        """Load the state from the store, after connectors were retired or registered."""
         self.state = self.store.load()
         self._acked: dict[str, SourceNode] | None = None
 
@@ -130,14 +130,14 @@ class StepContext:
 
     @property
     def step_slots(self) -> int:
-        """Tasks of a step: stateful processors need all records in one order, hence a single task."""
+        """Number of tasks of a step: one if processors are stateful, which need all records in order."""
         return 1 if self.pipeline.remembering else self.settings.slots
 
     @property
     def acked_sources(self) -> Mapping[str, SourceNode]:
-        """Sources that are acked, by id: those that still read the data that the store knows them by.
+        """Sources to ack, by id: those that still read the data registered in the store.
 
-        To any other source a stored position means nothing.
+        A stored position is meaningless for any other source.
         """
         if self._acked is None:
             inputs = self.pipeline.inputs
@@ -149,7 +149,7 @@ class StepContext:
         return self._acked
 
     def delivered(self, plan: Plan, staged: StagedDelivery, records: int, target: Target, offsets: Offsets) -> None:
-        """Record that a destination has a delivery, with the target after it and its consumer's offsets."""
+        """Record that a destination has a delivery, with the next target and its consumer's offsets."""
         self.store.deliveries.delivered(plan.step, staged.consumer, records, target, offsets, staged.skip)
         self.state.delivered(staged.consumer, target)
 
@@ -159,7 +159,7 @@ def make_context(
 ) -> StepContext:
     """Return the context of a run of a pipeline; ``slots``: tasks that run at once.
 
-    Indexes the dead letters that an earlier owner of the lease left without rows.
+    Adds the missing index rows of dead letters that an earlier owner of the lease left behind.
     """
     delivery, queue = bound.config.delivery, bound.config.dead_letter_queue
     settings = StepSettings(

@@ -1,7 +1,7 @@
-"""Lines 1 to 3 of the protocol where a step's records are logged as it is staged: the source is read once for both.
+"""Lines 1 to 3 of the protocol if a step's records are logged while it is staged: the source is read only once.
 
-For sources that know how many records a range holds before they read it: the step's offsets, and with them its delivery
-hashes, are fixed in its plan. Others are logged first (``appender.py``).
+For sources that know the number of records in a range before reading it: the step's offsets, and so its delivery
+hashes, are fixed in its plan. Other sources are logged first (``appender.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from conduit_dagster.state.steps import LoggedRange, Plan, Range
 
 
 class PlannedLogRanges(NamedTuple):
-    """A step's ranges where its records will lie in the log, and where they lie in the sources themselves."""
+    """A step's ranges in the log, and the corresponding ranges in the sources themselves."""
 
     ranges: list[Range]
     logs: dict[str, LoggedRange]
@@ -33,7 +33,7 @@ class PlannedLogRanges(NamedTuple):
 class StepLog:
     """Records of a pipeline's sources that are not in the log yet: logged by the step that reads them, or before it.
 
-    Not safe for more than one thread: the one that plans and stages.
+    Not thread-safe: used by the thread that plans and stages.
     """
 
     def __init__(self, context: StepContext, appender: Appender, stager: Stager) -> None:
@@ -44,9 +44,9 @@ class StepLog:
 
     @staticmethod
     def fits(pipeline: CompiledPipeline) -> bool:
-        """Return whether steps may log while staging: each holds all that is new, and sources can be read again.
+        """Return whether steps may log while staging: each takes everything new, and sources can be read again.
 
-        A join pairs what was logged before; ``alternate`` takes one source at a time.
+        A join pairs records that are already logged; ``alternate`` takes one source at a time.
         """
         return pipeline.program.fan_in == "merge" and all(
             source_node.source.replayable for source_node in pipeline.sources
@@ -56,7 +56,7 @@ class StepLog:
 
     def ahead(self, horizons: Mapping[str, Any] | None, known: Mapping[str, SourceState]) -> PlannedLogRanges:
         """Return a step's ranges; empty if nothing is new, or if it has to be logged first (:meth:`log_first`)."""
-        # everything that is in the log is on its way: now a source's failure takes its course
+        # all records in the log are on their way: now a source's failure may be raised
         self._appender.raise_failure()
         self._planned, self._first = None, self._appender.new(horizons)
         found = PlannedLogRanges([], {})
@@ -103,9 +103,9 @@ class StepLog:
         )
 
     def stage(self, plan: Plan) -> Staged | None:
-        """Read, log, process and stage a step; return None if its records are in the log already.
+        """Read, log, process and stage a step; return None if its records are already in the log.
 
-        Raises as :meth:`Stager.stage`, and ``FatalError`` (``source.count_wrong``).
+        Raises like :meth:`Stager.stage`, and ``FatalError`` (``source.count_wrong``).
         """
         found = self._due(plan)
         if found is None:
@@ -115,14 +115,14 @@ class StepLog:
         tees = {append.node.id: LogRequest(append.folder.segment(append.segment), append.offset) for append in appends}
         staged = self._stager.stage(plan, tasks, tees=tees)
         if staged.failures:
-            return staged  # nothing of it counts: the step is cut, and its shorter successor logged
+            return staged  # none of it counts: the step is cut, and its shorter successor is logged
         for append in appends:
             self._appender.verify(append)
         reached("after-log-stage", self._context.name)
         logged = [(append, _parts(append, staged.ledgers)) for append in appends]
         for append, parts in logged:
             _require_whole(self._context.node(append.node.id), _span(plan, append.node.id), parts)
-        # the log is committed before the step can be prepared: it covers only what the manifest names
+        # commit the log before the step can be prepared: the log consists only of files that the manifest names
         self._appender.commit(logged)
         reached("after-log", self._context.name)
         return staged._replace(tasks=_in_log(logged, staged.ledgers))

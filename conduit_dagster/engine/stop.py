@@ -1,4 +1,4 @@
-"""Asking a run to stop."""
+"""Stop requests for a run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Reason = Literal["user", "system"]
 
 
 class StopFlag:
-    """Graceful: the step at hand is finished. Forced: its Spark job is cancelled and nothing unprepared survives.
+    """Graceful: finish the current step. Forced: cancel its Spark job, and nothing unprepared survives.
 
-    Set from any thread or signal handler; nothing is raised into a running call, which would leave Spark's client out
-    of step (DAGSTER_FACTS, 2).
+    Set from any thread or signal handler; nothing is raised into a running call, which would corrupt the protocol state
+    of Spark's client.
     """
 
     def __init__(self) -> None:
         self.asked: Future[None] = Future()
-        """Done once a stop was requested, either way: to wait for it together with other futures."""
+        """Done once a stop was requested, either way; lets callers wait for it together with other futures."""
         self._graceful = threading.Event()
         self._forced = threading.Event()
         self.reason: Reason = "user"
         self.since: float | None = None
-        """When it was asked for, on the monotonic clock; None before."""
+        """Time of the request, on the monotonic clock; None before it."""
         self.forced_at: float | None = None
-        """When it was first asked for by force, likewise."""
+        """Time of the first forced request, likewise."""
 
     def request(self, reason: Reason = "user") -> None:
-        """Request a graceful stop; the first reason stays."""
+        """Request a graceful stop; the first reason is kept."""
         if not self._graceful.is_set():
             self.reason = reason
             self.since = time.monotonic()
@@ -45,7 +45,7 @@ class StopFlag:
 
     def _ask(self) -> None:
         self._graceful.set()
-        # a signal and another thread may both be first
+        # a signal and another thread may race to be first
         with suppress(InvalidStateError):
             self.asked.set_result(None)
 

@@ -1,4 +1,4 @@
-"""One run of a pipeline, from its lease to its last status."""
+"""One run of a pipeline, from its lease to its final status."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def run_pipeline(
     observe: Observe = ignore_step,
     progress: RunProgress | None = None,
 ) -> RunResult:
-    """Run a pipeline until it is stopped, drained or failed; its own errors are not raised.
+    """Run a pipeline until it is stopped, drained or failed; errors of the pipeline are not raised.
 
-    The first error is in the result and in the state store. ``spark`` may be a function that is called under the
-    lease, so that its failure is one of the pipeline; ``progress`` that of earlier attempts.
+    The first error is in the result and in the state store. ``spark`` may be a function that is called under the lease,
+    so that its failure counts as the pipeline's; ``progress``: that of earlier attempts.
     """
     opener = spark if callable(spark) else lambda: spark
     attempt = _Attempt(RunRequest(bound, database, options, stop, observe), opener, progress or RunProgress())
@@ -64,7 +64,7 @@ def run_pipeline(
 
 
 class _Attempt:
-    """One run, from its lease on, in a thread that may have to be left behind."""
+    """One run, from its lease on, in a thread that may have to be abandoned."""
 
     def __init__(self, request: RunRequest, opener: Callable[[], SparkSession], progress: RunProgress) -> None:
         self._request, self._bound, self._stop = request, request.bound, request.stop
@@ -95,17 +95,17 @@ class _Attempt:
             lease.release()
 
     def give_up(self, where: str) -> RunResult:
-        """Give up a run that hangs. The next run finishes what it decided; its thread can't decide anything more."""
+        """Give up a run that hangs. The next run finishes its decisions; its thread can't decide anything more."""
         if self._life is None or self._lease is None or self._run is None:
             return RunResult(
                 self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress, None, where
             )
         result, last = self._life.hung(where)
-        # should it go on one day, it ends at the first place that looks
+        # if it ever continues, it ends at the next check
         self._stop.force()
         self._run.leave()
         lease = self._lease
-        # the store may be what hangs: then the next run finds a dead owner, as after a kill
+        # the store itself may hang: then the next run finds a dead owner, as after a kill
         within(lambda: lease.abandon(last), _RECORDING, f"end-{self._bound.id}")
         return result
 
@@ -136,12 +136,12 @@ class _Run:
             if not self._life.begin(self._bound.file, self._bound.digest):
                 return self._life.superseded()
             self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
-            # before a direct destination is sent anything: a sender of the owner before may still be at work
+            # before anything is sent to a direct destination: a sender of the previous owner may still be running
             self._jobs.end_those_of(self._store.previous_owner.get("spark", {}))
             self._store.tell(spark=self._jobs.whereabouts())
-            # processors of the dead-letter queue run here as well
+            # processors of the dead-letter queue also run on the driver
             open_with(self._opener)
-            # those of the file as well: they are asked how far they are
+            # the file's sources need them too: their lag is queried
             attach_kept(self._pipeline, self._store)
             state = self._store.load()
             require_no_memory(self._bound, state)
@@ -188,7 +188,7 @@ class _Run:
             try:
                 plan = loop.planner.plan_next(horizons)
             except Exception:
-                flight.land()  # what is on its way is delivered before the failure ends the run
+                flight.land()  # deliver what is in flight before the failure ends the run
                 raise
             if plan is not None:
                 flight.take(plan)

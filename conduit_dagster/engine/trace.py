@@ -1,4 +1,4 @@
-"""Trace of a record through the processors, without Spark and with nothing written."""
+"""Trace of a record through the processors, without Spark and without writing anything."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from conduit_dagster.record import Nack, Record, copy
 
 
 class TracedNack(NamedTuple):
-    """A record that a node refused."""
+    """A record that a node nacked."""
 
     nack: Nack
     record: Record
-    """As it was then."""
+    """The record at that moment."""
 
 
 class TracedNode(NamedTuple):
-    """One node, what it was given and what it made of that. All records are copies."""
+    """One node with its input and output. All records are copies."""
 
     node: str
     given: Sequence[Record]
     records: Sequence[Record]
-    """What goes on."""
+    """Records that continue."""
     nacked: Sequence[TracedNack]
     filtered: int
 
 
 class Traced(NamedTuple):
-    """The way of one record."""
+    """Path of one record."""
 
     nodes: Sequence[TracedNode]
-    """In file order; behind the fan-out destination by destination. None behind which nothing went on."""
+    """In file order; after the fan-out grouped by destination. Nodes that no record reached are left out."""
     arrived: Mapping[str, Sequence[Record]]
-    """What each destination would be sent, by its id."""
+    """Records that each destination would be sent, by its id."""
 
 
 class _Fate:
-    """Remembers what a node said of records."""
+    """Collects what a node does with records."""
 
     def __init__(self) -> None:
         self.nacked_: list[TracedNack] = []
@@ -56,9 +56,9 @@ class _Fate:
 
 
 def trace(pipeline: CompiledPipeline, source_node: SourceNode, record: Record, now_ns: int) -> Traced:
-    """Node by node, from the source to the destinations, which are not written to.
+    """Trace a record node by node, from the source to the destinations, which are not written to.
 
-    ``now_ns``: the time that processors see. A record that is split goes on as all of its parts.
+    ``now_ns``: the time that processors see. If a record is split, all parts continue.
     """
     pipeline.begin_step(now_ns)
     found: list[TracedNode] = []

@@ -91,12 +91,12 @@ class Destination(ABC):
 
     @classmethod
     def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
-        """Return the strategies it supports with these settings, given as in the file: a subset of :attr:`strategies`."""
+        """Return the strategies it supports with these settings, given as written: a subset of :attr:`strategies`."""
         return cls.strategies
 
     @property
     def owned(self) -> str | None:
-        """Name of a resource that only one destination may write to, such as an absolute path; None if it is shareable."""
+        """Name of a resource that only one destination may write to, such as an absolute path; None if any may."""
         return None
 
     @property
@@ -158,7 +158,7 @@ class Destination(ABC):
         return False
 
     def expected(self, delivery: Delivery) -> Target:
-        """Return the target that follows this delivery once it is published; at-most-once stores it before publishing."""
+        """Return the target that follows this delivery once it is published; at-most-once stores it first."""
         return delivery.target
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
@@ -170,7 +170,7 @@ class Destination(ABC):
         return state
 
     def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
-        """Claim several deliveries of one step, in order; return what is stored afterwards for each. May be repeated."""
+        """Claim several deliveries of one step, in order; return what is stored for each afterwards. Repeatable."""
         return [self.claim(delivery, state) for delivery in deliveries]
 
     def settled(self, delivery: Delivery) -> Target:
@@ -181,7 +181,7 @@ class Destination(ABC):
         return delivery.target
 
     def retarget(self, delivery: Delivery) -> Target | None:
-        """Return a new target for a prepared delivery whose target is lost, if the settings allow it; otherwise None."""
+        """Return a new target for a prepared delivery whose target is lost, if the settings allow it; else None."""
         return None
 
 
@@ -232,7 +232,7 @@ class DriverDestination(RecordStaging, StagedDestination):
 
     @abstractmethod
     def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
-        """Write the delivery's records, in order. An exception fails the delivery, which is then repeated as a whole."""
+        """Write the delivery's records, in order. An exception fails the delivery, which is then repeated whole."""
 
     def publish(self, delivery: Delivery) -> Target:
         """Read the staged records and pass them to :meth:`deliver`."""

@@ -288,15 +288,11 @@ class Source(ABC):
 
     @property
     def owned(self) -> str | None:
-        """Name of a resource that only one source may read, such as a replication slot, without secrets; None if any
-        may.
-        """
+        """Name of a resource that only one source may read, such as a replication slot; no secrets. None if any may."""
         return None
 
     @property
     def dataset(self) -> Dataset | None:
-        """The data set it reads, for lineage tools; by default from the ``path`` of its unit. None if it has no such
-        name.
-        """
+        """The data set it reads, for lineage tools; by default from the ``path`` of its unit. None if unnamed."""
         path = self.unit.get("path")
         return dataset_at(path) if isinstance(path, str) else None

@@ -163,9 +163,7 @@ class _OriginLines:
 
 
 def staged_records(delivery: Delivery) -> Iterator[StagedRecord]:
-    """Yield the records that a :class:`RecordWriter` staged for a delivery, in order, with one line in memory at a
-    time.
-    """
+    """Yield the records that a :class:`RecordWriter` staged for a delivery, in order. Holds one line in memory."""
     return map(_staged, staged_lines(delivery))
 
 

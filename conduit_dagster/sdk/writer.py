@@ -97,9 +97,7 @@ class Rows(Sequence[Record]):
     """
 
     def __init__(self, batch: Any, like: Record, made: Callable[[], list[Record]]) -> None:
-        """``batch``: a ``pyarrow.RecordBatch`` with the ``after`` of created records; ``like``: a record with their
-        operation and metadata.
-        """
+        """``batch``: Arrow record batch of the ``after`` of creates; ``like``: their operation and metadata."""
         self.batch = batch
         self.like = like
         self._made = made

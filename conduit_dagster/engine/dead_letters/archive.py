@@ -1,7 +1,7 @@
-"""Archive of dead letters: all nacked records, whatever the queue does with them. Parquet, written by the tasks.
+"""Archive of dead letters: every nacked record, independent of the queue. Parquet, written by the tasks.
 
-``LOG/PIPELINE/~dead-letters/STEP-TASK-TOKEN.parquet``. The state store's index names the file and row of each letter,
-and a file's digest; a file that it does not name is left over from an execution that did not count.
+``LOG/PIPELINE/~dead-letters/STEP-TASK-TOKEN.parquet``. The state store's index holds the file, row and digest of each
+letter; a file that the index does not name is left over from an execution that did not count.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def keep(record: Record) -> bytes:
     """Encode a record. Dates and similar values become text, as in the commit log."""
     try:
         data = _encode(record)
-        _decode(data)  # an archived record must be readable
+        _decode(data)  # raises unless the archived record is readable
         return data
     except (ValueError, OverflowError, TypeError):
         return _encode(_whole(record))
 
 
 def _whole(record: Record) -> Record:
-    """Keep lone surrogates exactly in document values, and as escapes where only text can be read back."""
+    """Preserve lone surrogates: exactly in document values, as escapes where only valid text can be read back."""
     metadata = {clean(str(key)): clean(str(value)) for key, value in record.metadata.items()}
     position = record.position if isinstance(record.position, int) else clean(record.position)
     after, key, before = (_plain(part) for part in (record.after, record.key, record.before))
@@ -85,7 +85,7 @@ learn(Record)
 
 _FOLDER = "~dead-letters"
 _DEPTH: Final = 4
-"""Levels of folders to sync: the archive's, the pipeline's, that of all logs, and its parent."""
+"""Folder levels to sync: the archive, its pipeline, the folder of all logs, and its parent."""
 _GROUP_ROWS: Final = 4_096
 _GROUP_BYTES: Final = 8 << 20
 """Limit of a row group, which writer and reader hold in memory."""
@@ -110,12 +110,12 @@ class ArchivedLetter(NamedTuple):
     missed: str
     """Same as in :class:`~conduit_dagster.state.steps.DeadLetter`."""
     step: int
-    """If a replayed dead letter failed again: its step, with its ``number``; else -1 for both."""
+    """Step of the dead letter, with its ``number``, if a replayed one failed again; otherwise -1 for both."""
     number: int
     failed: bytes
     """The record as it was at the node that nacked it (``kept.py``)."""
     original: bytes
-    """The record as its source gave it."""
+    """The record as its source returned it."""
 
 
 INDEX: Final = ArchivedLetter._fields[:-2]
@@ -132,7 +132,7 @@ class ArchiveFile:
 
     def __init__(self, folder: str, step: int, task: int) -> None:
         self._folder = folder
-        # random per attempt: a second one never collides with the file of the first
+        # random per attempt: a retry never collides with the file of an earlier attempt
         self._name = f"{step:012d}-{task:06d}-{secrets.token_hex(8)}.parquet"
         self._rows: list[ArchivedLetter] = []
         self._waiting = 0
@@ -177,7 +177,7 @@ class ArchiveFile:
         return LetterPart(self._name, self._letters, self._file.bytes, digest)
 
     def abort(self) -> None:
-        """Close the file, if any, and leave it behind; no index names it."""
+        """Close the file, if any, without committing it; no index names it."""
         if self._file is not None:
             self._file.abort()
 

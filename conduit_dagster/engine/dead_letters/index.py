@@ -1,4 +1,4 @@
-"""Rows of the dead-letter index, built from what the tasks wrote to the archive."""
+"""Rows of the dead-letter index, built from the archive files that tasks wrote."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from conduit_dagster.state.store import PipelineStore
 
 
 def index_letters(store: PipelineStore, archive: Archive) -> None:
-    """Give every dead letter of a prepared step its row, before anything of the step is published.
+    """Add an index row for every dead letter of a prepared step, before anything of the step is published.
 
-    The decision names the files; their rows follow in short transactions, so that no other pipeline waits for a
-    million of them. May be killed at any line and repeated: whoever holds the lease next goes on where it ended.
+    The decision names the files; their rows follow in short transactions, so that a million rows don't block other
+    pipelines. May be killed at any line and repeated: the next holder of the lease continues where it ended.
     """
     for part in store.letter_index.unindexed():
         line = 0
         for rows in _rows(archive, part):
             if line + len(rows) > part.indexed:
-                # an earlier owner may have read the file in other pieces
+                # an earlier owner may have read the file in batches of another size
                 begun = max(0, part.indexed - line)
                 store.letter_index.add(part, line + begun, rows[begun:])
                 reached("mid-index", store.pipeline)
@@ -47,7 +47,7 @@ def _rows(archive: Archive, part: UnindexedPart) -> Iterator[list[DeadLetter]]:
 
 
 def index_row(letter: ArchivedLetter, span: Range, name: str, part: str, line: int) -> DeadLetter:
-    """Return the index row of a letter in a step's range. ``name``: its delivery to the queue, empty if it has none."""
+    """Return the index row of a letter in a step's range. ``name``: its delivery to the queue, or empty."""
     return DeadLetter(
         span.connector,
         span.generation,

@@ -1,4 +1,4 @@
-"""Dead letters of records that a destination refuses at publishing: those refused together are one delivery."""
+"""Dead letters of records that a destination refuses at publishing; records refused together form one delivery."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ from conduit_dagster.state.steps import Decision, DeliveryChild, LateLetter, Pla
 
 
 class LateLetters:
-    """Writer of dead letters found at publishing. Those of records that are refused together are one delivery, named
-    by the first record's place in its step: a record is in one of them at most."""
+    """Writer of dead letters found at publishing.
+
+    Letters of records refused together form one delivery, named by the first record's place in its step. A record is in
+    at most one such delivery.
+    """
 
     def __init__(self, context: StepContext, originals: StepOriginals) -> None:
         self._context, self._originals = context, originals
@@ -39,9 +42,9 @@ class LateLetters:
     # -- stage --------------------------------------------------------------------------------------------------
 
     def stage(self, shipment: Shipment, refused: Sequence[tuple[StagedRecord, Nack]]) -> StagedDelivery:
-        """Stage the dead letters of these records, durably and in order; at least one.
+        """Stage the dead letters of these records, durably and in order; at least one record.
 
-        Raises what the queue or its processors say against one of them.
+        Raises the error of the queue or of one of its processors if it refuses a letter.
         """
         context, plan, decision = self._context, shipment.plan, shipment.decision
         queue, first = self._pipeline.dead_letters, refused[0][0]
@@ -49,7 +52,7 @@ class LateLetters:
         name = context.names.child(plan, DEAD_LETTERS, DeliveryChild(skip, len(refused)))
         # the queue's own processors run here, as they do in a task
         self._pipeline.begin_step(plan.clock_ns, plan.hashes)
-        # beside the step's own dead letters: the queue may have to rename the folder into its place
+        # next to the step's own dead letters: the queue may have to rename the folder into place
         beside = next(d.staging for d in decision.deliveries if d.consumer == DEAD_LETTERS)
         staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.idempotency))
@@ -87,10 +90,10 @@ class LateLetters:
         return dead_letter(origin, context.node(shipment.consumer), nack, failed, plan.clock_ns)
 
     def stage_again(self, plan: Plan, decision: Decision, letter: LateLetter) -> StagedDelivery:
-        """Stage recorded letters whose staging is lost, from the archive; neither source nor code is needed.
+        """Stage recorded letters again from the archive if their staging is lost; needs neither source nor code.
 
-        Raises ``FatalError`` (``delivery.rebuild_differs``) if the queue's own settings or processors have changed,
-        and ``dead_letters.damaged``.
+        Raises ``FatalError``: ``delivery.rebuild_differs`` if the queue's own settings or processors have changed, and
+        ``dead_letters.damaged``.
         """
         part, line = letter.archive
         nacks = letter.nacks
@@ -109,7 +112,7 @@ class LateLetters:
         """Publish the letters of one delivery. Idempotent under its hash."""
         queue, target = self._pipeline.dead_letters, staged.target
         if not staged.parts:
-            pass  # the queue's own processors left it out
+            pass  # filtered by the queue's own processors
         elif isinstance(queue, StagedDestination):
             target = self._publish(queue, as_delivery(staged, plan.step))
         else:
@@ -131,7 +134,7 @@ class LateLetters:
     # -- after a crash ------------------------------------------------------------------------------------------
 
     def finish(self, plan: Plan, decision: Decision, recorded: LateLetter) -> None:
-        """Publish recorded letters, unless the queue turned out to hold them already."""
+        """Publish recorded letters, unless the queue already has them."""
         if self._settle(recorded.delivery, plan):
             return
         letter = self._retargeted(recorded, plan)
@@ -149,7 +152,7 @@ class LateLetters:
         return True
 
     def _retargeted(self, letter: LateLetter, plan: Plan) -> LateLetter:
-        """Return the letter with another target if its own is lost and the settings allow it; stored before a write."""
+        """Return the letter with a new target if its own is lost and the settings allow it; stored before any write."""
         staged = letter.delivery
         target = blamed(self._node, self._pipeline.dead_letters.retarget, as_delivery(staged, plan.step))
         if target is None:

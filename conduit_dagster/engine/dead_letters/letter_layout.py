@@ -1,4 +1,4 @@
-"""Dead letters in the layout of the queue, which is Conduit's."""
+"""Dead letters in the queue's layout, which is Conduit's."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class NackOrigin(NamedTuple):
     pipeline: str
     source: str
     offset: int
-    """Counted from 0 over all records that the source ever produced."""
+    """Counted from 0 over all records that the source has ever returned."""
     hash: str
     """Delivery hash of the delivery to the queue."""
 
 
 def dead_letter(origin: NackOrigin, node: str, nack: Nack, record: Record, now_ns: int) -> Record:
-    """Return a new record that holds the whole failed one, as transformed so far, and says why (CONDUIT_FACTS, DLQ).
+    """Return a new record with the complete failed record, as transformed so far, and the reason.
 
     Its position is the source's id and the record's position: unique and stable. Values that JSON cannot hold become
-    escaped text: a dead letter is never lost because of its content. Metadata that the golden files have no key for
-    begins with ``conduit.dlq.`` as well, as their rules allow.
+    escaped text: a dead letter is never lost because of its content. Metadata keys that Conduit does not define also
+    begin with ``conduit.dlq.``.
     """
     source = node_id(origin.pipeline, origin.source)
     metadata = {
@@ -55,7 +55,7 @@ def dead_letter(origin: NackOrigin, node: str, nack: Nack, record: Record, now_n
         DLQ_SOURCE: source,
         DLQ_NACK_CODE: nack.code,
         DLQ_DELIVERY_HASH: origin.hash,
-        DLQ_ATTEMPT: "1",  # a replay that fails writes no second one
+        DLQ_ATTEMPT: "1",  # a failed replay writes no second letter
         DLQ_OFFSET: str(origin.offset),
         DLQ_NAMESPACE: clean(record.collection),
     }
@@ -63,7 +63,7 @@ def dead_letter(origin: NackOrigin, node: str, nack: Nack, record: Record, now_n
 
 
 def said(nack: Nack) -> str:
-    """Return a nack's message as the index keeps it."""
+    """Return a nack's message as stored in the index."""
     return clean(nack.message[:_MESSAGE])
 
 
@@ -95,13 +95,13 @@ def clean(text: str) -> str:
 
 
 PIECES = "~pieces"
-"""Marker in the list: a processor had split the record, and another piece of it failed as well or passed."""
+"""Marker in the list: a processor split the record, and other pieces of it passed or failed too."""
 NOBODY = "~nobody"
 """Marker: every destination of the file has the record by now, so a replay has nothing to send."""
 
 
 def encode_missed(destinations: Iterable[str]) -> str:
-    """Encode destination ids; an empty list stands for every destination that the file has at replay time."""
+    """Encode destination ids; an empty list means all destinations of the file at replay time."""
     names = list(destinations)
     return json.dumps(names) if names else ""
 

@@ -10,9 +10,9 @@ from conduit_dagster.sdk import Block
 
 
 class Originals:
-    """Reader that reads a range once more, only on request and only as far as requested.
+    """Reader that reads a range a second time, only on request and only as far as needed.
 
-    Reading again costs a pipeline without nacks nothing; keeping a copy of every record would cost every pipeline.
+    Costs nothing without nacks, unlike a copy of every record.
     """
 
     def __init__(self, again: Callable[[], Iterator[Block]], first: int) -> None:
@@ -22,7 +22,7 @@ class Originals:
         self._next = first
 
     def of(self, ordinals: Sequence[int]) -> list[Record]:
-        """Return the records with these ordinals, in order; a call may not go back before the previous one."""
+        """Return the records with these ordinals, in order; a call can't go back before the previous one."""
         if self._records is None:
             self._records = chain.from_iterable(block.records for block in self._again())
         found: list[Record] = []

@@ -1,4 +1,4 @@
-"""Pipelines with replay sources: nodes and destinations a replayed record still has to pass; the end of a replay."""
+"""Pipelines with replay sources: the remaining nodes and destinations of a replayed record, and the end of a replay."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Branch(NamedTuple):
     """A destination, and the nodes that records pass from the fan-out to it."""
 
     rank: int
-    """Its place in the file, from 1."""
+    """Position of the destination in the file, from 1."""
     destination_node: DestinationNode
     nodes: Sequence[Step]
 
@@ -42,7 +42,7 @@ class ReplayRoute(NamedTuple):
 def way_of(pipeline: CompiledPipeline, source_node: SourceNode, replayed: Replayed) -> ReplayRoute | Nack:
     """Return the route from the source, or from the nacking node, to the destinations that have no copy of the record.
 
-    Returns a nack with the reason if there is no such route any more.
+    If no such route exists any more, return a nack with the reason.
     """
     if PIECES in replayed.missed:
         message = "it failed in pieces, of which others went on: export it, and send what is missing yourself"
@@ -71,14 +71,14 @@ def way_of(pipeline: CompiledPipeline, source_node: SourceNode, replayed: Replay
 
 
 def _to_pass(pipeline: CompiledPipeline, nodes: Sequence[Step], nacked_by: str, before: set[str]) -> Sequence[Step]:
-    """Return the nodes except those that remember records and have seen this one, as far as that is known.
+    """Return the nodes without stateful processors that, as far as known, have seen this record.
 
-    To those it would be a duplicate of a record that came since, and be lost. ``before``: nodes in front of these.
+    These would take it for a duplicate of a later record, and it would be lost. ``before``: nodes before these.
     """
     if nacked_by in before:
         return nodes
     names = [step.node for step in nodes]
-    # a node that has left the file may have been behind all of them
+    # a node removed from the file may have come after all of them
     passed = names.index(nacked_by) if nacked_by in names else len(names)
     return [step for i, step in enumerate(nodes) if i >= passed or step.node not in pipeline.remembering]
 
@@ -105,7 +105,8 @@ def _within(edits: Sequence[Step], branches: Sequence[Branch], node: str) -> Rep
             if len(branches) > 1:
                 message = "several destinations have no copy of it: replay it from its source"
                 return Nack("dead_letters.several_destinations", message)
-            # the destination's own filter has its name as well: what failed at the destination is behind all nodes
+            # the destination's filter has the same node id as the destination: a failure at the destination comes after
+            # all nodes
             place = len(names) - 1 if node == branch.destination_node.node else names.index(node)
             return ReplayRoute(edits, [branch._replace(nodes=branch.nodes[place:])])
     return Nack("dead_letters.no_node", f"{node} is not in the pipeline's file any more: replay it from its source")
@@ -126,18 +127,18 @@ def with_open_replay(bound: BoundPipeline, state: PipelineState) -> BoundPipelin
 
 
 def settle_letters(context: StepContext) -> None:
-    """Reopen letters of an unfinished replay and remove files that no index names, once no step is open."""
+    """Reopen letters of an unfinished replay and remove files that no index names. Call it when no step is open."""
     if any(source.is_replay for source in context.state.sources.values()):
         context.store.replays.give_back()
     archive = context.archive
-    # listed before the index is read, and that under our epoch: an owner that was frozen here removes no file of a
-    # newer one, since it either has not listed it or is refused the index
+    # List the files before reading the index, and read the index under our epoch. A frozen owner then never removes
+    # files of a newer owner: either it has not listed them, or reading the index fails.
     there = archive.names()
     archive.remove(set(there) - context.store.replays.kept_parts() if there else ())
 
 
 def give_back(store: PipelineStore) -> None:
-    """Reopen the letters of a replay that no prepared step has, and drop a step that is only planned."""
+    """Reopen the letters of a replay that are in no prepared step, and drop a step that is only planned."""
     state = store.load()
     if not any(source.is_replay for source in state.sources.values()):
         return

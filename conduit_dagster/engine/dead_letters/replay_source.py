@@ -1,6 +1,6 @@
-"""Source that replays the dead letters of one source, with steps and delivery hashes of its own.
+"""Source that replays the dead letters of one source, with its own steps and delivery hashes.
 
-A position is the key of a letter: its step and number. The letters of a replay are chosen before its first step, so
+A position is the key of a letter: its step and number. The letters of a replay are selected before its first step, so
 that a range always means the same letters.
 """
 
@@ -23,7 +23,8 @@ from conduit_dagster.state.steps import Decision, LetterPart
 
 _LONGEST = 256
 _STEP = 20_000
-"""Letters of one step: their locations are part of its plan's splits, and one transaction closes them."""
+"""Maximum number of letters per step: their locations are part of its plan's splits, and one transaction closes them.
+"""
 _GRAIN = 1_000
 _WEIGHT = 1_000
 _BLOCK = 3_000
@@ -54,9 +55,10 @@ class ReplaySource(Source):
     def attach(
         self, letters: LetterReplays, folder: str, late: Mapping[str, Sequence[range]], every: Sequence[str]
     ) -> None:
-        """Attach the index, on the driver; tasks need none, since their splits name files and rows.
+        """Attach the index, on the driver only; splits name files and rows, so tasks need no index.
 
-        ``late``: destinations that the log was sent to by themselves, each with the offsets; ``every``: all of them.
+        ``late``: destinations that are sent ranges of the log separately, with their offsets; ``every``: all
+        destinations.
         """
         self._letters, self._folder, self._late, self._every = letters, folder, late, every
 
@@ -88,9 +90,9 @@ class ReplaySource(Source):
         ]
 
     def _missed(self, one: ChosenLetter) -> str:
-        """Leave out destinations that get the record from the log by themselves: a replay must not duplicate it.
+        """Return the destinations without those that get the record from the log: a replay must not duplicate it.
 
-        If that leaves none, return ``NOBODY``: an empty list would mean all of them.
+        If none remain, return ``NOBODY``: an empty list would mean all of them.
         """
         late = {name for name, sent in self._late.items() if any(one.offset in offsets for offsets in sent)}
         if one.missed or not late:
@@ -136,7 +138,7 @@ class ReplaySource(Source):
         return Block(records, lambda i: list(keys[i]), nacks=nacks, replayed=replayed)
 
     def lag(self, position: Position) -> int | None:
-        """Return None: there is nothing to wait for."""
+        """Return None: replays have no lag."""
         return None
 
 

@@ -28,7 +28,7 @@ class FoundLetter(NamedTuple):
 
     row: sa.RowMapping
     kept: tuple[bytes, bytes] | None
-    """Failed record and original; None if they are not in the archive: a letter of an early version."""
+    """Failed record and original; None if they are not in the archive, as for letters of an early version."""
 
     @property
     def key(self) -> Key:
@@ -36,11 +36,11 @@ class FoundLetter(NamedTuple):
         return self.row["step"], self.row["number"]
 
     def failed(self) -> Record | None:
-        """Return the record as it was when it was nacked; None if it is not kept."""
+        """Return the record as it was when it was nacked; None if it was not archived."""
         return None if self.kept is None else record_of(self.kept[0], self.row["part"])
 
     def original(self) -> Record | None:
-        """Return the record as its source gave it; None if it is not kept, or was not requested."""
+        """Return the record as its source returned it; None if it was not archived, or was not requested."""
         return record_of(self.kept[1], self.row["part"]) if self.kept is not None and self.kept[1] else None
 
 
@@ -128,8 +128,8 @@ def letter_facts(
 ) -> dict[str, Any]:
     """Return ``row`` of the index, ``failed`` and ``original`` as JSON, and ``nodes``.
 
-    The nodes are those of the file now, each with its result for the original; none if the file is gone or has errors.
-    What the file redacts is masked unless ``reveal``.
+    ``nodes`` are the nodes of the current file, each with its result for the original; empty if the file is missing or
+    has errors. Redacted fields are masked unless ``reveal``.
 
     Raises ``FatalError`` (``dead_letters.unknown``, ``dead_letters.damaged``).
     """

@@ -1,4 +1,4 @@
-"""Nacked records of a split: each goes to the archive, and to the queue."""
+"""Nacked records of a split, written to the archive and to the queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Nacked(NamedTuple):
     """A record that was nacked."""
 
     rank: int
-    """Rank of the destination on whose branch it was nacked: its place in the file, from 1; 0: before the fan-out."""
+    """Rank of the destination on whose branch it was nacked: its position in the file, from 1; 0 before the fan-out."""
     node: str
     nack: Nack
     record: Record
@@ -68,7 +68,7 @@ class BlockNacks:
         """Add a nack; if two copies of a record fail, that of the first node in file order counts."""
         missed = self._missed.setdefault(place, set())
         if rank in missed:
-            self._pieces.add(place)  # two copies of it fail on one branch
+            self._pieces.add(place)  # two copies of it failed on one branch
         missed.add(rank)
         known = self._of.get(place)
         if known is None or rank < known.rank:
@@ -92,16 +92,16 @@ class BlockNacks:
         return place in self._pieces
 
     def say(self, place: int, nack: Nack) -> None:
-        """Replace a record's nack, to change its text."""
+        """Replace a record's nack, for example to change its text."""
         self._of[place] = self._of[place]._replace(nack=nack)
 
 
 def processed(
     pipeline: CompiledPipeline, letters: list[Record], origins: Sequence[int]
 ) -> tuple[list[Record], Sequence[int]]:
-    """Return the letters after the queue's processors. A filtered letter goes to the archive alone.
+    """Return the letters after the queue's processors. A filtered letter goes to the archive only.
 
-    Raises ``FatalError`` (``dead_letters.refused``) for a letter that such a processor nacks: there is no queue for it.
+    Raises ``FatalError`` (``dead_letters.refused``) for a letter that such a processor nacks: it has no further queue.
     """
     for node in pipeline.letter_nodes:
         letters, origins = node.run(letters, origins, _NoQueue())
@@ -134,7 +134,7 @@ class SplitLetters:
     """Writer of the nacked records of one split, block by block."""
 
     def __init__(self, split: SplitContext, queue: Writer, archive: ArchiveFile | None, originals: Originals) -> None:
-        """``archive``: None if the step was prepared before, so that the archive has the letters already."""
+        """``archive``: None if the step was already prepared, so that the archive has its letters."""
         job, source_node = split.job, split.source_node
         self._pipeline, self._source_node, self._queue = split.pipeline, source_node, queue
         self._archive, self._originals = archive, originals
@@ -142,11 +142,11 @@ class SplitLetters:
         self._hash, self._offset = job.hashes.get(DEAD_LETTERS, ""), job.offsets.get(source_node.id, 0)
 
     def is_known(self, block: Block, place: int) -> bool:
-        """Return whether the record was nacked before, so that the window and the queue have had it."""
+        """Return whether the record was nacked before, so that the window and the queue already have it."""
         return block.replayed is not None or (bool(self._before) and block.boundary(place) - 1 in self._before)
 
     def take(self, block: Block, nacks: BlockNacks, ordinal: int) -> None:
-        """Mask nacks if the file redacts, then archive and stage the letters. ``ordinal``: of the block's first.
+        """Archive and stage the letters; mask the nacks if the file redacts. ``ordinal``: of the block's first record.
 
         Raises ``FatalError`` (``dead_letters.refused``).
         """
@@ -166,7 +166,7 @@ class SplitLetters:
     # -- the archive --------------------------------------------------------------------------------------------
 
     def _given(self, block: Block, places: Sequence[int], ordinal: int) -> Sequence[Record | None]:
-        """Return the records as their source gave them; None if a dead letter has no original."""
+        """Return the records as their source returned them; None for a dead letter without an original."""
         if block.replayed is not None:
             originals = [block.replayed.originals[place] for place in places]
             return [kept(original) if original else None for original in originals]
@@ -185,7 +185,7 @@ class SplitLetters:
                 if is_edit(node):
                     code = EDIT_FAILED
                 if nacked.stands or code == EDIT_FAILED:
-                    # it reached no node of the pipeline: its node and failed record stay as they were
+                    # it reached no node of the pipeline: its node and failed record stay unchanged
                     node, failed = replayed.node, replayed.failed[place]
             position, namespace = clean(str(nacked.record.position)), clean(nacked.record.collection)
             first = b"" if original is None else keep(original) if replayed is None else replayed.originals[place]
@@ -195,7 +195,7 @@ class SplitLetters:
             )  # fmt: skip
 
     def _missed(self, block: Block, nacks: BlockNacks, place: int) -> str:
-        """Return the destinations without a copy: all if it was nacked before the fan-out."""
+        """Return the destinations without a copy: all of them if it was nacked before the fan-out."""
         ranks, replayed = nacks.missed(place), block.replayed
         pieces = [PIECES] if nacks.in_pieces(place) else []
         if 0 in ranks:

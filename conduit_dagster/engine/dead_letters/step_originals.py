@@ -1,4 +1,4 @@
-"""Single records of a prepared step as their source gave them, read on the driver."""
+"""Single records of a prepared step as their source returned them, read on the driver."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from conduit_dagster.state.steps import Decision, Plan
 
 
 class StepOriginals:
-    """Reader of a step's splits, once more, for the few records that a destination refuses."""
+    """Reader of a step's splits, a second time, for the few records that a destination refuses."""
 
     def __init__(self, context: StepContext, restaged: Restaged) -> None:
         self._context, self._pipeline, self._restaged = context, context.pipeline, restaged
         self._open: dict[str, tuple[int, int, Originals]] = {}
-        """By source: the step, the last ordinal requested, and the reader, which is right after it."""
+        """By source: the step, the last requested ordinal, and the reader, positioned right after it."""
         self._last: tuple[tuple[int, str, int], bytes] = (-1, "", -1), b""
 
     def of(self, shipment: Shipment, record: StagedRecord) -> bytes:
-        """Return the record as the archive keeps it; a second call for the same record reads nothing.
+        """Return the record in the archive's encoding; a second call for the same record reads nothing.
 
-        Empty if source or code are not those that prepared the step, or if a dead letter has no original: a prepared
-        step does not need it (DELIVERY.md, When the pipeline changes).
+        Empty if the source or the code has changed since the step was prepared, or if a dead letter has no original: a
+        prepared step does not depend on it.
         """
         asked = shipment.plan.step, record.source, record.ordinal
         if self._last[0] != asked:
@@ -43,13 +43,13 @@ class StepOriginals:
         return self._last[1]
 
     def redact(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
-        """Return a text without the redacted values of a record, of the record as it is and as it was read."""
+        """Return a text without the redacted values of a record, in its current form and as it was read."""
         redaction = self._pipeline.redaction
         if not redaction:
             return hide(text)
         original = self.of(shipment, record)
         if not original:
-            # a staged row does not tell under which fields its redacted values are
+            # a staged row does not show which fields its redacted values are in
             return "its text is left out, for it may hold what is redacted"
         return redaction.text(text, [record.record, kept(original)])
 
@@ -76,7 +76,7 @@ class StepOriginals:
         except (ConduitError, OSError, StopIteration):
             del self._open[source]
             return b""
-        # a record other than the staged one is not its original
+        # a record at another position is not the original of the staged one
         return keep(found) if str(found.position) == str(record.record.position) else b""
 
     def _blocks(self, plan: Plan, decision: Decision, source: str) -> Iterator[Block]:

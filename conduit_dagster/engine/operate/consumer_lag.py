@@ -42,7 +42,7 @@ def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
 
 
 def open_deliveries(database: sa.Engine, pipeline: str) -> dict[str, Facts]:
-    """Return, by consumer, how much of the prepared step's delivery is handled: it is counted once the step is done."""
+    """Return how much of the prepared step's delivery each consumer has handled; offsets move once it is done."""
     state = stored(database, pipeline)
     found = None if state is None else prepared_step(state)
     if found is None:
@@ -57,7 +57,7 @@ def open_deliveries(database: sa.Engine, pipeline: str) -> dict[str, Facts]:
 
 def _in_source(source: str, offset: int | None, end: tuple[int, int]) -> Facts:
     handled, last = end
-    # a consumer that was added later has no offset for what was handled before
+    # a consumer added later has no offset for records that were handled before
     return {"id": source, "offset": offset, "behind": max(0, last - max(handled, -1 if offset is None else offset))}
 
 
@@ -113,7 +113,7 @@ def _open(state: PipelineState, consumer: str, bound: BoundPipeline | None) -> F
 def _next(
     step: OpenStep, decision: Decision, staged: StagedDelivery, progress: DeliveryProgress, bound: BoundPipeline | None
 ) -> Facts | None:
-    """Return the next record of the delivery; None if its staging does not tell, or all of them are handled."""
+    """Return the next record of the delivery; None if all are handled, or if its staging can't provide it."""
     known = bound.compiled.consumers() if bound else {}
     destination = known.get(staged.consumer)
     if destination is None or destination.placement == "staged" or past_marked(progress).handled >= staged.records:

@@ -98,7 +98,7 @@ def discard(lock: PipelineLock, selection: DeadLetterSelection, note: str, dry_r
     if not note.strip():
         raise refused("usage.note", "the note is empty", "say why they will not be sent again")
     if not dry_run:
-        # letters of a killed replay; those in a prepared step are on their way
+        # letters of a killed replay; those in a prepared step remain in it
         give_back(lock.store)
     counts, wanted = selection.facts(lock)
     facts = {"pipeline": lock.id, "letters": total(counts), "reasons": counts, "note": note.strip()}

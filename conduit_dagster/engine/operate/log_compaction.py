@@ -1,4 +1,4 @@
-"""``log compact``: remove handled entries from closed segments, beyond the retention; each namespace keeps its last."""
+"""``log compact``: remove handled entries beyond the retention from closed segments, but keep each namespace's last."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from conduit_dagster.state.log_store import LogPart, LogStore
 def compact(
     lock: PipelineLock, database: sa.Engine, source: str | None = None, dry_run: bool = False
 ) -> list[dict[str, Any]]:
-    """Compact the logs, or the one of ``source``. With ``dry_run``, only read namespaces and count.
+    """Compact the logs, or the log of ``source``. With ``dry_run``, only read namespaces and count.
 
     Raises ``FatalError`` (``log.step_open``): a prepared step may have to be staged again from the log.
     """

@@ -1,4 +1,4 @@
-"""Pipelines that read this one's logs: their offsets, and ``offsets drop`` for one that will not come back."""
+"""Pipelines that read this one's logs: their offsets, and ``offsets drop`` for a reader that will not return."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Facts = dict[str, Any]
 
 
 def readers(database: sa.Engine, pipeline: str, source: str | None = None) -> list[ReadingSource]:
-    """Return the readers of all its logs, or of the one of ``source``."""
+    """Return the readers of all its logs, or of the log of ``source``."""
     with reading(database) as connection:
         return readers_of(connection, pipeline, source)
 
 
 def reader_facts(database: sa.Engine, pipeline: str, ends: Mapping[str, tuple[int, int]]) -> list[Facts]:
-    """Return a row per reader, like those of consumers. ``ends``: per source, the last known offset as second item."""
+    """Return a row per reader, like those of consumers. ``ends``: the last known offset per source, as second item."""
     return [
         {
             "id": reader.name,
@@ -46,7 +46,7 @@ def _in_source(reader: ReadingSource, ends: Mapping[str, tuple[int, int]]) -> Fa
 
 
 def reader_offsets(database: sa.Engine, pipeline: str, name: str) -> list[Facts]:
-    """Return a reader's one offset in the layout of a consumer's: readers have no offsets per namespace."""
+    """Return a reader's offset in the layout of a consumer's: readers have no offsets per namespace."""
     return [
         {"source": reader.of[1], "namespace": EVERYTHING, "offset": reader.offset - 1, "at_ns": None}
         for reader in readers(database, pipeline)
@@ -77,7 +77,7 @@ def _dropped(database: sa.Engine, reader: ReadingSource, by: str, lease_seconds:
     lease = _lease(database, reader, lease_seconds)
 
     def work(connection: sa.Connection) -> ReadingSource:
-        # its offset, now that no other process can move it
+        # its offset now that no other process can move it
         now = next((one for one in readers_of(connection, *reader.of) if one.name == reader.name), reader)
         drop(connection, now, by)
         return now

@@ -1,4 +1,4 @@
-"""The place in a log at which a time begins."""
+"""Lookup of the log offset at which a time begins."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def offset_since(log: LogView, at_ns: int, as_kept: bool = False) -> int:
-    """Return the offset of the first entry that was logged at a time or after it; the log's end if there is none.
+    """Return the offset of the first entry logged at or after a time; the end of the log if none was.
 
-    Reads the times of all entries before it. Where the clock was set back, the first such entry counts: what was logged
-    before the time may come again, and nothing is left out. Raises ``FatalError`` (``log.gone``) if the log may have
-    held older entries of that time, unless what it has is enough (``as_kept``).
+    Reads the times of all entries before it. If the clock was set back, the first such entry counts: earlier entries
+    may be included, but none is left out. Raises ``FatalError`` (``log.gone``) if older entries of that time may have
+    been removed, unless the remaining ones suffice (``as_kept``).
     """
     first, end = log.whole_from(), log.state().next_offset
     found = _first_since(log, first, -(-at_ns // 1000))

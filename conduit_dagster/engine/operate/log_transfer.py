@@ -1,4 +1,4 @@
-"""``log export`` and ``log import``: a log in the binary layout of reference 4."""
+"""``log export`` and ``log import``: a log in Conduit's binary layout."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def export_log(
     last: int | None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Write the entries ``first`` to ``last``, both included, to a new file, whole or not at all.
+    """Write the entries ``first`` to ``last``, both included, to a new file, all or nothing.
 
-    Positions and times of the source are not in the layout: positions become text, times whole seconds. Raises
-    ``FatalError`` (``log.*``, ``usage.*``), ``TransientError`` (``file.*``).
+    The layout has no positions or times of a source: positions become text, times whole seconds. Raises ``FatalError``
+    (``log.*``, ``usage.*``), ``TransientError`` (``file.*``).
     """
     view = log_of(database, pipeline, base, source)
     if first is not None and first >= view.state().next_offset:
@@ -78,9 +78,9 @@ def import_log(
 ) -> dict[str, Any]:
     """Append all entries of the file, with their offsets, to the log of ``source``, or none of them.
 
-    The log must be empty or end right before the file's first offset; if everything in it is delivered, it may also end
-    earlier. ``position``: where the real source continues; None: at its current position. Raises ``FatalError``
-    (``log.*``, ``usage.*``). ``data``: what the entries hold.
+    The log must be empty or end right before the file's first offset; if all its entries are delivered, it may also end
+    earlier. ``position``: where the real source continues; None means its current position. ``data``: the type of the
+    entries' data. Raises ``FatalError`` (``log.*``, ``usage.*``).
     """
     facts = preview(lock.bound, file, source, data)
     if not dry_run:
@@ -104,7 +104,7 @@ def preview(bound: BoundPipeline, file: Path, source: str | None, data: EntryDat
 
 
 class ImportedLog(NamedTuple):
-    """A file in the binary layout, and what its entries become."""
+    """A file in the binary layout, and the options for reading its entries."""
 
     file: Path
     source: str
@@ -120,7 +120,7 @@ class ImportedLog(NamedTuple):
 
 
 def _looked_through(log: ImportedLog) -> tuple[int, int]:
-    """Return the first and the last offset. The whole file is read before any of it is used."""
+    """Return the first and the last offset. Reads the whole file before any of it is used."""
     first, expected = None, 0
     for entry in log.entries():
         first, expected = (entry.offset, entry.offset) if first is None else (first, expected)
@@ -177,7 +177,7 @@ class _Import:
         storage.sync(self._lock.options.log_url)
         log, handled = self._logged(), self._handled()
         known = log.position if position is None else position
-        # offsets that were never in this log are not waited for
+        # the import does not wait for offsets that were never in this log
         jumps = handled == log.next_offset and handled != self._first
 
         def work(connection: sa.Connection) -> None:
@@ -206,7 +206,7 @@ class _Import:
         segment = self._lock.store.transactions.read(
             lambda connection: self._log.segment_for_append(connection, self._source, size)
         )
-        # an empty log's first segment begins with the file
+        # the first segment of an empty log begins with the file
         segment = self._first if segment == self._logged().next_offset else segment
         entries, first = self._imported.entries(), self._first
         while first <= self._last:

@@ -29,7 +29,7 @@ Facts = dict[str, Any]
 
 
 def log_facts(database: sa.Engine, pipeline: str, base: str, newest: bool) -> list[Facts]:
-    """Return a row per log with its newest or oldest entry (None: it is empty) and its readers in other pipelines."""
+    """Return a row per log with its newest or oldest entry (None if empty) and its readers in other pipelines."""
     known = readers(database, pipeline)
     return [
         {
@@ -114,10 +114,10 @@ def shown(
     source: str | None,
     limit: int,
 ) -> Facts:
-    """Return the entries from offset ``first`` to ``last``, both included; by default those that are not handled.
+    """Return the entries from offset ``first`` to ``last``, both included; by default the unhandled ones.
 
-    With a log of positions: the records of the open step as staged for a destination that takes records.
-    Raises ``FatalError`` (``log.*``, ``usage.*``).
+    With a log of positions: the records of the open step, as staged for a destination that takes records. Raises
+    ``FatalError`` (``log.*``, ``usage.*``).
     """
     state = stored(database, pipeline)
     if state is None:

@@ -1,4 +1,4 @@
-"""``offsets mark PIPELINE CONSUMER OFFSET``: count records up to an offset as handled, unsent (CASES C8)."""
+"""``offsets mark PIPELINE CONSUMER OFFSET``: count records up to an offset as handled without sending them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 
 @dataclass(frozen=True)
 class DeliveryPlace:
-    """A place in a delivery."""
+    """A place in a delivery, up to which records are marked."""
 
     source: str
     offset: int
     place: int
     """Index of the first record after the offset, which remains to be sent."""
     following: StagedRecord | None
-    """That record; None at the delivery's end."""
+    """That record; None at the end of the delivery."""
     named: list[int]
     """Offsets of the records between the delivery's progress and the place, in order."""
     ahead: int
@@ -42,9 +42,9 @@ class DeliveryPlace:
 
 
 def require_within(opened: OpenDelivery, source: str, offset: int, is_record: bool = False) -> None:
-    """Raise ``FatalError`` (``offsets.beyond_step``, ``.before_step``) for an offset that is not in the step.
+    """Raise ``FatalError`` (``offsets.beyond_step``, ``.before_step``) for an offset outside of the step.
 
-    The offset right before the step is a place to set a consumer back to, unless it is to be a record (``is_record``).
+    The offset right before the step is valid for setting a consumer back, unless it must be a record (``is_record``).
     """
     shipment = opened.shipment
     span, count = span_of(shipment.plan, source), shipment.decision.sources.get(source)
@@ -63,7 +63,7 @@ def require_within(opened: OpenDelivery, source: str, offset: int, is_record: bo
 def cut_at(opened: OpenDelivery, source: str, offset: int) -> DeliveryPlace:
     """Find an offset among the delivery's records. Raises ``FatalError`` (``offsets.order``).
 
-    A delivery is handled from its front: earlier records of another source are never skipped without being named.
+    A delivery is handled from its front: earlier records of another source are only skipped if they are named.
     """
     plan, progress = opened.shipment.plan, opened.shipment.progress
     order = [span.source for span in plan.ranges]
@@ -102,11 +102,11 @@ def _require_order(opened: OpenDelivery, source: str, forward: list[tuple[str, i
 
 
 RESENDS: Final = ("direct", "driver")
-"""Placements of destinations that store no delivery hash: they take a record any number of times."""
+"""Placements of destinations that store no delivery hash: they accept a record any number of times."""
 
 
 def require_resending(opened: OpenDelivery, cut: DeliveryPlace, force: bool) -> None:
-    """Raise ``FatalError``: ``offsets.kept_once``, ``offsets.refused_before``, without ``force`` ``.backwards``."""
+    """Raise ``FatalError``: ``offsets.kept_once``, ``offsets.refused_before``, and without ``force`` ``.backwards``."""
     many = f"{len(cut.named)} records (offsets {cut.named[0]} to {cut.named[-1]})"
     rewind = f"conduit-dagster positions rewind {opened.lock.id} {cut.source}"
     if opened.destination.placement not in RESENDS:
@@ -123,7 +123,7 @@ def require_resending(opened: OpenDelivery, cut: DeliveryPlace, force: bool) -> 
 
 
 def set_back(opened: OpenDelivery, cut: DeliveryPlace) -> None:
-    """Make the cut's record the delivery's next one, although it is handled."""
+    """Make the cut's record the next one of the delivery, although it is handled."""
     lock, shipment = opened.lock, opened.shipment
     # acks that a job made durable would move the delivery forward again
     for name in storage.files(shipment.staged.staging):
@@ -154,7 +154,7 @@ def _before(progress: DeliveryProgress, place: int) -> DeliveryProgress:
 def _offsets(opened: OpenDelivery, cut: DeliveryPlace) -> list[tuple[str, int]]:
     """Return the new offsets of the next record's source and of the sources after it."""
     following, found = cut.following, list[tuple[str, int]]()
-    assert following is not None  # the cut lies before what is handled
+    assert following is not None  # the cut lies before handled records
     behind = False
     for span in opened.shipment.plan.ranges:
         behind = behind or span.source == following.source
@@ -176,7 +176,8 @@ def mark(
     """Mark the records of the consumer's open delivery up to ``offset`` of ``source`` as handled; nothing is sent.
 
     ``force`` allows an offset before the consumer's own: the records between are sent again. Raises ``FatalError``
-    (``offsets.*``) beyond the open step, backwards, out of order, or if the destination takes no single records.
+    (``offsets.*``) for an offset beyond the open step, backwards or out of order, or if the destination takes no single
+    records.
     """
     opened = open_delivery(lock, consumer, change=not dry_run)
     if opened is None:
@@ -192,7 +193,7 @@ def mark(
 
 
 def require_no_replay(opened: OpenDelivery) -> None:
-    """Raise ``FatalError`` (``offsets.replay``) if the open step sends dead letters again."""
+    """Raise ``FatalError`` (``offsets.replay``) if the open step replays dead letters."""
     if opened.shipment.plan.replay:
         raise refused(
             "offsets.replay",
@@ -218,7 +219,7 @@ def _mark(opened: OpenDelivery, cut: DeliveryPlace, force: bool, dry_run: bool) 
 
 
 def _forward(opened: OpenDelivery, cut: DeliveryPlace) -> int:
-    """Move the delivery forward; return how many of the records the destination turned out to have."""
+    """Move the delivery forward; return how many of the records the destination already had."""
     shipment = opened.shipment
     if opened.destination.placement in RESENDS:
         wanted = cut.place - shipment.progress.handled

@@ -1,4 +1,4 @@
-"""``offsets mark --offset``: count single records of the open step as handled, in any order (reference 4)."""
+"""``offsets mark --offset``: count single records of the open step as handled, in any order."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from conduit_dagster.state.history import record_event
 
 @dataclass(frozen=True)
 class RecordsToMark:
-    """Records of the open delivery that are not handled, by their places in it."""
+    """Unhandled records of the open delivery, by place."""
 
     source: str
     offsets: dict[int, int]
-    """Place to offset; several places may have one offset, where a processor split a record."""
+    """Place to offset; if a processor split a record, several places have the same offset."""
 
 
 def mark_records(
@@ -41,11 +41,11 @@ def mark_records(
     source: str | None = None,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Mark single records of the consumer's open delivery as handled; nothing is sent, and no other record is touched.
+    """Mark single records of the consumer's open delivery as handled; nothing is sent, and no other record changes.
 
-    The consumer's offset moves over the contiguous run of handled records only; a marked record behind it is passed
-    over when its turn comes. What is handled already, or was filtered, is left as it is. Raises ``FatalError``
-    (``offsets.*``) for an offset outside of the open step, or if the destination takes no single records.
+    The consumer's offset moves over contiguous handled records only; a marked record further on is skipped when its
+    turn comes. Records already handled or filtered are left unchanged. Raises ``FatalError`` (``offsets.*``) for an
+    offset outside of the open step, or if the destination takes no single records.
     """
     opened = open_delivery(lock, consumer, change=not dry_run)
     if opened is None:
@@ -98,7 +98,7 @@ class _Marking:
         return self._shipment.progress.handled >= self._shipment.staged.records
 
     def _mark(self) -> int:
-        """Mark the records; return how many the destination turned out to have."""
+        """Mark the records; return how many of them the destination already had."""
         shipment = self._shipment
         if self._opened.destination.placement in RESENDS:
             for place in self._records.offsets:
@@ -138,7 +138,7 @@ class _Marking:
 
     def _told(self, did: str, delivered: int = 0, finished: bool = False) -> dict[str, Any]:
         shipment = self._shipment
-        # the staging of a step that is done is gone
+        # the staging of a done step is removed
         following = None if self._is_done else self._at(past_marked(shipment.progress).handled)
         return {
             "pipeline": self._opened.lock.id,
@@ -156,7 +156,7 @@ class _Marking:
 
 
 def spans(offsets: Sequence[int]) -> str:
-    """Return ascending offsets as ``--offset`` takes them, such as ``9-11, 14``."""
+    """Format ascending offsets for ``--offset``, such as ``9-11, 14``."""
     found: list[tuple[int, int]] = []
     for offset in offsets:
         if found and found[-1][1] == offset - 1:

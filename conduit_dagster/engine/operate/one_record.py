@@ -1,4 +1,4 @@
-"""``offsets step``: send exactly one record of the open step, as the engine would send it (CASES C10)."""
+"""``offsets step``: send exactly one record of the open step, as the engine would send it."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class SingleRecordShipment(Shipment):
 
 
 def step(lock: PipelineLock, consumer: str | None, dry_run: bool = False) -> dict[str, Any]:
-    """Send the next record of the consumer's open delivery and move its offset; a failure moves nothing.
+    """Send the next record of the consumer's open delivery and move its offset; on failure nothing moves.
 
-    A delivery that was sent in bulk is split first. With the last record the delivery is done, and with the last
-    delivery the step, as in a run. Raises what the destination raises, and ``FatalError`` (``offsets.*``).
+    A delivery that was sent in bulk is split first. The last record completes the delivery, and the last delivery the
+    step, as in a run. Raises the destination's error, and ``FatalError`` (``offsets.*``).
     """
     opened = open_delivery(lock, consumer, change=not dry_run)
     if opened is None:
@@ -99,7 +99,8 @@ class _Stepping:
         finally:
             shipment.progress = only.progress
         if only.progress.handled == before.handled:
-            # a frozen owner had delivered all of it: the destination said so when the delivery was claimed as split
+            # the destination reported, when the delivery was claimed as split, that a frozen owner had delivered all of
+            # it
             shipment.progress = after(before, shipment.staged.records - before.handled)
             return self._told("held", self._complete("held"))
         passed = len(before.marked) - len(only.progress.marked)
@@ -107,7 +108,7 @@ class _Stepping:
         return self._told(did, self._complete(did))
 
     def _split(self) -> Shipment:
-        """Record the split before a single record is sent, as after a bulk error."""
+        """Record the split before any record is sent, as after a bulk error."""
         shipment, total = self._opened.shipment, self._opened.shipment.staged.records
         if total > 1 and not shipment.is_split:
             rest = DeliveryChild(shipment.progress.handled, total - shipment.progress.handled, single=True)
@@ -117,7 +118,7 @@ class _Stepping:
         return shipment
 
     def _divide(self, shipment: Shipment) -> bool:
-        """Claim the piece that holds the next record, if it was sent in bulk; return whether it is delivered already.
+        """Claim the piece that holds the next record, if it was sent in bulk; return whether it is already delivered.
 
         It may have been published right before a crash, or a frozen owner may publish it later.
         """

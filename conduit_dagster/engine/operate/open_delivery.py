@@ -52,26 +52,26 @@ class OpenDelivery:
 
     @lazy_property
     def records(self) -> DeliveryRecords:
-        """All records, in order, with origins. Runs a Spark job if the destination stages something else."""
+        """All records, in order, with origins. Runs a Spark job if the destination does not stage whole records."""
         return self.loop.publisher.records(self.shipment)
 
     def moves(self, following: StagedRecord | None) -> Offsets:
-        """Return the consumer's offsets if this is its next record; None: if all records are handled."""
+        """Return the consumer's offsets if this is its next record; None means all records are handled."""
         shipment = self.shipment
         place = None if following is None else (following.source, following.ordinal)
         return before_next(shipment.plan, shipment.decision, place)
 
 
 def prepared_step(state: PipelineState) -> tuple[OpenStep, Decision] | None:
-    """Return the step between prepared and done; there is at most one."""
+    """Return the step that is prepared but not done; there is at most one."""
     return next(((step, step.decision) for step in state.open_steps if step.decision is not None), None)
 
 
 def open_delivery(lock: PipelineLock, consumer: str | None, change: bool = True) -> OpenDelivery | None:
-    """Return the open delivery; None if the destination turned out to hold it: then it is marked as delivered.
+    """Return the open delivery; None if the destination already has it: it is then marked as delivered.
 
-    Without ``change``, the destination is not asked and nothing is written. Raises ``FatalError`` (``offsets.*``) if
-    nothing is open.
+    Without ``change``, the destination is not contacted and nothing is written. Raises ``FatalError`` (``offsets.*``)
+    if nothing is open.
     """
     name = chosen("consumer", consumer, _consumers(lock, consumer), lock.id)
     loop = lock.loop()
@@ -81,7 +81,7 @@ def open_delivery(lock: PipelineLock, consumer: str | None, change: bool = True)
         return OpenDelivery(lock, loop, step, shipped(lock.pipeline, step, decision, staged))
     blamed(loop.context.node(name), lock.pipeline.consumers()[name].fence, lock.store.epoch)
     others = frozenset(d.consumer for d in decision.deliveries if d.consumer != name)
-    # as at the start of a run: what it holds already is marked, and lost staging is made again
+    # as at the start of a run: mark deliveries that the destination already has, and rebuild lost staging
     found = prepared(loop, replace(step, delivered=others), decision)
     return OpenDelivery(lock, loop, step, found[0]) if found else None
 
@@ -117,13 +117,13 @@ def _staged(lock: PipelineLock, step: OpenStep, decision: Decision, consumer: st
 
 
 def require_divisible(opened: OpenDelivery) -> None:
-    """Raise ``FatalError`` (``offsets.not_divisible``) if the destination takes a delivery whole or not at all."""
+    """Raise ``FatalError`` (``offsets.not_divisible``) if the destination accepts only whole deliveries."""
     if not opened.destination.divisible:
         raise not_divisible(opened)
 
 
 def not_divisible(opened: OpenDelivery) -> FatalError:
-    """Return the error for a delivery whose single records can't be told apart."""
+    """Return the error for a delivery whose records can't be handled one by one."""
     return refused(
         "offsets.not_divisible",
         f"{opened.consumer} ({opened.destination.name}) takes step {opened.step.plan.step} as a whole: no single record"
@@ -134,7 +134,7 @@ def not_divisible(opened: OpenDelivery) -> FatalError:
 
 
 def finish_step(opened: OpenDelivery) -> bool:
-    """Finish the step as a run would (line 7 of the protocol) if nothing of it is open; return whether it did."""
+    """Finish the step as a run would (line 7) if none of its deliveries is open; return whether it did."""
     loop = opened.loop
     context = loop.context
     found = prepared_step(context.store.load())
@@ -154,17 +154,17 @@ CAUSE = "an operator marks its records"
 
 
 class NackClaims:
-    """Claims of single records as nacked; the shipment's progress moves along, in memory."""
+    """Claims of single records as nacked; advances the shipment's progress in memory."""
 
     def __init__(self, opened: OpenDelivery) -> None:
         self._opened = opened
         self._shipment = opened.shipment
         self._names = Names(opened.lock.pipeline)
         self.delivered = 0
-        """Number of records that the destination turned out to have."""
+        """Number of records that the destination already had."""
 
     def skip_to(self, wanted: int) -> None:
-        """Skip every record before this place. If a bulk piece turns out to be delivered, it may end after it."""
+        """Skip every record before this place. May end after it if a bulk piece is already delivered."""
         shipment = self._shipment
         if shipment.staged.records > 1:
             self._claim_whole([DeliveryChild(0, shipment.staged.records, single=True)])
@@ -176,10 +176,10 @@ class NackClaims:
                 self._skip(child.skip)
 
     def mark(self, place: int) -> None:
-        """Claim one record, anywhere in the delivery, and mark it; unless the destination turns out to have it.
+        """Claim one record, anywhere in the delivery, and mark it, unless the destination already has it.
 
-        A record behind the first piece that turns out to be delivered stays to be sent: under its hash that does
-        nothing.
+        A record behind the first piece that is already delivered remains to be sent; sending it under its hash has no
+        effect.
         """
         shipment = self._shipment
         if shipment.staged.records > 1 and not shipment.is_split:
@@ -192,11 +192,11 @@ class NackClaims:
             self._found(1)
 
     def _is_alone(self, place: int) -> bool:
-        """Return whether the record is sent on its own from now on; claims the bulk piece that it is in as split."""
+        """Return whether the record is sent on its own from now on; claims the bulk piece that contains it as split."""
         shipment = self._shipment
         child = next((one for one in shipment.left if one.skip <= place < one.skip + one.take), None)
         if child is None:
-            return False  # delivered with the piece that it is in, as another record's mark found out
+            return False  # already delivered with its piece, as the mark of another record found
         if trimmed(child).take == 1 or child.single:
             return True
         if self._is_delivered(child):
@@ -216,8 +216,8 @@ class NackClaims:
             self._found(shipment.staged.records - shipment.progress.handled)
 
     def divide(self, child: DeliveryChild) -> None:
-        """Send the records of the first piece that is left one by one from now on, unless it is delivered already."""
-        # claimed first, then recorded, as the engine does: nothing of it is sent before
+        """Split the first remaining piece into single records, unless it is already delivered."""
+        # claim first, then record, as the engine does: nothing of it is sent before
         if self._is_delivered(child):
             self._found(child.take, len(child.without))
         else:
@@ -244,6 +244,6 @@ class NackClaims:
         store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
 
     def _claim(self, delivery: Delivery, state: Claim) -> bool:
-        """Claim a delivery; return whether it turns out to be delivered."""
+        """Claim a delivery; return whether it is already delivered."""
         opened = self._opened
         return blamed(opened.node, opened.destination.claim, delivery, state) == "delivered"

@@ -1,4 +1,4 @@
-"""Errors of operations that can't be done."""
+"""Errors of operations that are refused."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from conduit_dagster.recovery.errors import FatalError
 
 
 def refused(code: str, message: str, fix: str, *, place: str | None = None, node: str | None = None) -> FatalError:
-    """Return the error for a refusal: nothing was changed."""
+    """Return the error for a refused operation: nothing was changed."""
     return FatalError(message, code=code, fix=fix, place=place, node=node)
 
 
 def chosen(kind: str, given: str | None, names: Collection[str], pipeline: str) -> str:
-    """Return the given name, or the only one. Raises ``FatalError`` (``usage.*``) otherwise."""
+    """Return the given name, or the only existing one. Raises ``FatalError`` (``usage.*``) otherwise."""
     known = ", ".join(names) or "none"
     if given is None:
         if len(names) == 1:

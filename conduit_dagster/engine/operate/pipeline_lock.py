@@ -1,4 +1,4 @@
-"""Exclusive right to change a stopped pipeline during one operation."""
+"""Exclusive right to change a stopped pipeline for the time of one operation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OpenSpark = Callable[[], "SparkSession"]
 
 
 class LazyJobs(Jobs):
-    """Spark jobs that open the session with the first one: most operations need none."""
+    """Spark jobs that open the session with the first job: most operations need none."""
 
     def __init__(self, opener: OpenSpark, pipeline: str) -> None:
         super().__init__(cast(Any, None), pipeline)
@@ -93,7 +93,7 @@ def owned(
     by: str,
     fresh: bool = False,
 ) -> Generator[PipelineLock]:
-    """Hold the pipeline's lease. ``fresh``: the pipeline may be one that never ran.
+    """Hold the pipeline's lease. ``fresh``: accept a pipeline that never ran.
 
     Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError`` (``lease.held`` if it runs).
     """
@@ -125,7 +125,7 @@ def _lease(pipeline: str, database: sa.Engine, options: RunOptions) -> Lease:
 
 
 def put_offset(connection: sa.Connection, pipeline: str, consumer: str, source: str, upto: int) -> None:
-    """Set a consumer's offset in a source, forward or back; below 0: nothing is handled."""
+    """Set a consumer's offset in a source, forward or back; below 0 means nothing is handled."""
     if upto >= 0:
         set_offsets(connection, pipeline, consumer, source, {EVERYTHING: upto}, time.time_ns())
         return
@@ -141,7 +141,7 @@ def put_offsets(connection: sa.Connection, pipeline: str, source: str, upto: int
 
 
 def move_source(connection: sa.Connection, pipeline: str, source: str, position: Any, records: int | None) -> None:
-    """Set a source's position; ``records`` None: offsets keep counting."""
+    """Set a source's position; if ``records`` is None, offsets continue to count."""
     values: dict[str, Any] = {"position": json.dumps(position)}
     if records is not None:
         values["records"] = records
@@ -149,7 +149,7 @@ def move_source(connection: sa.Connection, pipeline: str, source: str, position:
 
 
 def renew_source(connection: sa.Connection, pipeline: str, source: str) -> int:
-    """Give a source a new generation, so that new names never collide with old ones; return it."""
+    """Give a source a new generation, so that new delivery hashes never collide with old ones; return it."""
     mine = _source(pipeline, source)
     unit = json.loads(connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one())
     unit.pop(LOGGED, None)
@@ -169,12 +169,12 @@ def drop_planned(connection: sa.Connection, pipeline: str) -> None:
 
 
 def forget_collections(connection: sa.Connection, pipeline: str, source: str, first: int) -> None:
-    """Forget how far a collection's copy was: it is unknown once its last record is to come again."""
+    """Forget the copy state of collections: it is unknown once a collection's last record is to be read again."""
     mine = (collections.c.pipeline == pipeline, collections.c.source == source)
     connection.execute(sa.delete(collections).where(*mine, collections.c.offset >= first))
 
 
 def begin_log_at(connection: sa.Connection, pipeline: str, source: str, offset: int) -> None:
-    """Set the offset of the log's next entry; those before it were never in this log."""
+    """Set the offset of the log's next entry; earlier offsets were never in this log."""
     mine = (logs.c.pipeline == pipeline, logs.c.source == source)
     connection.execute(sa.update(logs).where(*mine).values(next_offset=offset))

@@ -22,7 +22,7 @@ from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.dead_letters import DeadLetterQuery
 
 _ERRORS = 5
-"""Most reasons that the result of a replay gives."""
+"""Maximum number of reasons in the result of a replay."""
 
 
 def replay(
@@ -35,12 +35,12 @@ def replay(
 ) -> dict[str, Any]:
     """Send the selected open letters through the pipeline as its file defines it now.
 
-    A step that an earlier run left prepared is finished first. Each step of a replay follows the protocol of any step,
-    so a kill at any moment loses and duplicates nothing: letters that no prepared step has are open again. What fails
+    A step that an earlier run left prepared is finished first. Each step of a replay follows the same protocol, so a
+    kill at any moment loses and duplicates nothing: letters in no prepared step are open again. A letter that fails
     again stays open, with its new reason. Positions, offsets and the nack window do not move. ``go_on`` is called
     between steps.
 
-    Raises ``FatalError`` (``dead_letters.*``, ``usage.*``) and whatever a run would fail with.
+    Raises ``FatalError`` (``dead_letters.*``, ``usage.*``) and any error that a run may fail with.
     """
     counts, _ = selection.facts(lock)
     facts: dict[str, Any] = {"pipeline": lock.id, "from": start, "letters": total(counts), "reasons": counts}
@@ -55,14 +55,14 @@ def replay(
     except FatalError as error:
         if error.code != "dead_letters.none":
             raise
-        # a killed replay had them in a prepared step
+        # they were in a prepared step of a killed replay
         return {**facts, **nothing, "replayed": facts["letters"]}
     return {**facts, **_Replaying(edited, order, wanted, go_on).run()}
 
 
 def _next_id(lock: PipelineLock) -> int:
-    # the time, as a source's first generation: a recreated store must not use a name twice; and never the id of an
-    # earlier replay, however close they are: a destination would take the new deliveries for the earlier ones
+    # The time, like a source's first generation: a recreated store must not use an id twice. Never the id of an earlier
+    # replay, however close in time: a destination would take the new deliveries for the earlier ones.
     return max(int(time.time()), lock.store.replays.last() + 1)
 
 
@@ -77,7 +77,7 @@ def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:
 
 
 def finish_open_steps(lock: PipelineLock) -> None:
-    """Fence off earlier owners and bring the pipeline to where steps can be planned: no step is open."""
+    """Fence off earlier owners and finish every open step, so that new steps can be planned."""
     attach_logs(lock.pipeline, lock.store, lock.options.log_url)
     fence(lock.pipeline, lock.store)
     start_up(lock.loop(), plans=False)
@@ -104,7 +104,7 @@ class _Replaying:
             while self._go_on() and (plan := loop.planner.plan_replay()) is not None:
                 loop.execute(plan)
         except (Exception, KeyboardInterrupt):
-            # after a kill the next run does it
+            # after a kill the next run does this
             give_back(lock.store)
             raise
         give_back(lock.store)

@@ -35,14 +35,14 @@ class Skipped(NamedTuple):
     """Records between two positions."""
 
     forward: bool | None
-    """Whether records would be skipped; None if the source can't tell."""
+    """Whether records would be skipped; None if the source can't determine it."""
     amount: int | None = None
     """Amount skipped, if known."""
     unit: str = ""
 
 
 def check_position(source: Source, name: str, known: Any, wanted: Any) -> None:
-    """Raise ``FatalError`` (``positions.invalid``) for an invalid position of this source, as far as it can tell."""
+    """Raise ``FatalError`` (``positions.invalid``) for a position that this source finds invalid, if it can check."""
     if type(known) is not type(wanted):
         shapes = f"{_shape(wanted)}, and the one where it stands is {_shape(known)}"
         raise _invalid(name, f"it is {shapes}")
@@ -51,7 +51,7 @@ def check_position(source: Source, name: str, known: Any, wanted: Any) -> None:
         source.latest(wanted, _LOOK, source.horizon())
         source.verify(source.initial(), wanted)
     except TransientError as error:
-        blamed(name, _raise, error)  # the source can't be asked: that says nothing about the position
+        blamed(name, _raise, error)  # the source can't be reached, which proves nothing about the position
     except Exception as error:
         raise _invalid(name, str(error)) from error
 
@@ -71,7 +71,7 @@ def _invalid(name: str, why: str) -> Exception:
 
 
 def skipped_by(source: Source, known: Any, wanted: Any) -> Skipped:
-    """Return what would be lost by continuing from ``wanted``."""
+    """Return what would be skipped by continuing from ``wanted``."""
     if isinstance(known, int) and isinstance(wanted, int):
         return Skipped(wanted > known, max(0, wanted - known), "records")
     between = _records_between(source, known, wanted)
@@ -90,7 +90,7 @@ def _records_between(source: Source, known: Any, wanted: Any) -> int | None:
 
 
 def _is_behind(source: Source, known: Any, wanted: Any) -> bool:
-    """Return whether at least as much is left to read from ``wanted`` as from the current position."""
+    """Return whether reading from ``wanted`` leaves at least as much to read as the current position."""
     before, after = lag_of(source, known), lag_of(source, wanted)
     return before is not None and after is not None and after >= before
 
@@ -100,13 +100,13 @@ class RewindTarget:
     """Target of a rewind."""
 
     kind: Literal["start", "position", "offset", "time", "kept_time"]
-    """``kept_time``: from what the log still has of a time on."""
+    """``kept_time``: from the oldest remaining entry of that time on."""
     value: Any = None
     """A position, an offset, or a time in ns since the epoch."""
 
 
 def only_target(targets: Sequence[RewindTarget], choices: str) -> RewindTarget:
-    """Return the one target that was named. Raises ``FatalError`` (``usage.position``), whose fix is ``choices``."""
+    """Return the one target that was given. Raises ``FatalError`` (``usage.position``), whose fix is ``choices``."""
     if len(targets) != 1:
         raise refused("usage.position", "several places are named" if targets else "where to?", choices)
     return targets[0]
@@ -118,9 +118,9 @@ class _Move:
     state: SourceState
     position: Any
     records: int | None
-    """Offset of the next record; None if offsets keep counting, since positions are the log."""
+    """Offset of the next record; None if offsets continue to count because the log holds positions only."""
     offsets: dict[str, int]
-    """Next offset of each log whose consumers move there too."""
+    """Next offset of each log whose consumers move as well."""
     skipped: Skipped
 
     @property
@@ -136,7 +136,7 @@ def rewind(
     force: bool = False,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Move a source's position; what lies after it is read and delivered again, with new delivery hashes.
+    """Move a source's position; everything after it is read and delivered again, with new delivery hashes.
 
     A prepared step is never planned anew, so the pipeline must have none. Moving forward, or in an unknown direction,
     requires ``force``. Raises ``FatalError`` (``positions.*``, ``log.*``).

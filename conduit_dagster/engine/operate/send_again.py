@@ -1,4 +1,4 @@
-"""``positions rewind --into``: send one destination a range of the log again; the source and all others stay."""
+"""``positions rewind --into``: send one destination a range of the log again; nothing else moves."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Facts = dict[str, Any]
 
 
 class Resent(NamedTuple):
-    """What is to be sent again."""
+    """Range to send again to one destination."""
 
     destination: str
     start: RewindTarget
-    """From where: the start of the log, an offset or a time."""
+    """Start of the range: the start of the log, an offset or a time."""
     end: RewindTarget | None = None
-    """The first record that is not sent again; None: up to where the source stands."""
+    """First record not to send again; None means up to the source's current position."""
 
 
 def resent(into: str | None, start: RewindTarget, ends: Sequence[RewindTarget], choices: str) -> Resent | None:
-    """Return what one destination is to be sent again; None if a rewind is for all.
+    """Return the range to send again to one destination; None if a rewind is for all destinations.
 
-    ``ends``: those that were named; ``choices``: the names that they have. Raises ``FatalError`` (``usage.*``).
+    ``ends``: the ends that were given; ``choices``: the names of the options. Raises ``FatalError`` (``usage.*``).
     """
     if into is None and ends:
         raise refused("usage.until", "only one destination can be sent a range", "name it: into DESTINATION")
@@ -56,9 +56,9 @@ def send_again(
 ) -> Facts:
     """Have the next run send one destination a range of a source's log again, with new delivery hashes.
 
-    What the destination did not take the first time is among it: of open dead letters it is struck off, so that their
-    replay does not send it those records once more. ``force`` gives up what is left of an earlier range. Raises
-    ``FatalError`` (``positions.*``, ``log.*``, ``usage.*``).
+    The range includes records that the destination did not accept the first time: it is removed from the destinations
+    of their open dead letters, so that a replay does not send them twice. ``force`` discards the rest of an earlier
+    range. Raises ``FatalError`` (``positions.*``, ``log.*``, ``usage.*``).
     """
     [facts] = send_all_again(lock, database, [(source, wanted)], force, dry_run)
     return facts
@@ -71,9 +71,9 @@ def send_all_again(
     force: bool = False,
     dry_run: bool = False,
 ) -> list[Facts]:
-    """Do so for several sources and destinations: all of them, or, where one is refused, none."""
+    """Do so for several sources and destinations, all or nothing: if one is refused, none is changed."""
     if not dry_run:
-        lock.loop()  # an at-most-once step is done before its dead letters are indexed: those are struck off as well
+        lock.loop()  # indexes the dead letters of an at-most-once step that is done: they are affected too
     state = lock.store.load()
     require_no_step(lock, state)
     found = [_found(lock, database, state, source, wanted, force) for source, wanted in every]
@@ -95,10 +95,10 @@ def send_all_again(
 
 
 def deliver_missed(lock: PipelineLock) -> dict[str, int]:
-    """Deliver at once what destinations are sent by themselves; return the number of records by destination.
+    """Deliver at once the ranges that destinations are sent again; return the number of records by destination.
 
-    An open step is finished first, and nothing new is read. What a kill leaves undone, the next run does. Raises
-    whatever a run would fail with.
+    An open step is finished first, and nothing new is read. After a kill, the next run does the rest. Raises any error
+    that a run may fail with.
     """
     lock = replace(lock, bound=with_open_catch_ups(lock.bound, lock.store.load()))
     finish_open_steps(lock)
@@ -131,7 +131,7 @@ def _found(
 
 
 def _log(lock: PipelineLock, database: sa.Engine, state: PipelineState, source: str | None) -> LogView:
-    """Return the log, which the pipeline's file must still have: what nothing reads would never be sent."""
+    """Return the log. The pipeline's file must still have its source: otherwise nothing would ever send the range."""
     if joined_of(state) or lock.pipeline.program.fan_in == "join":
         raise refused(
             "positions.joined",
@@ -179,7 +179,7 @@ def _pending(lock: PipelineLock, last: SourceState, destination: str) -> Excepti
 
 
 def _apply(lock: PipelineLock, every: Sequence[CatchUp]) -> dict[str, int]:
-    """Register the ranges in one transaction; return their generations by the id of their sources."""
+    """Register the ranges in one transaction; return their generations by source id."""
 
     def work(connection: sa.Connection) -> dict[str, int]:
         drop_planned(connection, lock.id)

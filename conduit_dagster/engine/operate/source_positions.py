@@ -1,4 +1,4 @@
-"""Parsing of times that operators write."""
+"""Logs and positions of sources, and parsing of operators' times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAST = 2**63 - 1
 
 
 def moment(text: str, now_ns: int, option: str) -> int:
-    """Parse a time to ns: an age before ``now_ns``, or ISO 8601, local if it names no zone.
+    """Parse a time to ns: an age before ``now_ns``, or ISO 8601, local if it has no zone.
 
     Raises ``FatalError`` (``usage.since``); ``option`` is the option that holds the text.
     """
@@ -36,7 +36,7 @@ def moment(text: str, now_ns: int, option: str) -> int:
         if (age := parse_age(text)) >= 0:
             return max(0, now_ns - int(age * 1e9))
     except PydanticCustomError:
-        pass  # then it is a time
+        pass  # then it must be a time
     try:
         return min(max(0, int(datetime.fromisoformat(text).timestamp() * 1e9)), _LAST)
     except (ValueError, OverflowError):
@@ -45,7 +45,7 @@ def moment(text: str, now_ns: int, option: str) -> int:
 
 
 class LogView:
-    """The log of one source, as the state store lists it now. Safe to read while the pipeline runs."""
+    """The log of one source, as currently listed in the state store. Safe to read while the pipeline runs."""
 
     def __init__(self, database: sa.Engine, pipeline: str, source: str, base: str) -> None:
         self._database = database
@@ -69,7 +69,7 @@ class LogView:
             return self._store.segments(connection, self.source)
 
     def blocks(self, start: int, stop: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-        """Return the entries; where compaction removed some, the next surviving ones (CASES C18)."""
+        """Return the entries; where compaction removed some, the next surviving ones."""
         return read_current(self.folder, self.parts, start, stop, columns)
 
     def entries(self, start: int, stop: int | None = None) -> Iterator[Entry]:
@@ -78,12 +78,12 @@ class LogView:
             yield from decode_entries(batch)
 
     def whole_from(self) -> int:
-        """Return the first offset from which on no entry is missing: a step reads no range with gaps."""
+        """Return the offset from which no entry is missing: a step never reads a range with gaps."""
         return whole_from(self.parts(), self.state().next_offset)
 
 
 def logs_of(database: sa.Engine, pipeline: str, base: str) -> list[LogView]:
-    """Return every log of a pipeline; none if its ranges of positions are the log."""
+    """Return every log of a pipeline; none if it logs positions only."""
     return [LogView(database, pipeline, name, base) for name in log_names(database, pipeline)]
 
 
@@ -96,7 +96,7 @@ def log_of(database: sa.Engine, pipeline: str, base: str, source: str | None) ->
 
 
 def no_log(pipeline: str, more: str = "") -> Exception:
-    """Return the error for a pipeline that keeps no log of records."""
+    """Return the error for a pipeline without a log of records."""
     return refused(
         "log.positions_only",
         f"pipeline {pipeline} keeps no log of records: the ranges of positions of its steps are its log{more}",
@@ -131,7 +131,7 @@ def joined_of(state: PipelineState) -> dict[str, str]:
 
 
 def position_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | None, base: str) -> list[Facts]:
-    """Return a row per source; lags only if the pipeline's file is there (``bound``) and the source knows them."""
+    """Return a row per source, with lag if the source knows it and the pipeline's file is available (``bound``)."""
     state = stored(database, pipeline)
     if state is None:
         return []
@@ -162,7 +162,7 @@ def _facts(
     collections: list[Facts],
 ) -> Facts:
     join = joined.get(name)
-    # a member's own row stands still while the join moves
+    # a member's own row does not move while the join moves
     position = one.position if join is None else state.sources[join].position[name]
     read = position if log is None else log.state().position
     return {
@@ -184,7 +184,7 @@ def _facts(
 
 
 def _collections(rows: list[Facts], own: Mapping[str, Mode]) -> list[Facts]:
-    """Return where each collection stands; ``own``: what the source itself tells, which also knows unread ones."""
+    """Return the state of each collection. ``own``: the source's own modes, which include unread collections."""
     stored = {row["namespace"]: {key: row[key] for key in ("namespace", "mode", "offset")} for row in rows}
     told = {
         name: {"namespace": name, "offset": None, **stored.get(name, {}), "mode": mode} for name, mode in own.items()
@@ -208,7 +208,7 @@ def lag_of(source: Source, position: Any) -> int | None:
 
 
 def _told(ask: Callable[[], T], otherwise: T) -> T:
-    """Return what a source tells of itself: a status query must not fail with it."""
+    """Return the source's answer, or ``otherwise`` if it raises: a status query must not fail because of a source."""
     try:
         return ask()
     except Exception:  # noqa: BLE001  # any plugin's code

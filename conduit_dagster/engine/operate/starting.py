@@ -1,4 +1,4 @@
-"""Starting and stopping a pipeline from another process: requests in the state store, and the wait for its end."""
+"""Starting and stopping a pipeline from another process: requests in the state store, and the wait for the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDED = (PipelineStatus.STOPPED, PipelineStatus.DEGRADED)
 def ask_start(database: sa.Engine, pipeline: str, by: str) -> bool:
     """Request a start; return False if the pipeline runs already.
 
-    The lifecycle sensor serves the request, or a ``run`` in which the pipeline waits for its restart.
+    The lifecycle sensor serves the request, or a ``run`` that is waiting for the pipeline's restart.
     """
     return ask(database, pipeline, "start", by, lambda connection: _runs(connection, pipeline))
 
@@ -32,12 +32,12 @@ def _runs(connection: sa.Connection, pipeline: str) -> bool:
     row = locked_row(connection, pipeline)
     if row is None or not _is_owned(row):
         return False
-    # one that has just ended, or waits for its restart, still holds the lease for a moment
+    # a run that has just ended, or waits for its restart, still holds the lease for a moment
     return row["status"] not in _ENDED and not read(connection, pipeline).restart_at_ns
 
 
 def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds: float, longest: float) -> bool:
-    """Stop the pipeline and wait for its end; return False if it was stopped. Cancels a pending restart (CASES B10).
+    """Stop the pipeline and wait for its end; return False if it was stopped. Cancels a pending restart.
 
     ``longest``: seconds to wait for its end. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError``
     (``pipeline.stopping``: requested, but not ended yet).
@@ -62,8 +62,8 @@ def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds
 
 def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
     if _is_owned(pipeline_rows(database)[pipeline]):
-        return False  # its owner looks at the store twice a second
-    # its last owner has taken the request; without an owner, what is pending ends here
+        return False  # its owner polls the store twice a second
+    # its last owner has taken the request; without an owner, pending work ends here
     return not recovery_rows(database)[pipeline].asked or end_waiting(database, pipeline, "user", lease_seconds)
 
 

@@ -1,4 +1,4 @@
-"""The pipeline that an operator names: its file, its state store, and the operations on it that need no Spark."""
+"""The pipeline named by an operator: its file, its state store, and the operations on it that need no Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 
 _SHUTDOWN = 30.0
-"""Shutdown timeout of a pipeline whose file is gone, in seconds."""
+"""Shutdown timeout in seconds for a pipeline whose file is missing."""
 _MARGIN = 15.0
 """Seconds on top of shutdown timeout and lease within which a run must have ended."""
 
@@ -81,7 +81,7 @@ class Subject:
         ``by``: the operator, for the history. ``fresh``: the pipeline may never have run. Raises as :meth:`sound`,
         :meth:`known` and ``owned`` do.
         """
-        # a tenth of a second, and most verbs only read
+        # takes a tenth of a second, and most verbs only read
         from conduit_dagster.engine.operate.pipeline_lock import owned
 
         bound = self.sound()
@@ -113,7 +113,7 @@ def subjects(project: Project, files: Sequence[Path | str] = ()) -> list[Subject
 
 
 def subject(project: Project, pipeline: str, files: Sequence[Path | str] = ()) -> Subject:
-    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one."""
+    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``), suggesting the nearest."""
     known = {one.id: one for one in subjects(project, files)}
     if pipeline not in known:
         listed = "conduit-dagster pipelines list shows them; --file PATH names one elsewhere"

@@ -1,4 +1,4 @@
-"""One line for people on what an operation did, for the command line and Dagster."""
+"""One-line summaries of operations, for the command line and Dagster."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Facts = dict[str, Any]
 
 
 def start_summary(pipeline: str, asked: bool) -> str:
-    """Describe a requested start; ``asked`` False: the pipeline runs already."""
+    """Describe a requested start; ``asked`` False: the pipeline already runs."""
     where = "Dagster's lifecycle sensor starts it; without a daemon: conduit-dagster run"
     return f"{pipeline}: asked to start ({where})" if asked else f"{pipeline} runs already"
 
 
 def stop_summary(pipeline: str, stopped: bool) -> str:
-    """Describe a stop; ``stopped`` False: there was nothing to stop."""
+    """Describe a stop; ``stopped`` False: the pipeline was not running."""
     return f"{pipeline}: stopped" if stopped else f"{pipeline} was stopped already"
 
 
@@ -30,14 +30,14 @@ def rewind_summary(facts: Facts) -> str:
 
 
 def send_again_summary(facts: Facts) -> str:
-    """Describe what one destination is sent again. ``facts``: those of ``send_again``, and ``dry_run``."""
+    """Describe a range to be sent again. ``facts``: those of ``send_again``, and ``dry_run``."""
     if not facts["changed"]:
         return f"{sent_range(facts)}; nothing changed"
     return f"{sent_range(facts)} with the next run; nothing else changes"
 
 
 def sent_range(facts: Facts) -> str:
-    """Name the range that one destination is sent again. ``facts``: as above."""
+    """Describe the range that one destination is sent again. ``facts``: as above."""
     name = f"{facts['pipeline']}: {facts['destination']}"
     if not facts["changed"]:
         return f"{name}: there is nothing to send again in that range of {facts['source']}"

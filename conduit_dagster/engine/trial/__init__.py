@@ -1,1 +1,1 @@
-"""Trying a pipeline without running it: nothing is planned, sent or stored, and no Spark is needed."""
+"""Trials of a pipeline: nothing is planned, sent or stored, and no Spark is needed."""

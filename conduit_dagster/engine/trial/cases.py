@@ -1,4 +1,4 @@
-"""Runner of a pipeline's ``tests:``: their records pass its processors, and the results are compared."""
+"""Runner of a pipeline's ``tests:``: passes their records through its processors, and compares the results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ NOW_NS = 1_700_000_000_000_000_000
 
 
 class Flaw(NamedTuple):
-    """A difference from what is expected."""
+    """A difference from the expected result."""
 
     where: str
     expected: Any

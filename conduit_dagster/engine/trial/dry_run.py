@@ -28,7 +28,7 @@ class TriedRecord(NamedTuple):
 
     source: str
     given: Any
-    """As JSON, like all records here; what the file redacts is masked."""
+    """As JSON, like all records here; redacted fields are masked."""
     nodes: list[dict[str, Any]]
     arrived: dict[str, list[Any]]
     """Records by destination."""
@@ -37,7 +37,7 @@ class TriedRecord(NamedTuple):
 def dry_run(bound: BoundPipeline, records: int) -> Iterator[TriedRecord]:
     """Trace the first ``records`` of each source, from its beginning, node by node.
 
-    Raises ``FatalError`` (``dry_run.join``) and what reading raises.
+    Raises ``FatalError`` (``dry_run.join``) and errors of reading.
     """
     pipeline = bound.compiled
     if pipeline.program.fan_in == "join":

@@ -1,1 +1,1 @@
-"""Rules of ``validate`` that need plugins, or several pipelines. Those of one file alone: ``config/rules.py``."""
+"""Rules of ``validate`` that need plugins, or several pipelines. Rules on one file alone: ``config/rules.py``."""

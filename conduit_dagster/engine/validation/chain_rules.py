@@ -29,7 +29,7 @@ class _Flaw(NamedTuple):
 
 
 def link(parsed: Iterable[ParsedPipeline], elsewhere: Elsewhere, plugins: Plugins) -> Upstreams:
-    """Return what each chained source reads. Errors become findings of the reading pipelines."""
+    """Return the upstream of each chained source. Errors become findings of the reading pipelines."""
     return _Chains(list(parsed), elsewhere, plugins).link()
 
 
@@ -75,7 +75,7 @@ class _Chains:
         return self._known.get(name)
 
     def _read(self, reader: Pipeline, connector: ConnectorConfig) -> Upstream | _Flaw | None:
-        """Return what a connector reads; None if a required setting is missing, which is reported elsewhere."""
+        """Return the upstream of a connector; None if a required setting is missing, which is reported elsewhere."""
         name = connector.settings.get("pipeline", "")
         if not name:
             return None

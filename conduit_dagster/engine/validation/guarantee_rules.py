@@ -1,4 +1,4 @@
-"""Rules on the guarantees of a pipeline: what its plugins, its log and its options promise together."""
+"""Rules on the guarantees of a pipeline: the combination of its plugins, its log and its options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def not_yet(config: Pipeline) -> Iterable[str]:
 
 
 class GuaranteeRules:
-    """Checks of a parsed pipeline, whose plugins may be unknown: those have findings of their own."""
+    """Checks of a parsed pipeline. Unknown plugins are ignored here: they have findings of their own."""
 
     def __init__(self, parsed: ParsedPipeline, plugins: Plugins) -> None:
         self._parsed, self._config, self._plugins = parsed, parsed.config, plugins
@@ -45,7 +45,7 @@ class GuaranteeRules:
         return self._config.delivery.log == "positions"
 
     def _sent_alone(self) -> Iterator[str]:
-        """Yield the places of options by which a destination is sent the log by itself."""
+        """Yield the places of options that make a destination receive the log separately."""
         yield from (f"{late.where}/start-from" for late in self._config.destinations if late.start_from == "log")
         retention = self._config.delivery.log_retention
         if retention is not None and retention.partitions is not None:
@@ -98,7 +98,7 @@ class GuaranteeRules:
     # -- stateful processors ------------------------------------------------------------------------------------
 
     def _check_stateful(self) -> None:
-        """Check stateful processors: they need a single order of all records they ever see, and each record once."""
+        """Check stateful processors: they need all records they ever see in a single order, and each only once."""
         config = self._config
         outside = [p for connector in config.sources for p in connector.processors]
         for processor in filter(self._is_stateful, (*outside, *config.dead_letter_queue.processors)):

@@ -1,5 +1,4 @@
-"""Rules across pipelines: nothing is written by two destinations (DELIVERY.md, Destinations), nor read by two sources
-of which each would take it from the other."""
+"""Rules across pipelines: no resource has two writing destinations, nor two sources if only one may read it."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_owners(pairs: Iterable[tuple[ParsedPipeline, BoundPipeline]]) -> None:
-    """Add a finding for everything that has two owners."""
+    """Add a finding for every resource with two owners."""
     owners: dict[str, str] = {}
     for parsed, bound in pairs:
         with isolated(parsed, "comparing what this pipeline writes and reads with others"):
