@@ -1,4 +1,4 @@
-"""Ranges of logs that single destinations are sent: what a newcomer missed, and what an operator has sent again."""
+"""Ranges of logs sent to a single destination: records that a newcomer missed, or that an operator sends again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from conduit_dagster.state.pipeline_state import CATCH_UP, SENT_AGAIN
 from conduit_dagster.state.tables import consumers, sources
 
 _BEFORE = "before"
-"""Key in the unit of a catch-up: the ranges that the destination was sent by earlier ones."""
+"""Key in the unit of a catch-up: ranges that earlier catch-ups sent to the destination."""
 
 
 class CatchUp(NamedTuple):
     """One destination's range of one log."""
 
     name: str
-    """The id of its source, as steps read it."""
+    """Id of the catch-up's source, as steps read it."""
     source: str
     destination: str
     first: int
@@ -31,12 +31,12 @@ class CatchUp(NamedTuple):
 
 
 def sent_ranges(unit: Mapping[str, Any]) -> list[range]:
-    """Return the offsets that a catch-up has sent or will send, and those of the ones before it."""
+    """Return the offsets that a catch-up and its predecessors have sent or will send."""
     return [range(first, upto) for first, upto in (*unit.get(_BEFORE, ()), (unit.get("first", 0), unit["upto"]))]
 
 
 def pending_from(connection: sa.Connection, pipeline: str, source: str) -> int | None:
-    """Return the first offset of a log that a catch-up still needs; None if none does."""
+    """Return the first offset of a log that a catch-up still needs; None if none needs any."""
     left = [
         position
         for _, unit, position in _stored(connection, pipeline)
@@ -46,7 +46,7 @@ def pending_from(connection: sa.Connection, pipeline: str, source: str) -> int |
 
 
 def merged(ranges: Sequence[range]) -> list[tuple[int, int]]:
-    """Return the same offsets as first and end of as few ranges as there can be."""
+    """Return the same offsets as pairs of first and end, with as few pairs as possible."""
     found: list[tuple[int, int]] = []
     for one in sorted((one for one in ranges if one), key=lambda one: one.start):
         if found and one.start <= found[-1][1]:
@@ -64,9 +64,9 @@ class CatchUps:
         self._id = pipeline
 
     def register(self, name: str, source: str, consumer: str) -> None:
-        """Register what a new destination missed of a source: its whole log, up to the pipeline's offset.
+        """Register the range of a source that a new destination missed: its whole log, up to the pipeline's offset.
 
-        Call before the consumer is registered; does nothing for one that is known.
+        Call before the consumer is registered; does nothing for a known consumer.
         """
         mine = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
         if self._connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is not None:
@@ -79,9 +79,9 @@ class CatchUps:
         record_event(self._connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
 
     def send_again(self, wanted: CatchUp, by: str) -> int:
-        """Have a known destination sent a range again; return the generation of its deliveries.
+        """Send a known destination a range again; return the generation of its deliveries.
 
-        What is left of its last catch-up from this source is given up.
+        The unsent rest of its last catch-up from this source is discarded.
         """
         last = next((one for one in _stored(self._connection, self._id) if one[0] == wanted.name), None)
         before = list[tuple[int, int]]()
@@ -107,11 +107,11 @@ class CatchUps:
         return generation
 
     def drop_others(self, present: set[str]) -> None:
-        """End catch-ups that the file asks for no more; record what was left of them in the history.
+        """End catch-ups that the file no longer asks for; record their unsent rest in the history.
 
-        What an operator asked for stays: it is sent once the file has its source and its log again.
-        The range that one has sent stays known while its consumer is in the file: a replayed dead letter must not send
-        that destination a record that it already got from the log.
+        Catch-ups requested by an operator stay: they are sent once the file has their source and its log again. The
+        sent range stays known while its consumer is in the file: a replay must not send that destination a record that
+        it already got from the log.
         """
         for name, unit, position in _stored(self._connection, self._id):
             if name not in present and not unit.get(SENT_AGAIN):
@@ -121,7 +121,7 @@ class CatchUps:
     def retire(self, consumers: Collection[str]) -> None:
         """Delete the catch-ups of destinations not in ``consumers``, in the transaction that retires these.
 
-        Otherwise a destination that is put back would be taken for one that got what the log held.
+        Otherwise a restored destination would be mistaken for one that already received the log.
         """
         for name, unit, position in _stored(self._connection, self._id):
             if unit["destination"] not in consumers:
@@ -129,10 +129,10 @@ class CatchUps:
                 self._connection.execute(sa.delete(sources).where(*self._source(name)))
 
     def end_at(self, source: str, offset: int) -> None:
-        """End every catch-up from a source where the source itself goes on, for all destinations, after a rewind.
+        """End every catch-up from a source at the offset where a rewound source continues for all destinations.
 
-        Else a destination would be sent those records twice; and what it was sent before says nothing about a dead
-        letter of the records that come again.
+        Otherwise a destination would receive those records twice. Records that it received before say nothing about
+        dead letters of the repeated ones.
         """
         for name, unit, position in _stored(self._connection, self._id):
             if unit["source"] == source:

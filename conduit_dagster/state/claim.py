@@ -1,7 +1,7 @@
 """Association of a state store with its project: the same id in the store and in the project's home.
 
-A home with an id has had a store. A store without it, or one that is older than the home remembers, has lost the state:
-with it everything would be read and delivered again, so that it is refused unless the caller accepts it.
+A home with an id has had a store. A store without that id, or one older than the home remembers, has lost state: using
+it would read and deliver everything again, so it is refused unless the caller accepts it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _IN_DAGSTER = " (for Dagster, once: conduit-dagster pipelines start PIPELINE --a
 
 
 class StoreClaim:
-    """A claimed store: the id that it has in common with the home, and the age that the home remembers."""
+    """A claimed store: the id that it shares with the home, and the age recorded in the home."""
 
     def __init__(self, engine: sa.Engine, home: Path, project: str) -> None:
         self.project, self._home = project, home
@@ -53,11 +53,11 @@ class StoreClaim:
         self._noted = 0
 
     def condition(self) -> sa.ColumnElement[bool]:
-        """Return the condition that the store still has the project's id."""
+        """Return the SQL condition that the store still has the project's id."""
         return sa.exists(_STORED.where(meta.c.value == self.project))
 
     def require(self, connection: sa.Connection) -> None:
-        """Raise ``FatalError`` (``state.replaced``) if the store has lost its id, or has another one."""
+        """Raise ``FatalError`` (``state.replaced``) if the store has lost its id, or has a different one."""
         try:
             found = connection.execute(_STORED).scalar_one_or_none()
         except SQLAlchemyError as error:
@@ -74,7 +74,7 @@ class StoreClaim:
         return int(connection.execute(_AGE).scalar_one())
 
     def remember(self, age: int) -> None:
-        """Write the age of the store into the home: an older store is recognised. A full disk is no error."""
+        """Record the store's age in the home, so that an older store is detected. A full disk is no error."""
         if age <= self._noted:
             return
         draft = self._home / f".{_AGE_FILE}.{secrets.token_hex(4)}"
@@ -96,7 +96,7 @@ def claim_of(engine: sa.Engine) -> StoreClaim | None:
 
 
 def is_kept(engine: sa.Engine) -> bool:
-    """Return whether a claimed store is still the one that was opened; True while it does not answer."""
+    """Return whether a claimed store is still the one that was opened; True while it is unreachable."""
     claim = claim_of(engine)
     try:
         if claim is not None:
@@ -110,7 +110,7 @@ def is_kept(engine: sa.Engine) -> bool:
 
 
 def open_store(url: str, home: Path, accept_new: bool = False, private: bool = True) -> sa.Engine:
-    """Open the project's store and claim it. Raises as ``open_database`` and :func:`claim_store` do."""
+    """Open the project's store and claim it. Raises like ``open_database`` and :func:`claim_store`."""
     own = ""
     try:
         own = _read(home / _FILE)
@@ -134,10 +134,9 @@ def claim_store(engine: sa.Engine, home: Path, accept_new: bool = False) -> str:
     """Associate the store with the project's ``home`` folder; return their common id.
 
     A home without an id adopts the store's; of two concurrent claims one wins. ``accept_new``: a store without an id
-    gets the home's, and an older one is taken as it is.
-    Raises ``FatalError``: ``state.lost`` if the home has an id and the store none, ``state.foreign`` if they differ,
-    ``state.older`` if the home has seen later transactions. Raises ``TransientError`` if the store
-    (``state.unreachable``) or the folder cannot be written.
+    gets the home's, and an older store is accepted. Raises ``FatalError``: ``state.lost`` if the home has an id and the
+    store none, ``state.foreign`` if they differ, ``state.older`` if the home has seen later transactions. Raises
+    ``TransientError`` if the store (``state.unreachable``) or the folder can't be written.
     """
     try:
         own = _read(home / _FILE)
@@ -183,7 +182,7 @@ def _check_age(engine: sa.Engine, home: Path, own: str, accept_new: bool) -> Non
 
 
 def _known_age(home: Path, own: str) -> int:
-    """Return the age that the home remembers; 0 if it remembers none of this project."""
+    """Return the age recorded in the home; 0 if none is recorded for this project."""
     project, _, age = _read(home / _AGE_FILE).partition(" ")
     return int(age) if project == own and age.isdecimal() else 0
 
@@ -201,9 +200,9 @@ def has_claim(home: Path) -> bool:
 
 
 def _write(home: Path, value: str) -> str:
-    """Write the id to the home unless it has one by now; return the id that it has."""
+    """Write the id to the home unless it already has one; return the id in effect."""
     home.mkdir(parents=True, exist_ok=True)
-    # atomically, and never over an existing id
+    # atomic, and never replaces an existing id
     storage.put_new(str(home / _FILE), f"{value}\n".encode())
     return _read(home / _FILE)
 
@@ -240,9 +239,9 @@ def _foreign(engine: sa.Engine, home: Path, own: str, stored: str) -> FatalError
 
 
 def require_known_place(project: Project) -> None:
-    """Raise an error if a value under ``state`` can't be told now: its default would be another, empty store.
+    """Raise an error if a value under ``state`` is unknown now: its default would be a different, empty store.
 
-    ``TransientError`` if a provider of secrets failed, else ``FatalError``.
+    ``TransientError`` if a provider of secrets failed, otherwise ``FatalError``.
     """
     for finding in project.findings:
         if finding.code in UNSET and finding.path.startswith("/state"):
@@ -254,9 +253,9 @@ def require_known_place(project: Project) -> None:
 
 
 def project_store(project: Project) -> sa.Engine:
-    """Open the project's store; create it if there is none.
+    """Open the project's store; create it if it does not exist.
 
-    Raises as :func:`open_store` and :func:`require_known_place` do.
+    Raises like :func:`open_store` and :func:`require_known_place`.
     """
     require_known_place(project)
     state = project.settings.state

@@ -1,4 +1,4 @@
-"""Registration of connectors: what each of them owns, and the generations of data that a source has read."""
+"""Registration of connectors: the resources they own, and the generations of the data that a source has read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conduit_dagster.state.readers import ReaderRegistry
 from conduit_dagster.state.tables import consumers, deliveries, generations, offsets, owners, pipelines, sources, steps
 
 LOGGED = "log"
-"""Key in a source's unit when its positions are offsets of its log."""
+"""Key in a source's unit if its positions are offsets of its log."""
 _MARKS = (LOGGED, DROPPED)
 
 
@@ -27,7 +27,7 @@ _MARKS = (LOGGED, DROPPED)
 class SourceUnit:
     """Identity of the data that a source reads: its plugin and its identity settings, as JSON values.
 
-    Paths inside the project are compared relative to it, so that a project may be moved as a whole.
+    Paths inside the project are compared relative to its root, so that the whole project may be moved.
     """
 
     data: Mapping[str, Any]
@@ -59,7 +59,7 @@ def _relative(value: Any, root: str) -> Any:
 
 
 def inside(path: str, root: str) -> str:
-    """Return a path in the project's folder relative to it; any other text unchanged."""
+    """Return a path inside the project relative to its folder; any other text unchanged."""
     return path.removeprefix(root.rstrip("/") + "/")
 
 
@@ -74,7 +74,7 @@ def first_generation() -> int:
     """Return the first generation of a source that is new to this store: the time, in seconds.
 
     A new store must not reuse the delivery hashes of a lost one: a destination that stores hashes would take the
-    deliveries for delivered, and their records would be lost silently.
+    deliveries for done, and their records would be lost silently.
     """
     return int(time.time())
 
@@ -87,9 +87,9 @@ class Generations:
         self._id = pipeline
 
     def new(self, source: str, unit: str) -> int:
-        """Return a generation that this id never had; ``unit``: its data, as :meth:`SourceUnit.text` returns it.
+        """Return a generation that this id never had; ``unit``: its data, as returned by :meth:`SourceUnit.text`.
 
-        Rows are never removed, so none is reused: otherwise a new delivery would get the hash of a delivered one.
+        Rows are never removed, so that none is reused: otherwise a new delivery would get the hash of a delivered one.
         """
         mine = (generations.c.pipeline == self._id, generations.c.source == source)
         highest = self._connection.execute(sa.select(sa.func.max(generations.c.generation)).where(*mine)).scalar()
@@ -119,7 +119,7 @@ class Generations:
 def change_unit(
     connection: sa.Connection, pipeline: str, row: Mapping[Any, Any], position: Any, unit: SourceUnit, initial: Any
 ) -> LastPosition:
-    """Switch a source to other data; return where it goes on: where that data was left, else at ``initial``.
+    """Switch a source to other data; return where it continues: where that data was left, otherwise at ``initial``.
 
     ``row``: the source's current row; ``position``: the position at which its previous data is left.
     """
@@ -142,7 +142,7 @@ class Registry:
         self.readers = ReaderRegistry(connection, pipeline)
 
     def register_source(self, source: str, unit: SourceUnit, initial: Any) -> None:
-        """Register a source. If it now reads other data, go on where that data was left, or start anew."""
+        """Register a source. If it now reads other data, resume where that data was left, or at its beginning."""
         mine = (sources.c.pipeline == self._id, sources.c.source == source)
         row = self._connection.execute(sa.select(sources).where(*mine)).mappings().first()
         text = unit.text()
@@ -168,9 +168,9 @@ class Registry:
     def retire(self, present: set[str]) -> list[str]:
         """Retire consumers that are no longer in the file; return their names.
 
-        Their open deliveries become void, and so does a planned step that names one: if the consumer were put back,
-        that step would send it what it also gets as a new consumer. For the same reason, letters that only it missed
-        are closed.
+        Their open deliveries become void, and so does a planned step that names one: if the consumer were restored,
+        that step would send it records that it also gets as a new consumer. For the same reason, letters that only it
+        missed are closed.
         """
         known = self._connection.execute(sa.select(consumers.c.consumer).where(consumers.c.pipeline == self._id))
         gone = [name for (name,) in known if name not in present]
@@ -198,9 +198,9 @@ class Registry:
             self._connection.execute(void.values(state="void"))
 
     def claim(self, thing: str, consumer: str) -> tuple[str, str] | None:
-        """Make the consumer the only owner of ``thing``, a path for example; return None, or the owner that keeps it.
+        """Make the consumer the only owner of ``thing``, for example a path; return None, or the owner that keeps it.
 
-        Another pipeline that neither runs nor has an open step loses it: one that was renamed, for example.
+        Another pipeline loses it if it neither runs nor has an open step, for example after it was renamed.
         """
         mine = {"pipeline": self._id, "consumer": consumer}
         if insert_if_absent(self._connection, owners, thing=thing, **mine):
@@ -216,7 +216,7 @@ class Registry:
         return None
 
     def release_others(self, things: set[str]) -> None:
-        """Release what the pipeline owned but, according to its file, no longer writes to."""
+        """Release resources that the pipeline owned but, according to its file, no longer writes to."""
         mine = (owners.c.pipeline == self._id, owners.c.thing.not_in(things))
         self._connection.execute(sa.delete(owners).where(*mine))
 

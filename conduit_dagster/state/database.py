@@ -28,7 +28,7 @@ _NO_TABLE = "42P01"
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether the store was unreachable, busy or out of resources: the same transaction may succeed later.
+    """Return whether the store was unreachable, busy or out of resources, so that a retry may succeed.
 
     An error in a statement or in its data is not an outage.
     """
@@ -53,7 +53,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def loss_of(error: BaseException) -> Literal["damaged", "tables"] | None:
-    """Return what is lost according to a database error: the file is damaged, or the tables are gone; else None."""
+    """Return the loss that a database error shows: the file is ``damaged``, or the ``tables`` are missing; or None."""
     found = error.orig if isinstance(error, DBAPIError) else None
     if isinstance(found, sqlite3.Error):
         if getattr(found, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
@@ -64,9 +64,9 @@ def loss_of(error: BaseException) -> Literal["damaged", "tables"] | None:
 
 
 def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> ConduitError:
-    """Return the error for the user. ``doing``: what could not be done; ``engine``: the store, if known.
+    """Return the error for the user. ``doing``: what failed; ``engine``: the store, if known.
 
-    It is fatal (``state.damaged``, ``state.replaced``) for a store that is lost, else ``state.unreachable``.
+    Fatal for a lost store (``state.damaged``, ``state.replaced``), otherwise ``state.unreachable``.
     """
     loss, place = loss_of(error), None if engine is None else place_of(engine)
     if loss == "damaged":
@@ -119,11 +119,11 @@ _CONNECT: dict[str, Any] = {
 
 
 def open_database(url: str, create: bool = True) -> sa.Engine:
-    """Return a connected engine; create the tables, or migrate them to the version that this program knows.
+    """Return a connected engine; create the tables, or migrate them to the version of this program.
 
-    A committed transaction survives a power cut. Raises ``TransientError`` (``state.unreachable``),
-    ``FatalError`` (``state.url``, ``state.not_installed``, ``state.version``, ``state.unusable``, ``state.damaged``),
-    and :class:`NoStore` if there are no tables and ``create`` is False; then nothing was changed.
+    A committed transaction survives a power failure. Raises ``TransientError`` (``state.unreachable``), ``FatalError``
+    (``state.url``, ``state.not_installed``, ``state.version``, ``state.unusable``, ``state.damaged``), and
+    :class:`NoStore` if there are no tables and ``create`` is False; then nothing was changed.
     """
     engine = make_engine(url)
     try:
@@ -143,7 +143,7 @@ def open_database(url: str, create: bool = True) -> sa.Engine:
 def make_engine(url: str) -> sa.Engine:
     """Return an engine for the store at ``url``, not connected yet; its tables may be missing or old.
 
-    Raises ``FatalError`` (``state.url``, and ``state.not_installed`` where PostgreSQL's driver is missing).
+    Raises ``FatalError``: ``state.url``, or ``state.not_installed`` if PostgreSQL's driver is missing.
     """
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
@@ -224,7 +224,7 @@ def _prepare(engine: sa.Engine, create: bool) -> None:
 
 
 def _configure_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # we issue BEGIN: the driver's own would start read transactions
+    connection.isolation_level = None  # we issue BEGIN ourselves: the driver's own would start read transactions
     cursor = connection.cursor()
     for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
@@ -233,7 +233,7 @@ def _configure_sqlite(connection: Any, _: Any) -> None:
 
 
 def _use_wal(cursor: Any) -> None:
-    """Switch to WAL, with retries: when several open a new file at once, SQLite refuses all but one without waiting."""
+    """Switch to WAL, with retries: if several processes open a new file, SQLite refuses all but one at once."""
     until = time.monotonic() + _WAL_SECONDS
     while True:
         try:
@@ -246,10 +246,10 @@ def _use_wal(cursor: Any) -> None:
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
-    # two writers must conflict at the beginning, not after one has read what the other changes
+    # two writers must conflict at BEGIN, not after one has read data that the other changes
     options = connection.get_execution_options()
     busy = int(options.get(BUSY, _BUSY_MS))
-    if connection.info.get(BUSY) != busy:  # kept with the driver's connection, to which the setting applies
+    if connection.info.get(BUSY) != busy:  # cached with the driver's connection, to which the setting applies
         connection.exec_driver_sql(f"PRAGMA busy_timeout={busy}").close()
         connection.info[BUSY] = busy
     connection.exec_driver_sql("BEGIN" if options.get(_READS, False) else "BEGIN IMMEDIATE")
@@ -284,7 +284,7 @@ def put(
 
 
 def _insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    # a command with a store in SQLite needs none of what the other dialect imports
+    # an SQLite store needs nothing that the other dialect imports
     if connection.dialect.name == "sqlite":
         from sqlalchemy.dialects import sqlite
 

@@ -1,4 +1,4 @@
-"""Replays of dead letters: selected a few thousand a transaction, closed in that of the step that sent them."""
+"""Replays of dead letters: selected some thousand per transaction, closed in the transaction that ends their step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conduit_dagster.state.steps import LetterPart, Plan
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, sources
 
 _AT_ONCE = 5_000
-"""Letters updated in one transaction: other pipelines wait for it."""
+"""Maximum number of letters updated per transaction: other pipelines wait for it."""
 
 
 class ChosenLetter(NamedTuple):
@@ -43,8 +43,8 @@ class LetterReplays:
     def begin(self, replay: int, names: Mapping[str, str], unit: Mapping[str, Any], wanted: DeadLetterQuery) -> int:
         """Move the selected open letters into the replay; return their number. ``names``: source to its replay's name.
 
-        Letters whose record is not in the archive, or whose source is not among ``names``, are left unchanged.
-        If it is killed on the way, no step takes what it has moved: :meth:`give_back` reopens it.
+        Letters whose record is not in the archive, or whose source is not in ``names``, are left unchanged. If killed
+        on the way, no step takes the letters moved so far, and :meth:`give_back` reopens them.
         """
         usable = (dead_letters.c.part != "", dead_letters.c.source.in_(list(names)))
         values = {"state": "replaying", "replay": replay}
@@ -133,7 +133,7 @@ class LetterReplays:
         return mine
 
     def outcome(self, replay: int) -> list[dict[str, Any]]:
-        """Return the number of a replay's letters by state, node and code, without those that were given back."""
+        """Return the number of a replay's letters by state, node and code, without reopened ones."""
 
         def work(connection: sa.Connection) -> list[dict[str, Any]]:
             column = dead_letters.c
@@ -151,7 +151,7 @@ class LetterReplays:
     def discard(self, wanted: DeadLetterQuery, note: str, by: str) -> int:
         """Close open letters for good; return their number. Their records stay in queue and archive.
 
-        The history has one event per transaction, so it tells what was discarded before a kill.
+        The history gets one event per transaction, and so shows what was discarded before a kill.
         """
         values = {"state": "discarded", "note": note, "closed_ns": time.time_ns()}
 
@@ -166,7 +166,7 @@ class LetterReplays:
         values: Mapping[str, Any],
         tell: Callable[..., None] | None = None,
     ) -> Iterator[int]:
-        """Update the letters that match, which must not match afterwards; yield their number in each transaction."""
+        """Update the matching letters, which must not match afterwards; yield their number per transaction."""
 
         def work(connection: sa.Connection) -> int:
             letters = update_some(connection, where, values, _AT_ONCE)
@@ -207,7 +207,7 @@ def close_letters(connection: sa.Connection, pipeline: str, plan: Plan) -> None:
 
 
 def drop_sources(connection: sa.Connection, pipeline: str) -> None:
-    """Delete the sources that stand for replays, once these are over."""
+    """Delete the sources of replays that are over."""
     found = connection.execute(sa.select(sources.c.source, sources.c.unit).where(sources.c.pipeline == pipeline))
     over = [name for name, unit in found if json.loads(unit).get("plugin") == REPLAY]
     if over:

@@ -1,4 +1,4 @@
-"""The index of dead letters: written within the transactions of the protocol, read by filter and page."""
+"""The index of dead letters: written within the protocol's transactions, read by filter and page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conduit_dagster.state.tables import LONGEST, LONGEST_CODE, dead_letter_part
 
 
 class MissedCopy(NamedTuple):
-    """A record whose copy fails for another destination in the same step: it already has its letter."""
+    """A record whose copy also fails for another destination in the same step: it already has its letter."""
 
     source: str
     offset: int
@@ -29,7 +29,7 @@ _COLUMNS = (*_OWN, *(name for name in DeadLetter._fields if name != "again"))
 
 def insert_rows(connection: sa.Connection, own: tuple[str, int, int], number: int, rows: Sequence[DeadLetter]) -> None:
     """Insert letters of a step, numbered from ``number``; ``own``: pipeline, step and time in nanoseconds."""
-    # tuples, bypassing SQLAlchemy's processing of each value, which takes as long as the database itself
+    # tuples bypass SQLAlchemy's processing of each value, which takes as long as the database itself
     quoted = map(connection.dialect.identifier_preparer.quote, _COLUMNS)
     mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
     marks = ", ".join([mark] * len(_COLUMNS))
@@ -40,7 +40,7 @@ def insert_rows(connection: sa.Connection, own: tuple[str, int, int], number: in
 
 
 def _held(row: DeadLetter) -> DeadLetter:
-    # this bypasses the column types as well, so apply them here
+    # tuples bypass the column types as well, so apply them here
     return row._replace(
         position=words(row.position),
         code=words(row.code, LONGEST_CODE),
@@ -50,7 +50,7 @@ def _held(row: DeadLetter) -> DeadLetter:
 
 
 def add_letters(connection: sa.Connection, pipeline: str, step: int, rows: Sequence[DeadLetter]) -> None:
-    """Add letters that were found at publishing, after the others of their step."""
+    """Add letters found at publishing, after the others of their step."""
     if not rows:
         return
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
@@ -66,9 +66,9 @@ def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Miss
 
 
 def fail_again(connection: sa.Connection, pipeline: str, replay: int, rows: Sequence[DeadLetter]) -> None:
-    """Reopen letters that a replay could not deliver, with their new reason; their queue has them already.
+    """Reopen letters that a replay could not deliver, with their new reason; the queue already has them.
 
-    A letter that only the replay's own edit failed for (``EDIT_FAILED``) keeps its reason and its attempts.
+    A letter that failed only because of the replay's own edit (``EDIT_FAILED``) keeps its reason and its attempts.
     """
     column = dead_letters.c
     for row in rows:
@@ -77,10 +77,10 @@ def fail_again(connection: sa.Connection, pipeline: str, replay: int, rows: Sequ
         values = {"state": "open", "closed_ns": 0, "missed": row.missed, "part": row.part, "line": row.line}
         if row.code != EDIT_FAILED:
             values |= {"node": row.node, "code": row.code, "message": row.message, "attempt": column.attempt + 1}
-        # with at-most-once the step is done, and its letters closed, before this
+        # with at-most-once the step is done, and its letters closed, before this point
         still = (*mine, column.replay == replay, column.state.in_(("replaying", "replayed")))
         if not connection.execute(sa.update(dead_letters).where(*still).values(**values)).rowcount:
-            # another destination has refused it as well
+            # another destination has also refused it
             _merge_missed(connection, mine, json.loads(row.missed or "[]"))
 
 
@@ -94,7 +94,7 @@ def _merge_missed(connection: sa.Connection, mine: Sequence[sa.ColumnElement[boo
 def forget_missed(connection: sa.Connection, pipeline: str, gone: Sequence[str]) -> None:
     """Remove destinations that left the file from open letters; close letters that only they had missed.
 
-    A destination that is put back counts as new: a replay must not send it what it gets as a new one.
+    A restored destination counts as new: a replay must not send it records that it gets as a new one.
     """
     _strike(connection, pipeline, gone, "has left the pipeline's file", ())
 
@@ -102,9 +102,9 @@ def forget_missed(connection: sa.Connection, pipeline: str, gone: Sequence[str])
 def forget_missed_between(
     connection: sa.Connection, pipeline: str, destination: str, sources: Sequence[str], offsets: range
 ) -> None:
-    """Remove a destination that is sent these offsets again from their open letters; close those that only it missed.
+    """Remove a destination from the open letters of offsets that it is sent again; close those that only it missed.
 
-    Otherwise a replay would send it those records once more.
+    Otherwise a replay would send it those records a second time.
     """
     column = dead_letters.c
     within = (column.source.in_(sources), column.offset >= offsets.start, column.offset < offsets.stop)
@@ -153,7 +153,7 @@ _KEY = sa.tuple_(dead_letters.c.step, dead_letters.c.number)
 
 
 def pieces_of(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Return pieces of the values, each small enough for one statement."""
+    """Yield the values in chunks, each small enough for one statement."""
     return (values[first : first + _MANY] for first in range(0, len(values), _MANY))
 
 
@@ -177,7 +177,7 @@ class DeadLetterQuery(NamedTuple):
     keys: Sequence[Key] | None = None
 
     def pieces(self) -> Iterator[DeadLetterQuery]:
-        """Yield queries for the same letters, each with few enough keys for one statement."""
+        """Yield queries that together select the same letters, each with few enough keys for one statement."""
         if self.keys is None:
             yield self
             return
@@ -203,11 +203,11 @@ def conditions(pipeline: str, wanted: DeadLetterQuery) -> list[sa.ColumnElement[
 def update_some(
     connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]], values: Mapping[str, Any], most: int
 ) -> int:
-    """Update the first letters that match, at most ``most``; return their number."""
+    """Update at most ``most`` matching letters, the first ones; return their number."""
     column = dead_letters.c
     ordered = sa.select(column.step, column.number).where(*where).order_by(column.step, column.number)
     last = connection.execute(ordered.offset(most - 1).limit(1)).first()
-    # a range of keys: a list of them in a subquery takes PostgreSQL quadratic time
+    # a range of keys: PostgreSQL takes quadratic time for a list of them in a subquery
     end = [] if last is None else [up_to((last[0], last[1]))]
     return connection.execute(sa.update(dead_letters).where(*where, *end).values(**values)).rowcount
 
@@ -223,7 +223,7 @@ def up_to(key: Key) -> sa.ColumnElement[bool]:
 
 
 def open_counts(engine: sa.Engine) -> dict[str, int]:
-    """Return the number of open letters of every pipeline that has some."""
+    """Return the number of open letters of every pipeline that has any."""
     column = dead_letters.c
     counted = sa.select(column.pipeline, sa.func.count()).where(column.state.in_(OPEN)).group_by(column.pipeline)
     with reading(engine) as connection:
@@ -253,7 +253,7 @@ def pages(
     columns: Sequence[str] = (),
     size: int = _PAGE,
 ) -> Iterator[Sequence[sa.RowMapping]]:
-    """Yield pages of letters in order, or newest first, one read transaction per page; ``columns`` empty: all."""
+    """Yield pages of letters in order, or newest first, one read transaction per page. Empty ``columns``: all."""
     column, where = dead_letters.c, conditions(pipeline, wanted)
     order = (column.step.desc(), column.number.desc()) if newest_first else (column.step, column.number)
     last: Key | None = None

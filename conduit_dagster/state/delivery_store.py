@@ -26,7 +26,7 @@ ByConsumer = dict[str, dict[str, int]]
 
 
 def move_offsets(connection: sa.Connection, pipeline: str, consumers: Sequence[str], moves: Moves) -> None:
-    """Advance the offsets of each consumer; a lower value never moves an offset back (CASES C1)."""
+    """Advance the offsets of each consumer; a lower value never moves an offset back."""
     rows = [
         row
         for consumer in consumers
@@ -49,7 +49,7 @@ def offsets_of(connection: sa.Connection, pipeline: str, source: str) -> ByConsu
 def set_offsets(
     connection: sa.Connection, pipeline: str, consumer: str, source: str, wanted: Mapping[str, int], at_ns: int
 ) -> None:
-    """Set offsets for an operator: they may go back, and records after them are sent again if the log has them.
+    """Set offsets for an operator. They may move back: later records are then sent again if the log has them.
 
     Setting the source's overall offset (``*``) also limits those of its namespaces: moved back, to at most its value;
     moved forward, to at least its value.
@@ -98,13 +98,13 @@ class NackBatch(NamedTuple):
 
     consumer: str
     progress: DeliveryProgress
-    """The delivery's, past them."""
+    """Progress of the delivery past these records."""
     rows: list[DeadLetter]
-    """Rows of the index, in the order of the records: of new letters, and of letters that fail again."""
+    """Rows of the index, in record order: for new letters, and for letters that fail again."""
     part: LetterPart | None
-    """The file of the archive that holds their records; None without rows."""
+    """The archive file with their records; None without rows."""
     letter: LateLetter | None
-    """Their delivery to the queue; None if the queue has all of their letters already."""
+    """Their delivery to the queue; None if the queue already has all of their letters."""
     missed: list[MissedCopy]
     """Copies of records that have a letter in this step."""
     counts: Mapping[str, int]
@@ -140,10 +140,10 @@ class DeliveryStore:
         self._run(work)
 
     def nack_all(self, plan: Plan, batch: NackBatch, moves: Moves, window: str) -> None:
-        """Nack records that a destination refused at publishing: progress, window, index and their letters.
+        """Nack records that a destination refused at publishing: store progress, window, index rows and letters.
 
-        A record that was nacked in an earlier step has its letter in the queue. In a replay that letter stays open,
-        with the new reason; for a destination that was added later it gets a row.
+        A record nacked in an earlier step already has its letter in the queue. In a replay that letter stays open, with
+        the new reason; for a destination added later it gets a row.
         """
 
         def work(connection: sa.Connection) -> None:
@@ -175,7 +175,7 @@ class DeliveryStore:
         connection.execute(deliveries.insert().values(**own, **values, pending="", staged=text))
 
     def split(self, step: int, consumer: str, progress: DeliveryProgress, cause: str) -> None:
-        """Split a delivery after a bulk error that names no record: the rest of it is sent as children from here on."""
+        """Split a delivery after a bulk error that names no record: its rest is sent as children."""
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, step, consumer, progress)
@@ -194,7 +194,7 @@ class DeliveryStore:
         self._run(work)
 
     def nacked_among(self, step: int, records: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Return those of the records (source and offset) that were nacked in this step: one makes at most one nack."""
+        """Return which of the records (source and offset) were nacked in this step: each makes at most one nack."""
         if not records:
             return set()
         names, offsets = {source for source, _ in records}, [offset for _, offset in records]
@@ -223,7 +223,7 @@ class DeliveryStore:
         return self._transactions.read(work)
 
     def dropped(self, step: int, consumer: str, records: int, cause: str) -> None:
-        """Give up the rest of a failed at-most-once delivery; count it and record it in the history."""
+        """Discard the rest of a failed at-most-once delivery; count it and record it in the history."""
         detail = {"step": step, "consumer": consumer, "records": records, "cause": cause[:500]}
 
         def work(connection: sa.Connection) -> None:
@@ -237,7 +237,7 @@ class DeliveryStore:
 def put_progress(
     connection: sa.Connection, pipeline: str, step: int, consumer: str, progress: DeliveryProgress
 ) -> None:
-    """Store the progress of a delivery; it may also go back."""
+    """Store the progress of a delivery; it may also move back."""
     values: dict[str, Any] = {"handled": progress.handled, "pending": msgspec.json.encode(progress).decode()}
     if progress.split:
         values["state"] = "split"

@@ -1,4 +1,4 @@
-"""State store for verbs that only read."""
+"""State store for read-only commands."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from conduit_dagster.state.tables import history, pipelines
 _OPTION: Final = "conduit_history"
 SOURCE_CHANGED: Final = "source_changed"
 REMEMBERED: Final = 100
-"""Number of source changes kept whatever their age: a source that reads former data again resumes where it was left."""
+"""Number of source changes kept regardless of age: a source that returns to earlier data resumes where it was left."""
 _STRIDE, _BITS, _LEVEL = 0x9E3779B1, 0xFFFFFFFF, 26
 
 
@@ -31,23 +31,23 @@ class HistoryRetention:
     most: int = 10_000
 
     def oldest(self, now_ns: int) -> int:
-        """Return the time, in ns, before which an event is too old."""
+        """Return the time, in ns, before which events have expired."""
         return max(0, now_ns - int(self.keep * 1e9))
 
 
 def retain(engine: sa.Engine, retention: HistoryRetention) -> None:
-    """Set how much of the history is kept, for everything written through ``engine`` from here on."""
+    """Set the retention of the history for everything written through ``engine`` from now on."""
     engine.update_execution_options(**{_OPTION: retention})
 
 
 def retention_of(options: Any) -> HistoryRetention:
-    """Return what :func:`retain` set, else the default. ``options``: an engine's, or a connection's."""
+    """Return the value set by :func:`retain`, or the default. ``options``: of an engine or a connection."""
     found = options.get(_OPTION)
     return found if isinstance(found, HistoryRetention) else HistoryRetention()
 
 
 def record_event(connection: sa.Connection, pipeline: str, event: str, **detail: Any) -> None:
-    """Add an event, in the transaction of what it records. About every 64th event prunes the pipeline's old ones."""
+    """Add an event, in the transaction of its change. About every 64th event prunes the pipeline's old ones."""
     now = time.time_ns()
     values = {"pipeline": pipeline, "at_ns": now, "event": event, "detail": json.dumps(hide_in(detail))}
     number = connection.execute(history.insert().values(**values).returning(history.c.id)).scalar_one()
@@ -56,7 +56,7 @@ def record_event(connection: sa.Connection, pipeline: str, event: str, **detail:
 
 
 def _is_due(number: int) -> bool:
-    # pipelines share the numbers: hashed, so that a pipeline that writes every n-th one is not always, or never, due
+    # pipelines share the numbers: hashing keeps a pipeline that gets every n-th one from being always or never due
     return (number * _STRIDE & _BITS) >> _LEVEL == 0
 
 
@@ -141,7 +141,7 @@ _SAID: Final[dict[str, Callable[[Detail], str]]] = {
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in its two greatest units: ``4s``, ``500ms``, ``2m30s``, ``1h5m``."""
+    """Return a duration in its two largest units: ``4s``, ``500ms``, ``2m30s``, ``1h5m``."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     left, parts = round(seconds), list[str]()
@@ -159,7 +159,7 @@ _BOTH: Final = (PROVISIONED, DEPROVISIONED)
 
 @dataclass(frozen=True)
 class Event:
-    """An event, without secrets."""
+    """An event, with secrets masked."""
 
     at_ns: int
     event: str
@@ -167,7 +167,7 @@ class Event:
 
 
 def events(engine: sa.Engine, pipeline: str, limit: int, since_ns: int = 0) -> list[Event]:
-    """Return the newest events that are kept, newest last; none for a pipeline that never ran."""
+    """Return the newest events in chronological order; none for a pipeline that never ran."""
     retention = retention_of(engine.get_execution_options())
     oldest = max(since_ns, retention.oldest(time.time_ns()))
     mine = (history.c.pipeline == pipeline, history.c.at_ns >= oldest)
@@ -187,7 +187,7 @@ def _masked(value: Any) -> Any:
 
 
 def deprovision(engine: sa.Engine, pipeline: str) -> bool:
-    """Record that the pipeline's file is gone; return False if that is recorded already or the pipeline is unknown.
+    """Record that the pipeline's file is missing; return False if already recorded, or if the pipeline is unknown.
 
     Stops nothing: the caller has stopped the pipeline. Its state is kept in case its file comes back.
     """
@@ -202,7 +202,7 @@ def deprovision(engine: sa.Engine, pipeline: str) -> bool:
 
 
 def provision(connection: sa.Connection, pipeline: str, file: str, first: bool) -> None:
-    """Record that the pipeline is there, if it is seen ``first`` or was gone. Part of the transaction of its start."""
+    """Record that the pipeline exists if this is its ``first`` run or it was deprovisioned; within its start."""
     if first or _newest(connection, pipeline, *_BOTH) == DEPROVISIONED:
         record_event(connection, pipeline, PROVISIONED, file=file)
 
@@ -214,7 +214,7 @@ def _newest(connection: sa.Connection, pipeline: str, *kinds: str) -> str | None
 
 
 def gone(engine: sa.Engine) -> set[str]:
-    """Return the pipelines that were deprovisioned and did not come back."""
+    """Return the pipelines that were deprovisioned and have not come back."""
     last = sa.select(sa.func.max(history.c.id)).where(history.c.event.in_(_BOTH)).group_by(history.c.pipeline)
     away = sa.select(history.c.pipeline).where(history.c.id.in_(last), history.c.event == DEPROVISIONED)
     with reading(engine) as connection:
@@ -222,7 +222,7 @@ def gone(engine: sa.Engine) -> set[str]:
 
 
 def restarts_of(connection: sa.Connection, pipeline: str) -> int | None:
-    """Return the total number of restarts, from the newest restart event; None if there is none in the history."""
+    """Return the total number of restarts, from the newest restart event; None if the history has none."""
     mine = (history.c.pipeline == pipeline, history.c.event == "restarted")
     newest = sa.select(history.c.detail).where(*mine).order_by(history.c.id.desc()).limit(1)
     text = connection.execute(newest).scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""One owner per pipeline: an epoch, a heartbeat (DELIVERY.md, Leases), and transactions that commit only under them."""
+"""Ownership of a pipeline: an epoch, a heartbeat, and transactions that commit only under them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conduit_dagster.state.tables import pipelines
 
 
 class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of anybody
-    """Raised when another process owns the pipeline: this one must not decide anything any more."""
+    """Raised if another process owns the pipeline: this one must not decide anything any more."""
 
 
 class LeaseGrant(NamedTuple):
@@ -32,7 +32,7 @@ class LeaseGrant(NamedTuple):
 
     epoch: int
     before: Mapping[str, Any]
-    """The owner whose lease was taken over, with its own facts; empty if the pipeline was free."""
+    """The owner whose lease was taken over, with the facts it stored; empty if the pipeline was free."""
 
 
 class Lease:
@@ -44,7 +44,7 @@ class Lease:
         self._engine = engine
         self._claim = claim_of(engine)
         self._last_beat = 0
-        """The last heartbeat known to be committed: the store never goes back behind it."""
+        """The last heartbeat known to be committed: the store must never fall back behind it."""
         self._seconds = seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"lease-{pipeline}", daemon=True)
@@ -57,7 +57,7 @@ class Lease:
                     beat = connection.execute(self._beating()).scalar_one_or_none()
                     age = 0 if self._claim is None else self._claim.note(connection)
             except (SQLAlchemyError, ConduitError):
-                continue  # the next transaction of the protocol raises, and checks the epoch
+                continue  # the next transaction of the protocol checks the epoch, and raises
             self._remember(beat, age)
 
     def _remember(self, beat: int | None, age: int) -> None:
@@ -75,13 +75,13 @@ class Lease:
         return self._mine().values(heartbeat=beat, **values).returning(pipelines.c.heartbeat)
 
     def guard(self, connection: sa.Connection, **values: Any) -> None:
-        """Raise ``LeaseLost`` unless the epoch is still ours: part of every transaction of the protocol.
+        """Raise ``LeaseLost`` unless the epoch is still ours. Part of every transaction of the protocol.
 
-        Raises ``FatalError`` (``state.replaced``) if the store is another one, or an older state of it.
+        Raises ``FatalError`` (``state.replaced``) if the store is a different one, or an older state of it.
         """
         # read before the statement: a heartbeat that is committed meanwhile is higher than the statement's own
         floor = self._last_beat
-        # counts as a heartbeat too: on SQLite the thread's own waits for a transaction, however long that takes
+        # counts as a heartbeat too: on SQLite the heartbeat thread waits for a transaction, however long that takes
         beat = connection.execute(self._beating(updated_ns=time.time_ns(), **values)).scalar_one_or_none()
         if beat is None:
             raise self._gone(connection)
@@ -89,7 +89,7 @@ class Lease:
             raise self._back()
 
     def _gone(self, connection: sa.Connection) -> ConduitError:
-        """Return the error for a row that is not ours: another owner's, or that of another store."""
+        """Return the error for a row that is not ours: it belongs to another owner, or to another store."""
         if self._claim is not None:
             self._claim.require(connection)
         mine = sa.select(pipelines.c.epoch).where(pipelines.c.pipeline == self.pipeline)
@@ -110,8 +110,8 @@ class Lease:
     def abandon(self, last: Callable[[sa.Connection], None]) -> None:
         """Give the pipeline up in one transaction, although a thread of this process may still be working on it.
 
-        The epoch is raised, so from here on that thread is fenced like a frozen owner. ``last``: further work in the
-        transaction; not called if another process owns the pipeline by now.
+        The epoch is raised, which fences that thread like a frozen owner. ``last``: further work in the transaction;
+        not called if another process already owns the pipeline.
         """
         self._ended.set()
         with self._engine.begin() as connection:
@@ -132,7 +132,7 @@ class Lease:
 
 
 def owner_text(**facts: Any) -> str:
-    """Return this process's identity as stored for an owner, with facts for its successor."""
+    """Return this process's identity in the stored form, with facts for its successor."""
     return json.dumps({**identity(os.getpid()), **facts})
 
 
@@ -206,14 +206,14 @@ def _take(engine: sa.Engine, pipeline: str, seen: dict[str, Any]) -> int:
 
 T = TypeVar("T")
 _FIRST_WAIT, _LONGEST_WAIT, _LOOK = 0.05, 1.0, 0.05
-_BUSY_MS = 500  # SQLite's own wait for its lock, within which nothing can interrupt it
+_BUSY_MS = 500  # SQLite's own wait for its lock, which nothing can interrupt
 
 
 class Transactions:
     """Runner of one lease's transactions, one after the other; create one object per lease.
 
-    A running attempt is not interrupted: on a server that is gone it takes up to 10 s longer than ``patience``
-    (seconds); on one that is frozen, with its connections open, until the server resumes.
+    A running attempt is not interrupted: if the server is gone it takes up to 10 s longer than ``patience`` (seconds);
+    if it is frozen with open connections, until it resumes.
     """
 
     def __init__(
@@ -223,7 +223,7 @@ class Transactions:
         self._lease = lease
         self._patience = patience
         self._interrupted = interrupted
-        # another transaction of ours between a lost answer and its retry would overwrite the token
+        # another of our transactions between a lost answer and its retry would overwrite the token
         self._turn = threading.Lock()
 
     def run(self, work: Callable[[sa.Connection], T], **values: Any) -> T:
@@ -262,7 +262,7 @@ class Transactions:
             wait = min(2 * wait, _LONGEST_WAIT)
 
     def _wait(self, seconds: float) -> bool:
-        """Wait so long; return False if no time was left or a stop was requested."""
+        """Wait this long; return False once the time is used up or a stop was requested."""
         until = time.monotonic() + seconds
         while not self._interrupted():
             left = until - time.monotonic()

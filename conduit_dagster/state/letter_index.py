@@ -1,4 +1,4 @@
-"""Filling and trimming of the dead-letter index, a few thousand rows a transaction: other pipelines wait for each."""
+"""Filling and trimming of the dead-letter index, some thousand rows per transaction: other pipelines wait for each."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from conduit_dagster.state.steps import DeadLetter, Plan
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, steps
 
 _KEPT_CLOSED = 100_000
-"""Minimum number of replayed or discarded letters that are kept; open ones always are."""
+"""Minimum number of replayed or discarded letters to keep; open letters are always kept."""
 _AT_ONCE = 5_000
-"""Letters deleted in one transaction."""
+"""Maximum number of letters deleted per transaction."""
 
 
 class UnindexedPart(NamedTuple):
     """A file of the archive with letters that have no row yet."""
 
     plan: Plan
-    """The step that made it."""
+    """The step that wrote the file."""
     name: str
     letters: int
     indexed: int
-    """Letters that have their row, from the first."""
+    """Number of letters that have their row, from the first."""
     first: int
     """Number of the file's first letter in its step."""
 
@@ -39,7 +39,7 @@ class LetterIndex:
         self._transactions, self._run, self._id = transactions, transactions.run, pipeline
 
     def unindexed(self) -> list[UnindexedPart]:
-        """Return the files of prepared steps whose letters have no rows yet, in the order of their letters."""
+        """Return the files of prepared steps whose letters have no rows yet, in letter order."""
         return self._transactions.read(self._unindexed)
 
     def _unindexed(self, connection: sa.Connection) -> list[UnindexedPart]:
@@ -63,7 +63,7 @@ class LetterIndex:
         return msgspec.json.decode(connection.execute(sa.select(steps.c.plan).where(*mine)).scalar_one(), type=Plan)
 
     def add(self, part: UnindexedPart, line: int, rows: Sequence[DeadLetter]) -> None:
-        """Add the rows of a file's next letters, which begin in its row ``line``; those of a replay fail again."""
+        """Add the rows of a file's next letters, which begin at row ``line``; those of a replay fail again."""
 
         def work(connection: sa.Connection) -> None:
             if part.plan.replay:
@@ -77,7 +77,7 @@ class LetterIndex:
         self._run(work)
 
     def forget_closed(self) -> None:
-        """Delete letters that were closed long ago, and the names of files that have no letters left."""
+        """Delete letters that were closed long ago, and the names of files without letters."""
         while self._run(lambda connection: forget_closed(connection, self._id)) == _AT_ONCE:
             pass
 

@@ -1,4 +1,4 @@
-"""Sources of a pipeline that logs its records; and switching logging on and off without reading anything twice."""
+"""Registration of logged sources; switching logging on and off without reading anything twice."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LogRegistry:
     def register(self, source: str, unit: SourceUnit, initial: Any) -> None:
         """Register a source that is read through its log; ``initial`` is the real source's position.
 
-        A source that was read without a log goes on at its position. One that now reads other data is logged from
-        where that data was left, else from its beginning, and appended to its log.
+        A source that was read without a log continues at its position. One that now reads other data is logged from
+        where that data was left, otherwise from its beginning, and appended to its log.
         """
         row = self._connection.execute(sa.select(sources).where(*self._source(source))).mappings().first()
         if row is None:
@@ -43,7 +43,7 @@ class LogRegistry:
         if not unit.is_same_as(stored):
             left = change_unit(self._connection, self._id, row, position, unit, initial)
             values["generation"], position = left
-            # positions of the old data mean nothing to the new source: it must not be acked at them
+            # positions of the old data are meaningless for the new source: it must not be acked at them
             old = (log_parts.c.pipeline == self._id, log_parts.c.source == source)
             self._connection.execute(sa.update(log_parts).where(*old).values(position="null"))
         if is_logged:
@@ -81,7 +81,7 @@ class LogRegistry:
         )
 
     def leave(self, present: set[str]) -> None:
-        """Split joined sources that are read one by one again: each goes on at the join's position."""
+        """Split joined sources that are read separately again: each continues at the join's position."""
         rows = self._connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings().all()
         for row in rows:
             if row["source"] in present or json.loads(row["unit"]).get("plugin") != "join":
@@ -101,7 +101,7 @@ class LogRegistry:
         log = self._connection.execute(sa.select(logs).where(*mine)).mappings().one()
         if json.loads(row["position"]) != log["next_offset"]:
             raise _not_read_up(source)
-        # the position belongs to the data that was logged, whatever the file names now
+        # the position belongs to the data that was logged, whatever the file refers to now
         values = {"unit": json.dumps(unit, sort_keys=True), "position": log["position"]}
         self._connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
         self._connection.execute(sa.delete(logs).where(*mine))

@@ -1,4 +1,4 @@
-"""The manifest of the commit logs: which files hold which offsets. The records are in the files, never here.
+"""The manifest of the commit logs: the offsets in each file. The records are in the files, never here.
 
 Every function takes a connection, so that it can be part of a larger transaction of the protocol.
 """
@@ -18,7 +18,7 @@ from conduit_dagster.state.database import put
 from conduit_dagster.state.tables import log_parts, logs
 
 DEFAULT_SEGMENT_BYTES = 1_000_000_000
-"""Size at which a segment is closed and a new one becomes active (reference 4)."""
+"""Size at which a segment is closed and a new one becomes active."""
 
 
 class LogPart(msgspec.Struct, frozen=True):
@@ -70,12 +70,12 @@ class LogStore:
         self._pipeline = pipeline
 
     def state(self, connection: sa.Connection, source: str) -> LogState:
-        """Return the offset and the source's position at which the next append goes on."""
+        """Return the offset and the source's position at which the next append continues."""
         row = connection.execute(sa.select(logs).where(*self._log(source))).mappings().first()
         return LogState(0, None) if row is None else LogState(row["next_offset"], json.loads(row["position"]))
 
     def segment_for_append(self, connection: sa.Connection, source: str, size: int = DEFAULT_SEGMENT_BYTES) -> int:
-        """Return the next append's segment: the active one, or a new one once that has ``size`` bytes (CASES C19)."""
+        """Return the next append's segment: the active one, or a new one once the active one has ``size`` bytes."""
         newest = sa.select(sa.func.max(log_parts.c.segment)).where(*self._parts(source)).scalar_subquery()
         mine = (*self._parts(source), log_parts.c.segment == newest)
         first, bytes_ = connection.execute(
@@ -86,7 +86,7 @@ class LogStore:
         return self.state(connection, source).next_offset
 
     def position_before(self, connection: sa.Connection, source: str, offset: int) -> Any:
-        """Return the source's position after the last file that ends at or before ``offset``; None if there is none."""
+        """Return the source's position after the last file that ends at or before ``offset``; None if no file does."""
         where = (*self._parts(source), log_parts.c.next <= offset)
         newest = sa.select(log_parts.c.position).where(*where).order_by(log_parts.c.first.desc()).limit(1)
         text = connection.execute(newest).scalar_one_or_none()
@@ -150,9 +150,9 @@ class LogStore:
 
 
 def whole_from(parts: Sequence[LogPart], end: int) -> int:
-    """Return the first offset from which none is missing in these files of a log that ends before offset ``end``.
+    """Return the offset from which none is missing in these files of a log that ends before offset ``end``.
 
-    A step reads no range with gaps.
+    A step never reads a range with gaps.
     """
     first, expected = end, end
     for part in reversed(parts):

@@ -1,4 +1,4 @@
-"""Views of the state store's pipelines, for users and for processes other than the owner."""
+"""Views of the pipelines in the state store, for users and for processes other than the owner."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Rows = list[dict[str, Any]]
 
 
 def source_rows(engine: sa.Engine, pipeline: str) -> Rows:
-    """Return position and counts of each source, over all its runs, without the sources that stand for replays."""
+    """Return position and counts of each source, over all its runs, without the sources of replays."""
     with reading(engine) as connection:
         return _source_rows(connection, pipeline).get(pipeline, [])
 
@@ -78,8 +78,8 @@ def _only(query: sa.Select[Any], table: sa.Table, pipeline: str | None) -> sa.Se
 def real_source_rows(engine: sa.Engine, pipeline: str) -> Rows:
     """Return :func:`source_rows`, but with one row per source of the file, with its own position.
 
-    The position of a logged source is where its log ends, and ``undelivered`` how many of its records are logged and
-    not handled; a source of a join has the join's counts.
+    The position of a logged source is the end of its log, and ``undelivered`` counts its logged, unhandled records; a
+    source of a join has the join's counts.
     """
     return _real_source_rows(engine, pipeline).get(pipeline, [])
 

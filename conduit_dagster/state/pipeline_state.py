@@ -1,4 +1,4 @@
-"""State of a pipeline that a run needs in order to go on."""
+"""State of a pipeline that a run needs in order to resume."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from conduit_dagster.state.tables import consumers, deliveries, pipelines, sourc
 
 OPEN = ("planned", "prepared")
 REPLAY = "replay"
-"""Plugin name in the unit of a source that stands for the letters of a replay."""
+"""Plugin name in the unit of a source that represents the letters of a replay."""
 CATCH_UP = "catch-up"
-"""Plugin name in the unit of a source that stands for a log's range for one destination (``catch_ups.py``)."""
+"""Plugin name in the unit of a source that represents a log's range for one destination (``catch_ups.py``)."""
 SENT_AGAIN = "again"
-"""Key in the unit of a catch-up that an operator asked for, and not the file."""
+"""Key in the unit of a catch-up that was requested by an operator, not by the file."""
 DROPPED = "dropped"
-"""Key in the unit of a source for which another pipeline's log is no longer held (``readers.py``)."""
+"""Key in the unit of a source for which another pipeline's log is no longer kept (``readers.py``)."""
 _decode = msgspec.json.Decoder(DeliveryProgress).decode
 
 
@@ -41,12 +41,12 @@ class SourceState:
 
     @property
     def is_sent_again(self) -> bool:
-        """Whether an operator had the range sent to that destination again."""
+        """Whether an operator requested to send that destination the range again."""
         return bool(self.unit.get(SENT_AGAIN))
 
     @property
     def is_replay(self) -> bool:
-        """Whether the source stands for the dead letters of a replay."""
+        """Whether the source represents the dead letters of a replay."""
         return self.unit.get("plugin") == REPLAY
 
 
@@ -64,9 +64,9 @@ class OpenStep:
     letters: tuple[LateLetter, ...]
     """Dead letters found at publishing that are still to be published."""
     void: frozenset[str] = frozenset()
-    """Consumers that were retired with their delivery open. One of them may have come back as a new consumer."""
+    """Consumers retired while their delivery was open. One of them may have come back as a new consumer."""
     sent: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Records that each consumer has whose own delivery is done: without those that were refused or marked."""
+    """Number of records delivered to each consumer whose delivery is done, without refused or marked ones."""
 
 
 @dataclass
@@ -81,23 +81,23 @@ class PipelineState:
     last_plan: Plan | None = None
     """The newest step that is not void."""
     memory: dict[str, Memory] = field(default_factory=dict[str, Memory])
-    """Processors' memory after the newest step that is prepared or done."""
+    """State of stateful processors after the newest step that is prepared or done."""
     decided: int = 0
-    """The number of that step, as the state was loaded."""
+    """Number of that step when the state was loaded."""
 
     def prepared(self, decision: Decision) -> None:
-        """Apply what the transaction of line 5 changed."""
+        """Apply the changes of line 5's transaction."""
         self.window, self.memory = decision.window, decision.memory
         for delivery in decision.deliveries:
             if decision.once and delivery.parts:
                 self.delivered(delivery.consumer, delivery.expected)
 
     def delivered(self, consumer: str, target: Mapping[str, Any]) -> None:
-        """Apply what a delivery's transaction changed."""
+        """Apply the changes of a delivery's transaction."""
         self.targets[consumer] = json.loads(json.dumps(target))  # the same value as a later run loads
 
     def finished(self, plan: Plan, decision: Decision) -> None:
-        """Apply what a step's last transaction changed; nothing for a source that was rewound meanwhile."""
+        """Apply the changes of a step's last transaction; nothing for a source that was rewound meanwhile."""
         for span in plan.ranges:
             known = self.sources.get(span.source)
             if known is not None and known.generation == span.generation:

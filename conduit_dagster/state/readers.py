@@ -45,14 +45,14 @@ def log_unit(pipeline: str, source: str) -> dict[str, Any]:
 
 
 def _log_of(unit: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the log that a source reads; None if it is not a reader: a project's own plugin may have the same name."""
+    """Return the log that a source reads; None if it is no reader: a project's own plugin may have the same name."""
     log = unit.get("pipeline"), unit.get("source")
     is_reader = unit.get("plugin") == PLUGIN and all(isinstance(name, str) for name in log)
     return cast(tuple[str, str], log) if is_reader else None
 
 
 def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
-    # a reader that logs its records itself has everything that it took in its own log
+    # a reader that logs its records itself has all records that it took in its own log
     own = sa.and_(logs.c.pipeline == sources.c.pipeline, logs.c.source == sources.c.source)
     columns = (sources.c.pipeline, sources.c.source, sources.c.unit, sources.c.position, logs.c.position.label("read"))
     query = sa.select(*columns).join_from(sources, logs, own, isouter=True)
@@ -66,7 +66,7 @@ def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
 
 
 def readers_of(connection: sa.Connection, pipeline: str, source: str | None = None) -> list[ReadingSource]:
-    """Return the readers of a pipeline's logs, or of one source's log, without those that were dropped."""
+    """Return the readers of a pipeline's logs, or of one source's log, without dropped ones."""
     return [
         reader
         for reader in _every(connection)
@@ -75,7 +75,7 @@ def readers_of(connection: sa.Connection, pipeline: str, source: str | None = No
 
 
 def drop(connection: sa.Connection, reader: ReadingSource, by: str) -> None:
-    """Stop holding the log for a reader. It keeps its position: on return it resumes there, or reports the gap."""
+    """Stop keeping the log for a reader. It keeps its position: on return it resumes there, or reports the gap."""
     _mark(connection, reader, True)
     detail = {"reader": reader.name, "log": ":".join(reader.of), "offset": reader.offset, "by": by}
     for pipeline in (reader.pipeline, reader.of[0]):
@@ -100,7 +100,7 @@ class ReaderRegistry:
     def admit(self, source: str, unit: Mapping[str, Any], initial: Any) -> Any:
         """Return where a new source begins: ``initial``, or, if it reads a log, the oldest offset without later gaps.
 
-        Call before the source itself is registered. A reader that was dropped becomes one again.
+        Call before the source itself is registered. A dropped reader is readmitted.
         """
         for reader in self._own():
             if reader.connector == source and reader.dropped:
@@ -109,7 +109,7 @@ class ReaderRegistry:
         log = _log_of(unit)
         if log is None:
             return initial
-        # no reader is admitted during a compaction: that holds this row until its files are swapped
+        # no reader is admitted during a compaction, which holds this row until its files are swapped
         row = sa.select(pipelines.c.epoch).where(pipelines.c.pipeline == log[0])
         self._connection.execute(row.with_for_update())
         return oldest(self._connection, *log)
@@ -117,7 +117,7 @@ class ReaderRegistry:
     def retire(self, present: Collection[str]) -> None:
         """Drop the readers among the sources that are no longer in the file."""
         if self._has_open_steps():
-            return  # a step that reads one of them may still be finished, once the file has it again
+            return  # a step that reads one of them can still be finished, once the file has it again
         for reader in self._own():
             if reader.connector not in present and not reader.dropped:
                 drop(self._connection, reader, "the pipeline's file")

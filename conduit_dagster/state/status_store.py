@@ -1,4 +1,4 @@
-"""Status and recovery state of pipelines: transitions, failures, restarts, operators' requests. Each a transaction."""
+"""Status and recovery state of pipelines: transitions, failures, restarts, requests. One transaction each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.tables import pipelines, recoveries
 
 Error = Mapping[str, Any]
-"""An error as ``run --json`` shows it: code, message, node, place, fix, fatal."""
+"""An error in the format of ``run --json``: code, message, node, place, fix, fatal."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class RunStart:
     file: str = ""
     digest: str = ""
     restart: int | None = None
-    """The number of the failure that this run restarts after; None for a requested start."""
+    """Number of the failure that this run restarts after; None for a requested start."""
     past: RestartHistory = FRESH
     """Initial count of a requested start: restarts that could not be recorded."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The decision that follows a failure."""
+    """Decision after a failure."""
 
     status: PipelineStatus
     """``RECOVERING`` or ``DEGRADED``."""
@@ -47,15 +47,15 @@ class Failed:
 
 
 class StatusStore:
-    """The status of one pipeline, for the owner of its lease (reference 3, Pipeline state management)."""
+    """The status of one pipeline, for the owner of its lease."""
 
     def __init__(self, transactions: Transactions, pipeline: str) -> None:
         self._transactions, self._id = transactions, pipeline
 
     def begin(self, start: RunStart) -> RecoveryState | None:
-        """Begin the run; return None if it is a restart that is no longer wanted (CASES B10, B11).
+        """Begin the run; return None if it is a restart that is no longer wanted.
 
-        A requested start resets the restart count; a restart continues it, and stays ``recovering`` until it is shown
+        A requested start resets the restart count; a restart continues it, and stays ``recovering`` until it has proved
         to work.
         """
 
@@ -63,7 +63,7 @@ class StatusStore:
             state = read(connection, self._id)
             if start.restart is None:
                 return self._started(connection, start)
-            # exactly one restart per failure, even if several processes were told to do it
+            # exactly one restart per failure, even if several processes try to start it
             if state.failure != start.restart or not state.restart_at_ns or state.stop_asked:
                 return None
             values = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": ""}
@@ -84,7 +84,7 @@ class StatusStore:
         return read(connection, self._id)
 
     def recovered(self, attempt: int) -> None:
-        """Mark the pipeline as running: a record was acked end to end, or a window passed without an error (B12)."""
+        """Mark the pipeline as running: a record was acked end to end, or a window passed without an error."""
 
         def work(connection: sa.Connection) -> None:
             self._set(connection, PipelineStatus.RUNNING)
@@ -130,7 +130,7 @@ class StatusStore:
     def _wait(self, connection: sa.Connection, error: Error, wait: Wait, failure: int) -> None:
         mine = sa.select(pipelines.c.status, pipelines.c.error).where(pipelines.c.pipeline == self._id)
         status, first = connection.execute(mine).one()
-        # the first error of an outage is kept: later ones are often only its consequences
+        # keep the first error of an outage: later ones are often only its consequences
         self._set(
             connection,
             PipelineStatus.RECOVERING,
@@ -170,7 +170,7 @@ class StatusStore:
     def abandoned(
         self, status: PipelineStatus, reason: str, error: Error | None, where: str
     ) -> Callable[[sa.Connection], None]:
-        """Return :meth:`ended` for a hung run, as part of the transaction that fences it; ``where``: where it hangs."""
+        """Return :meth:`ended` for a hung run, as part of the transaction that fences it. ``where``: where it hangs."""
         return lambda connection: self._end(connection, status, reason, error, hung=where)
 
     def _set(
@@ -190,7 +190,7 @@ def _decide(error: Error, policy: Policy | None, past: RestartHistory, now_ns: i
 
 
 Asked = Literal["", "start", "stop", "force", "renew"]
-"""``renew``: stop, and begin again with the file as it is now."""
+"""``renew``: stop, and start again with the current file."""
 _STOPS: Final = ("stop", "force", "renew")
 
 
@@ -254,7 +254,7 @@ def _state(row: Any) -> RecoveryState:
 
 
 def write(connection: sa.Connection, pipeline: str, **values: Any) -> None:
-    """Update columns of the row, creating it if there is none. ``past`` and ``cause`` are passed as objects."""
+    """Update columns of the row; create it if missing. ``past`` and ``cause`` are passed as objects."""
     if (past := values.pop("past", None)) is not None:
         values |= {"attempt": past.attempt, "restarts": json.dumps(past.restarts)}
     if "cause" in values:

@@ -1,4 +1,4 @@
-"""The stored form of a step: its plan, and the decision that is fixed when it is prepared (DELIVERY.md, One step)."""
+"""The stored form of a step: its plan, and the decision that is fixed when it is prepared."""
 
 from __future__ import annotations
 
@@ -29,45 +29,45 @@ class Range(msgspec.Struct, frozen=True):
     offset: int
     """Number of the source's records before the range: the offset of its first record."""
     origin: str = ""
-    """The connector whose records these are, if it is not ``source`` itself: for a catch-up or dead letters."""
+    """The connector that the records come from, if it is not ``source`` itself: for a catch-up or dead letters."""
 
     @property
     def connector(self) -> str:
-        """The connector whose records these are."""
+        """The connector that the records come from."""
         return self.origin or self.source
 
 
 class LoggedRange(msgspec.Struct, frozen=True):
-    """The positions ``(start, end]`` of a source itself, when its records are logged while a step stages them."""
+    """The positions ``(start, end]`` of a source itself, if its records are logged while a step stages them."""
 
     start: Any
     end: Any
 
 
 class MemoryPart(msgspec.Struct, frozen=True):
-    """A file of a processor's memory: what one step added, or everything that still mattered then."""
+    """A state file of a stateful processor: the additions of one step, or everything that still mattered then."""
 
     name: str
     entries: int
     bytes: int
     sha256: str
     number: int
-    """Number of the newest entry: how many records had come to the processor."""
+    """Number of the newest entry: how many records the processor had received."""
     at_ns: int
     """Time of the newest entry."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """A processor's memory, in order of arrival."""
+    """State of a stateful processor, in order of arrival."""
 
     parts: list[MemoryPart] = []
     count: int = 0
-    """Number of records with a key that have come to the processor."""
+    """Number of records with a key that the processor has received."""
     generations: dict[str, int] = {}
-    """The generations that the sources had."""
+    """Generations of the sources at that time."""
 
     def under(self, generations: Mapping[str, int]) -> Memory:
-        """Return the memory that a step begins with: without parts if a source was rewound or reads other data."""
+        """Return the state that a step begins with: without parts if a source was rewound or reads other data."""
         same = all(generations.get(source, was) == was for source, was in self.generations.items())
         return Memory(self.parts if same else [], self.count, dict(generations))
 
@@ -77,26 +77,26 @@ class Plan(msgspec.Struct, frozen=True):
 
     step: int
     clock_ns: int
-    """The step's time: ``now()`` and ``readAt``, so that a repeat gives the same bytes."""
+    """The step's time, for ``now()`` and ``readAt``: a repeat gives the same bytes."""
     ranges: list[Range]
     targets: dict[str, dict[str, str | None]] = {}
-    """Each destination when the step was planned: its plugin and what it owns."""
+    """Each destination when the step was planned: its plugin and its target."""
     hashes: dict[str, str] = {}
-    """The delivery hash of each consumer, computed once; the empty name has the step's own hash, for processors."""
+    """The delivery hash of each consumer, computed once; the empty name holds the step's own hash, for processors."""
     reads: str = "positions"
-    """What its ranges hold: ``positions`` of the sources, or offsets of the log of ``records`` or of its ``join``."""
+    """Kind of its ranges: ``positions`` of the sources, or offsets of the log of ``records`` or of its ``join``."""
     only: str = ""
-    """The only destination of this step, which catches up; empty for all of them."""
+    """The only destination of this step, which is catching up; empty means all of them."""
     nacked: dict[str, list[int]] = {}
     """In a step for one destination: by source, offsets of records that were nacked before and have a dead letter."""
     logs: dict[str, LoggedRange] = {}
     """In a step whose records are logged while it is staged: by source, the range that it reads from the source."""
     replay: int = 0
-    """The replay whose dead letters this step sends; positions in its ranges are then keys of letters. 0: none."""
+    """The replay whose dead letters this step sends; positions in its ranges are then keys of letters. 0 means none."""
     memory: dict[str, Memory] = {}
-    """Processors' memory of the previous steps, by node: a repeat of the step starts with the same."""
+    """State of stateful processors after the previous steps, by node: a repeat of the step starts with the same."""
     named: list[dict[str, Any]] = []
-    """The ranges as used in delivery hashes: part names must not need the source (P8: the source may be gone)."""
+    """The ranges as used in delivery hashes: naming parts must not require the source, which may be gone."""
 
     def is_for(self, consumer: str) -> bool:
         """Return whether the step advances this destination."""
@@ -115,7 +115,7 @@ class LastInNamespace(msgspec.Struct):
     """The last record of one namespace in a step."""
 
     ordinal: int
-    """Its place in the step's range of its source, from 0."""
+    """The record's place in the step's range of its source, from 0."""
     mode: str = "sync"
     """State of the collection after this record: copy | complete | sync."""
 
@@ -134,11 +134,11 @@ class StagedDelivery(msgspec.Struct, frozen=True):
     parts: list[Part]
     target: dict[str, Any]
     skip: int = 0
-    """The skip in its name: 0, or the place of a dead letter that was found at publishing."""
+    """The skip in its name: 0, or the place of a dead letter found at publishing."""
     expected: dict[str, Any] = {}
-    """The target after this delivery; at-most-once goes on from there whether or not it was published."""
+    """The target after this delivery; at-most-once continues from it whether or not the delivery was published."""
     origins: list[Part] = []
-    """Next to the parts, the origin of each record, for a destination that stages something other than records."""
+    """Origins of the records, beside the parts, for a destination that does not stage whole records."""
 
     @property
     def records(self) -> int:
@@ -154,7 +154,7 @@ class DeliveryChild(msgspec.Struct, frozen=True):
     single: bool = False
     """Whether its records are sent one at a time."""
     without: list[int] = []
-    """Places in the range that are left out, in order: they were refused before, and are ``marked``."""
+    """Ascending places in the range that are left out: they were refused before, and are ``marked``."""
 
 
 class DeliveryProgress(msgspec.Struct, frozen=True):
@@ -165,19 +165,19 @@ class DeliveryProgress(msgspec.Struct, frozen=True):
     pending: list[DeliveryChild] = []
     """Children still to be sent, in order, once it is split."""
     split: bool = False
-    """Whether it is sent as children; stays true once all are sent: it is never sent under its own name again."""
+    """Whether it is sent as children. Stays true once all are sent: it is never sent under its own hash again."""
     namespaces: dict[str, int] = {}
     """Last handled place by namespace, where acks went ahead of ``handled``."""
     refused: int = 0
-    """Number of handled records that the destination refused, or an operator marked: they are not delivered."""
+    """Number of handled records that the destination refused, or an operator marked: these are not delivered."""
     marked: list[int] = []
-    """Places behind ``handled`` that the destination refused, or an operator marked, in order: they are passed over
-    when their turn comes."""
+    """Ascending places behind ``handled`` that the destination refused, or an operator marked: they are skipped when
+    their turn comes.
+    """
 
 
 class LateLetter(msgspec.Struct, frozen=True):
-    """Dead letters of records that were refused at publishing: a delivery of its own (DELIVERY.md, When publishing
-    fails)."""
+    """Dead letters of records that were refused at publishing: a separate delivery."""
 
     delivery: StagedDelivery
     consumer: str
@@ -187,8 +187,9 @@ class LateLetter(msgspec.Struct, frozen=True):
     nack: tuple[str, str]
     """Code and message of the first record's nack."""
     archive: tuple[str, int] = ("", 0)
-    """File and row of the first record in the archive; the others follow it. If their staging is lost, they are staged
-    again from there."""
+    """File and row of the first record in the archive; the others follow it. Used to stage them again if their staging
+    is lost.
+    """
     more: list[tuple[int, str, str]] = []
     """Place, code and message of every further record that was refused together with the first."""
 
@@ -199,7 +200,7 @@ class LateLetter(msgspec.Struct, frozen=True):
 
 
 EDIT_FAILED = "dead_letters.edit_failed"
-"""Code of a letter whose record an edit of its replay refuses: it reached no node of the pipeline."""
+"""Code of a letter whose record an edit of its replay refuses: the record reached no node of the pipeline."""
 
 
 class DeadLetter(NamedTuple):
@@ -214,11 +215,11 @@ class DeadLetter(NamedTuple):
     message: str
     namespace: str = ""
     hash: str = ""
-    """Hash of the delivery that takes it to the dead-letter queue."""
+    """Hash of the delivery to the dead-letter queue."""
     missed: str = ""
-    """The destinations without a copy of the record, as JSON; empty: none has one."""
+    """Destinations without a copy of the record, as JSON; empty means that none has one."""
     part: str = ""
-    """The file of the archive that holds the record."""
+    """The archive file that holds the record."""
     line: int = 0
     """Its row in that file."""
     again: tuple[int, int] | None = None
@@ -235,7 +236,7 @@ class LetterPart(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The decision of a step, fixed in one transaction and final, whatever happens to code, file or process."""
+    """The decision of a step, fixed in one transaction and final, whatever changes in code, file or process."""
 
     splits: list[list[dict[str, Any]]]
     """The splits of each task, so that lost staging can be rebuilt to the same parts."""
@@ -243,18 +244,18 @@ class Decision(msgspec.Struct, frozen=True):
     deliveries: list[StagedDelivery]
     window: str
     filtered: dict[str, int] = {}
-    """Number of records that each node dropped, counted per destination for nodes behind the fan-out."""
+    """Number of records that each node dropped, counted per destination for nodes after the fan-out."""
     nacked: dict[str, int] = {}
     """Nacks by ``node code``."""
     namespaces: Namespaces = {}
     once: bool = False
     """At-most-once: positions and offsets moved with the decision, and it is never sent again."""
     memory: dict[str, Memory] = {}
-    """Processors' memory from here on, by node."""
+    """State of stateful processors after this step, by node."""
 
 
 def encode(value: msgspec.Struct) -> str:
-    """Return the value as stored."""
+    """Return the value in its stored form."""
     return msgspec.json.encode(value).decode()
 
 

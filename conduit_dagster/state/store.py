@@ -25,7 +25,7 @@ from conduit_dagster.state.tables import consumers, deliveries, sources, steps
 
 T = TypeVar("T")
 _KEPT_STEPS = 50
-"""Minimum number of steps kept; older ones are deleted every so many steps."""
+"""Minimum number of steps to keep; older ones are deleted every so many steps."""
 
 
 class PipelineStore:
@@ -108,13 +108,13 @@ class PipelineStore:
     def prepare(
         self, plan: Plan, decision: Decision, letters: Sequence[LetterPart], moves: Moves | None = None
     ) -> None:
-        """Line 5: store the decision. Nothing is published before, and from here on the decision never changes.
+        """Line 5: store the decision. Nothing is published before, and the decision never changes afterwards.
 
-        ``letters``: the archive's files with the step's dead letters, which are indexed by later transactions
+        ``letters``: the archive's files with the step's dead letters, which later transactions index
         (:class:`~conduit_dagster.state.letter_index.LetterIndex`).
 
         With ``moves`` (at-most-once) the same transaction moves offsets, positions and targets, and the step is done:
-        what is not published after that is never published.
+        anything not published after that is never published.
         """
 
         def work(connection: sa.Connection) -> None:
@@ -146,7 +146,7 @@ class PipelineStore:
                 connection.execute(sa.update(consumers).where(*mine).values(**values, target=target))
 
     def retarget(self, plan: Plan, decision: Decision) -> None:
-        """Change the targets of unpublished deliveries, as the settings say. Nothing else changes."""
+        """Change the targets of unpublished deliveries, as the settings require. Nothing else changes."""
 
         def work(connection: sa.Connection) -> None:
             self._set_state(connection, plan.step, "prepared", decision=encode(decision))
@@ -168,7 +168,7 @@ class PipelineStore:
         self._tidy(plan)
 
     def _tidy(self, plan: Plan) -> None:
-        """Delete what is not needed any more, in small transactions of their own; only now and then."""
+        """Delete what is no longer needed, in separate small transactions; only now and then."""
         if plan.step % _KEPT_STEPS == 0:
             self.letter_index.forget_closed()
             forget_unused(self.transactions, self._id, time.time_ns())

@@ -14,7 +14,7 @@ from conduit_dagster import storage
 from conduit_dagster.recovery.errors import FatalError
 
 _SMALLEST = 512
-"""Bytes of the smallest SQLite database; a store's file is never shorter once it was opened."""
+"""Size in bytes of the smallest SQLite database; the file of an opened store is never shorter."""
 _ATTEMPTS = 3
 ACCEPT = "if all data may be read and delivered again: conduit-dagster run --accept-new-state"
 
@@ -35,7 +35,7 @@ def sqlite_file(url: sa.URL) -> Path | None:
 
 
 def create_file(path: Path) -> None:
-    """Create the file and its folder unless they exist. SQLite gives its ``-wal`` and ``-shm`` files the same mode."""
+    """Create the file and its folder if missing. SQLite gives its ``-wal`` and ``-shm`` files the same mode."""
     storage.private_folder(path.parent)
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, storage.PRIVATE_FILE))
 
@@ -52,18 +52,18 @@ def replaced(place: str, what: str) -> FatalError:
 
 
 class StoreFile:
-    """Watch over the file of one engine: its connections open no other file, and no transaction goes to a lost one."""
+    """Guard of one engine's file: its connections open no other file, and no transaction goes to a lost one."""
 
     def __init__(self, engine: sa.Engine, path: Path) -> None:
         self._path, self._place = path, engine.url.render_as_string()
         self._opened: FileIdentity | None = None
         event.listen(engine, "do_connect", self._connect)
         event.listen(engine, "begin", self.require_same)
-        # a file replaced during a transaction would take nothing of it along
+        # a transaction during which the file is replaced would be lost with the old file
         event.listen(engine, "commit", self.require_same)
 
     def _connect(self, _dialect: Any, _record: Any, args: list[Any], settings: dict[str, Any]) -> sqlite3.Connection:
-        # mode=rw: a file that is gone must not be created anew
+        # mode=rw: a missing file must not be created anew
         for _ in range(_ATTEMPTS):
             before = self._found()
             made = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", uri=True, **settings)

@@ -21,14 +21,14 @@ from typing_extensions import override
 
 
 def words(text: str, longest: int | None = None) -> str:
-    """Return the text as stored: cut to ``longest``, NULs (which PostgreSQL can't hold) and lone surrogates escaped."""
+    """Return the text as stored: cut to ``longest``, with NULs (invalid in PostgreSQL) and lone surrogates escaped."""
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode()
     return text.replace("\0", "\\x00")[:longest]
 
 
 class SafeText(TypeDecorator[str]):
-    """Text of at most so many characters, or of any length. Values in conditions are escaped and cut as well."""
+    """Text of limited or unlimited length. Values in conditions are escaped and cut as well."""
 
     impl = String
     cache_ok = True
@@ -45,7 +45,7 @@ class SafeText(TypeDecorator[str]):
 
 
 class SafeKey(SafeText):
-    """Text that identifies its row: one that is too long ends in its digest, so that two never become the same."""
+    """Text that identifies its row: a longer one ends in its digest, so that no two become equal."""
 
     cache_ok = True
 
@@ -59,10 +59,11 @@ class SafeKey(SafeText):
 
 
 VERSION = 3
-"""Raised with every change to a table, together with a revision in ``migrations/versions`` that makes the change."""
+"""Increase it with every change to a table, together with a revision in ``migrations/versions`` that makes the change.
+"""
 
 LONGEST = 256
-"""Maximum length of a namespace; a longer one is cut, so that it may share its row with another."""
+"""Maximum length of a namespace; a longer one is cut, and may then share its row with another."""
 LONGEST_CODE = 128
 
 metadata = MetaData()
@@ -111,7 +112,7 @@ generations = Table(
     Column("pipeline", String(128), primary_key=True),
     Column("source", String(256), primary_key=True),
     Column("generation", BigInteger, primary_key=True, autoincrement=False),
-    Column("unit", Text, nullable=False),  # JSON: the data that it was given for
+    Column("unit", Text, nullable=False),  # JSON: the data that it was assigned for
     Column("position", Text, nullable=False),  # JSON: the source's position when it was left; else empty
 )
 

@@ -1,4 +1,4 @@
-"""A connection to PostgreSQL with a limit on the wait for an answer."""
+"""A connection to PostgreSQL with a timeout for answers."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ T = TypeVar("T")
 
 
 class TimedConnection(psycopg.Connection[Any]):
-    """A connection that closes once the server has not answered for :attr:`seconds`, and raises as for a lost server.
+    """A connection that closes if the server has not answered for :attr:`seconds`, and raises as for a lost server.
 
-    A frozen server, or one behind a frozen proxy, keeps its connections alive: keepalives do not notice, and a limit
-    that the server itself enforces does not help. The statement may have been executed.
+    A frozen server, or one behind a frozen proxy, keeps its connections alive: keepalives don't detect that, and
+    neither does a timeout that the server itself enforces. The statement may have been executed.
     """
 
     seconds: ClassVar[float] = 30.0
-    """The limit: as long as SQLite waits for its lock; a server waits 10 s for one."""
+    """The timeout: as long as SQLite waits for its lock; a server waits 10 s for one."""
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **more: Any) -> T:
-        """Wait as the base class does, which calls this for each statement and each end of a transaction."""
+        """Wait like the base class, which calls this for each statement and each end of a transaction."""
         return super().wait(self._in_time(gen), *args, **more)
 
     def _in_time(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:

@@ -1,4 +1,4 @@
-"""Creation of the state store's tables, and their migration to the version that this program knows.
+"""Creation of the state store's tables, and their migration to the version of this program.
 
 A new store gets all tables at once and is stamped with the newest revision. An older one goes through Alembic's
 revisions, one file per version in ``versions/``; Alembic is imported only if there is something to migrate.

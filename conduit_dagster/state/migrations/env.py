@@ -1,4 +1,4 @@
-"""Alembic's entry point: the migrations, inside the transaction that is already open."""
+"""Alembic's entry point: runs the migrations inside the transaction that is already open."""
 
 from __future__ import annotations
 

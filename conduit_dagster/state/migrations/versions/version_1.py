@@ -1,4 +1,4 @@
-"""Version 1, where migrations begin: every store of this version was created whole, from ``state/tables.py``."""
+"""Version 1, the oldest: every store of this version was created from ``state/tables.py``."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Change nothing: there is no older store."""
+    """Change nothing: no older version exists."""

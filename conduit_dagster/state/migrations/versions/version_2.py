@@ -10,7 +10,7 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    """Add the number of indexed letters of a file: all of them, so far. Index letters by file and by end."""
+    """Add the number of indexed letters of a file (so far, all of them). Index letters by file and by end."""
     indexed = sa.Column("indexed", sa.BigInteger(), nullable=False, server_default="0")
     op.add_column("conduit_dead_letter_parts", indexed)
     op.execute("UPDATE conduit_dead_letter_parts SET indexed = letters")

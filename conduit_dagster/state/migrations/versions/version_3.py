@@ -1,6 +1,6 @@
-"""Version 3: values that positions refer to by digest, and another name for the deliveries of steps.
+"""Version 3: values that positions refer to by digest, and a new table name for the deliveries of steps.
 
-It also stops an older program, which would not look there.
+The rename also stops an older program, which would not look for such values.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Add the table. Stored positions stay as they are: the next step of a source writes the new form.
+    """Add the table. Stored positions are unchanged: the next step of a source writes the new form.
 
-    A destination in the store's own schema could not have its table ``conduit_deliveries``.
+    The rename lets a destination have its table ``conduit_deliveries`` in the store's schema.
     """
     op.rename_table("conduit_deliveries", "conduit_step_deliveries")
     op.create_table(
