@@ -1,7 +1,7 @@
-"""The binary layout of reference 4, big-endian throughout.
+"""Conduit's binary layout of a log, big-endian throughout.
 
 A commit log entry is ``offset (8), message length (4), timestamp (8, whole seconds), mode (1), key length (4), key,
-data length (4), data``; the message is key and data with their lengths, without timestamp and mode (CASES C22).
+data length (4), data``; the message is key and data with their lengths, without timestamp and mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class LogRecord(NamedTuple):
 
 
 EntryData = Literal["opencdc", "raw"]
-"""What the data of entries holds: OpenCDC records as :func:`export_entries` writes them, or any bytes."""
+"""Content of entries' data: OpenCDC records as :func:`export_entries` writes them, or arbitrary bytes."""
 _EXPORT_AGAIN: Final = "export it again; nothing of a damaged file was imported"
 
 
@@ -57,7 +57,7 @@ def encode_log_record(record: LogRecord) -> bytes:
 
 
 def decode_log(stream: IO[bytes]) -> Iterator[tuple[int, LogRecord]]:
-    """Each entry with the byte at which it starts. Raises ``FatalError`` (``log.import_damaged``), with that byte."""
+    """Yield each entry with its offset in the stream. Raises ``FatalError`` (``log.import_damaged``), with offset."""
     reader = _Reader(stream)
     while head := reader.take_or_end(_HEAD.size, "an entry's head"):
         start = reader.at - _HEAD.size
@@ -99,7 +99,7 @@ class _Reader:
         return size
 
     def _read(self, size: int) -> bytes:
-        # in pieces: a damaged length must not ask for gigabytes at once
+        # in pieces: a damaged length must not allocate gigabytes at once
         pieces: list[bytes] = []
         while size and (piece := self._stream.read(min(size, _PIECE))):
             pieces.append(piece)
@@ -130,7 +130,7 @@ _nack_of = msgspec.json.Decoder(_Line).decode
 def export_entries(reader: Iterable[Batch], out: IO[bytes]) -> int:
     """Write the blocks that :func:`read` yielded; return the number of entries. Times are cut to whole seconds.
 
-    An entry that a node nacked has a ``nack`` object in its JSON, which OpenCDC does not know and others pass over.
+    The JSON of an entry that a node nacked has an additional ``nack`` object, which readers of OpenCDC ignore.
     """
     count = 0
     for batch in reader:
@@ -152,10 +152,10 @@ def _log_record(entry: Entry) -> LogRecord:
 def import_entries(stream: IO[bytes], source: str, data: EntryData = "opencdc") -> Iterator[Entry]:
     """Yield the entries of a log in the layout, as entries of ``source``; positions are text.
 
-    ``data`` raw: each entry's data, whatever it is, becomes the raw payload of a record whose position is the offset,
-    whose key is the entry's key, and whose collection is that key as text.
+    ``data`` raw: each entry's data becomes the raw payload of a record; the offset is its position, and the entry's key
+    is its key and, as text, its collection.
 
-    Raises ``FatalError`` (``log.import_damaged``) with the byte, perhaps after some entries: put them to use when all
+    Raises ``FatalError`` (``log.import_damaged``) with the byte, possibly after some entries: use them only once all
     are read.
     """
     last = -1
@@ -182,7 +182,7 @@ def _entry(source: str, record: LogRecord, at: int) -> Entry:
         namespace, refused = record.key.decode(), _nack_of(record.data).nack
         nack = None if refused is None else (refused.node, Nack(refused.code, refused.message))
         read = decode(record.data)
-    except (ValueError, RecursionError) as error:  # no JSON, no base64, no UTF-8, or nested too deep
+    except (ValueError, RecursionError) as error:  # not JSON, Base64 or UTF-8, or nested too deeply
         why, fix = f"the data of offset {record.offset} is not an OpenCDC record: {error}", "import it with --as raw"
         raise damaged(why, at, f"{fix}, if it holds other data; else {_EXPORT_AGAIN}") from error
     mode = MODES[record.mode]

@@ -1,4 +1,4 @@
-"""Compaction of closed segments: what no consumer needs goes, but for each namespace's last entry (reference 4)."""
+"""Compaction of closed segments: removes entries that no consumer needs, except for each namespace's last one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def highest_handled(consumers: Iterable[str], offsets: Mapping[str, Mapping[str,
 def handled_upto(namespace: str, consumers: Iterable[str], offsets: Mapping[str, Mapping[str, int]]) -> int:
     """Return the offset up to which all consumers handled the namespace; -1 if one of them handled none of it.
 
-    A consumer's own offset for the namespace counts, where it is known, else the one of all that the source has.
+    A consumer's own offset for the namespace is used if known, otherwise its offset for the whole source.
     """
     return min((_handled(namespace, offsets.get(consumer, {})) for consumer in consumers), default=-1)
 
@@ -50,7 +50,7 @@ def _handled(namespace: str, offsets: Mapping[str, int]) -> int:
 
 
 class CompactionRule:
-    """The entries of one segment that stay: what a consumer still needs, and the last entry of each namespace."""
+    """The entries of one segment to keep: those that a consumer still needs, and the last one of each namespace."""
 
     def __init__(self, consumers: Sequence[str], offsets: Mapping[str, Mapping[str, int]]) -> None:
         self._consumers = consumers
@@ -69,7 +69,7 @@ class CompactionRule:
 
     @property
     def count(self) -> int:
-        """How many entries of those that were seen stay."""
+        """Number of registered entries that stay."""
         return self._needed + sum(last <= self._upto[namespace] for namespace, last in self._last.items())
 
     def stays(self, batch: Batch) -> Any:
@@ -95,7 +95,7 @@ Segments = list[list[LogPart]]
 
 
 class CompactionRun(Protocol):
-    """One transaction that commits only for the lease's owner, such as ``Transactions.run``."""
+    """Runs one transaction that commits only for the lease's owner, such as ``Transactions.run``."""
 
     def __call__(self, work: Callable[[sa.Connection], T], /) -> T:
         """Return the result of ``work``, which may be called again if the transaction fails."""
@@ -106,14 +106,14 @@ class Compacted(NamedTuple):
     """Result of a compaction."""
 
     segments: int = 0
-    """Segments that were written anew."""
+    """Number of rewritten segments."""
     entries: int = 0
-    """Entries that are gone."""
+    """Number of removed entries."""
     bytes: int = 0
-    """Bytes that are free now."""
+    """Number of freed bytes."""
 
     def plus(self, other: Compacted) -> Compacted:
-        """Both together."""
+        """Return the sum of both."""
         return Compacted(self.segments + other.segments, self.entries + other.entries, self.bytes + other.bytes)
 
 
@@ -129,10 +129,10 @@ class Compactor:
         self._source = folder.source
 
     def compact(self, consumers: Sequence[str], now_us: int | None = None) -> Compacted:
-        """Compact the closed segments beyond the retention. ``consumers``: all of the log, also without an ack.
+        """Compact the closed segments beyond the retention. ``consumers``: all of the log's, even without an ack.
 
-        Repeating it changes nothing. Files go while others read them: a reader that finds one missing takes up the
-        manifest again (:func:`read_current`).
+        Repeating it changes nothing. Files are removed while others read them: a reader that finds one missing reloads
+        the manifest (:func:`read_current`).
         """
         reached("before-compact", self._folder.pipeline)
         segments, offsets = self._clean()
@@ -148,10 +148,10 @@ class Compactor:
         return done
 
     def _clean(self) -> tuple[list[list[LogPart]], ByConsumer]:
-        """Remove files of closed segments that the manifest does not name, publish those that it does; return both."""
+        """Remove files of closed segments that the manifest lacks, publish the others; return segments and offsets."""
         found = {parts[0].segment: self._folder.names(parts[0].segment) for parts in self._run(self._closed)[0]}
-        # read after the files were listed, and as the lease's owner: so what is still being written belongs to this
-        # owner, who writes nothing now, or to one before, whose transaction will be refused
+        # Read after listing the files, as the lease's owner: a file still being written belongs either to this owner,
+        # which writes nothing now, or to an earlier one, whose transaction will be refused.
         closed, offsets = self._run(self._closed)
         for parts in closed:
             segment, named = parts[0].segment, {part.name for part in parts}
@@ -170,15 +170,15 @@ class Compactor:
         return list(segments.values())[:-1], offsets  # the last one is active
 
     def _free(self, segments: Segments, connection: sa.Connection) -> Segments:
-        """Return the files that no other pipeline's reader needs any more: a file never vanishes under a reading task.
+        """Return the segments that no other pipeline's reader needs any more: no file is removed under a reading task.
 
-        Its offset is durable before it counts here, so a segment that lies behind it is never read again.
+        A reader's offset is durable before it counts here, so it never reads segments behind it again.
         """
         held = held_from(connection, self._folder.pipeline, self._source)
         return [parts for parts in segments if held is None or parts[-1].next <= held]
 
     def _swap(self, old: list[LogPart], new: LogPart, connection: sa.Connection) -> bool:
-        # asked once more in the transaction that decides: a reader may have come, or have been rewound, meanwhile
+        # checked again in the deciding transaction: a reader may have been added or rewound meanwhile
         return bool(self._free([old], connection)) and self._store.swap(connection, self._source, old, new)
 
     def _compact(self, old: list[LogPart], consumers: Sequence[str], offsets: ByConsumer) -> Compacted:
@@ -188,12 +188,12 @@ class Compactor:
             retention.see(batch)
         if retention.count == before:
             return Compacted()
-        verify(self._folder, old)  # damage must not be made permanent
+        verify(self._folder, old)  # damage must not become permanent
         new = self._rewritten(old, retention)
         reached("after-compact-write", self._folder.pipeline)
         if not self._run(partial(self._swap, old, new)):
             return Compacted()
-        # from here the manifest names the new file: the old ones may go, now or by the next compaction
+        # from here the manifest lists the new file: the old ones may be removed, now or by the next compaction
         reached("after-compact-swap", self._folder.pipeline)
         self._folder.publish_name(new.segment, new.name)
         for part in old:

@@ -59,7 +59,7 @@ DECODED: Final = (
     *("offset", "position", "metadata", "after", "after_kind", "key", "key_kind", "before", "before_kind", "operation"),
     *("nack_node", "nack_code", "nack_message"),
 )
-"""The columns that :func:`decode_batch` looks at."""
+"""The columns that :func:`decode_batch` needs."""
 
 
 class Decoded(NamedTuple):
@@ -70,11 +70,11 @@ class Decoded(NamedTuple):
     nacks: dict[int, tuple[str, Nack]]
     """By place in the block; such a record is not good."""
     complete: Callable[[int, Record], None]
-    """Fills in the key and position of the i-th record, where they were left out."""
+    """Fill in the key and position of record i, where they were left out."""
 
 
 class Entry(NamedTuple):
-    """One entry with all that the log knows of it."""
+    """One entry with everything that the log stores about it."""
 
     source: str
     offset: int
@@ -83,7 +83,7 @@ class Entry(NamedTuple):
     namespace: str
     record: Record
     nack: tuple[str, Nack] | None = None
-    """The node that nacked it, and why; None for a good one."""
+    """The node that nacked it, and the nack; None for a good entry."""
 
 
 def encode_block(
@@ -96,7 +96,7 @@ def encode_block(
 ) -> Batch:
     """Encode entries of consecutive offsets. ``modes`` None: each record's own, by :func:`mode_of`.
 
-    Raises what msgspec and pyarrow raise for a record that cannot be kept exactly, such as one with a number for a
+    Raises the errors of msgspec and pyarrow for a record that can't be stored exactly, such as one with a number as a
     metadata value.
     """
     count = len(records)
@@ -142,7 +142,7 @@ def _as_text(column: Column) -> Column:
 
 
 def encode_entries(entries: list[Entry]) -> Batch:
-    """Encode entries with offsets and times of their own, such as imported ones; slower than :func:`encode_block`."""
+    """Encode entries with their own offsets and times, such as imported ones; slower than :func:`encode_block`."""
     if not entries:
         return pa.RecordBatch.from_pylist([], SCHEMA)
     records = [entry.record for entry in entries]
@@ -204,14 +204,14 @@ def _nack_row(nack: tuple[str, Nack] | None) -> tuple[str | None, str | None, st
 
 
 def decode_rows(batch: Batch, first: int, places: Sequence[int]) -> list[Record]:
-    """Decode the whole records of some rows; ``places`` count from the row ``first``."""
+    """Decode the complete records of some rows; ``places`` count from the row ``first``."""
     return decode_batch(batch.take(pa.array([first + place for place in places]))).records
 
 
 def decode_batch(batch: Batch, keys: bool = True) -> Decoded:
     """Decode the records as they were logged; positions are text. Equal metadata is one shared dict.
 
-    Without ``keys`` every key is None and every position 0, until they are asked for one by one.
+    Without ``keys`` every key is None and every position 0, until requested one by one.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     complete = partial(_complete, columns)
@@ -243,7 +243,7 @@ def _decode_nacks(columns: Mapping[str, Column]) -> dict[int, tuple[str, Nack]]:
 
 
 def decode_entries(batch: Batch) -> Iterator[Entry]:
-    """Decode the entries one by one, for people and for export; slower than :func:`decode_batch`."""
+    """Decode the entries one by one, for display and export; slower than :func:`decode_batch`."""
     decoded = decode_batch(batch)
     sources, modes, namespaces = (decode_repeated(batch.column(name)) for name in ("source", "mode", "namespace"))
     times: list[int] = batch.column("timestamp").cast(pa.int64()).to_pylist()

@@ -1,4 +1,4 @@
-"""Columns of the log's Parquet files: metadata, keys and payloads as Arrow, at little cost where records share them."""
+"""Columns of the log's Parquet files: metadata, keys and payloads as Arrow, cheap if records share them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def encode_constant(value: str, count: int) -> Column:
 
 
 def encode_repeated(values: list[str]) -> Column:
-    """Encode the values as they come; at least one."""
+    """Encode values that often repeat; at least one."""
     if values.count(values[0]) == len(values):
         return encode_constant(values[0], len(values))
     return pa.array(values, pa.string()).dictionary_encode()
@@ -40,8 +40,8 @@ def decode_repeated(column: Column) -> list[str]:
 
 
 def codes_of(column: Column) -> tuple[list[str], Any]:
-    """Return the distinct values, and a numpy array with each row's index in them. Some values may have no row."""
-    if len(column.dictionary) > len(column):  # it is a whole row group's
+    """Return the distinct values, and a numpy array with each row's index into them. Some values may be unused."""
+    if len(column.dictionary) > len(column):  # the dictionary is that of a whole row group
         column = column.dictionary_decode().dictionary_encode()
     return column.dictionary.to_numpy(zero_copy_only=False).tolist(), column.indices.to_numpy()
 
@@ -52,10 +52,10 @@ METADATA: Final = pa.map_(REPEATED, REPEATED)
 
 
 class SharedMetadata:
-    """The metadata of a block: each distinct object once, and which of them each record has."""
+    """The metadata of a block: each distinct object once, and an index per record."""
 
     def __init__(self, distinct: list[Metadata], count: int, index: Column | None = None) -> None:
-        """``index``: which of several each record has; None where each record has its own, or all have one."""
+        """``index``: which of several objects each record has; None if each record has its own, or all share one."""
         self.distinct, self._count, self._index = distinct, count, index
 
     @staticmethod
@@ -82,7 +82,7 @@ class SharedMetadata:
         return distinct if self._index is None else distinct.take(self._index)
 
     def strings(self, value: Callable[[Metadata], str]) -> Column:
-        """Return a column of what ``value`` finds in each record's metadata."""
+        """Return a column with the result of ``value`` for each record's metadata."""
         found = list(map(value, self.distinct))
         if len(found) == 1:
             return encode_constant(found[0], self._count)
@@ -93,7 +93,7 @@ class SharedMetadata:
 
 
 def _repeated(metadata: Metadata, count: int) -> Column:
-    """Return the column with the same map in every row; successive blocks of a source often have the same."""
+    """Return a column with the same map in every row; successive blocks of a source often repeat it."""
     return _tiled(tuple(metadata.items()), -(-count // _TILED) * _TILED).slice(0, count)
 
 
@@ -110,7 +110,7 @@ def _tiled_strings(strings: list[str], count: int) -> Column:
 
 
 def _all_alike(metadata: list[Metadata]) -> bool:
-    """Return whether all dicts are equal, keys in the same order, though each may be an object of its own."""
+    """Return whether all dicts are equal, with keys in the same order, even if they are different objects."""
     first = metadata[0]
     return first == metadata[-1] and metadata.count(first) == len(metadata) and len(set(map(tuple, metadata))) == 1
 
@@ -147,7 +147,7 @@ def _same_rows(codes: Any, length: int) -> bool:
 
 
 def _decode_rows(pairs: Any, ends: list[int], keys: list[str], items: list[str]) -> list[Metadata]:
-    # a row's codes, as bytes, say what it holds: one slice and one look-up for each row that was seen before
+    # a row's codes, as bytes, identify its content: a row seen before costs one slice and one lookup
     width = pairs.dtype.itemsize * 2
     data, known, rows = pairs.tobytes(), dict[bytes, Metadata](), list[Metadata]()
     for start, end in pairwise(ends):
@@ -167,7 +167,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def encode_payload(values: list[Data]) -> tuple[Column, Column]:
-    """Encode payloads to bytes and kinds. Raises what msgspec raises for a document that JSON cannot hold."""
+    """Encode payloads to bytes and kinds. Raises msgspec's error for a document that JSON can't hold."""
     kind = _KINDS.get(type(values[0]))
     data = _ENCODERS[kind](values) if kind is not None else None
     return _encode_mixed(values) if data is None or kind is None else (data, encode_constant(kind, len(values)))
@@ -186,11 +186,11 @@ def _encode_raw(values: list[Data]) -> Column | None:
 
 
 def _encode_documents(values: list[Data]) -> Column | None:
-    # msgspec would take raw data as well, and write its base64
+    # msgspec would accept raw data as well, and write it as Base64
     return pa.array(list(map(_encode, values)), pa.binary()) if set(map(type, values)) == {dict} else None
 
 
-# each gives None for values of more than the one kind
+# each returns None if the values are not all of its kind
 _ENCODERS: Final[dict[Kind, Callable[[list[Data]], Column | None]]] = {
     "null": _encode_nulls,
     "raw": _encode_raw,
@@ -211,7 +211,7 @@ def _kind(value: Data) -> Kind:
 
 
 def decode_payload(data: Column, kinds: Column) -> list[Data]:
-    """Decode the values, each a new object. Raises ``msgspec.DecodeError`` for text that is no document."""
+    """Decode the values, each to a new object. Raises ``msgspec.DecodeError`` for text that is not a document."""
     if data.null_count == len(data):
         return [None] * len(data)
     values: list[Any] = data.to_numpy(zero_copy_only=False).tolist()

@@ -1,4 +1,4 @@
-"""Reading the log: blocks of entries in the order of their offsets, a row group at a time in memory."""
+"""Reading of the log: blocks of entries in offset order, with one row group in memory at a time."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from conduit_dagster.state.log_store import LogPart
 BLOCK = 4096
 _PIECE = 1 << 20
 Manifest = Callable[[int, int | None], Sequence[LogPart]]
-"""Gives the parts that overlap ``start <= offset < stop``, as the state store names them now."""
+"""Returns the parts that overlap ``start <= offset < stop``, as currently listed in the state store."""
 
 
 class MissingPartError(FatalError):
-    """A file that the manifest named is not there: lost, or compaction has put another one in its place."""
+    """Raised for a missing file of the manifest: it is lost, or compaction has replaced it."""
 
 
 def read(
@@ -36,11 +36,11 @@ def read(
     columns: Sequence[str] | None = None,
     block: int = BLOCK,
 ) -> Iterator[Batch]:
-    """Yield the entries with ``start <= offset < stop`` that compaction has left (CASES C18).
+    """Yield the entries with ``start <= offset < stop`` that compaction has left.
 
-    ``columns`` are all by default; ``offset`` is always among them. Blocks hold at most ``block`` entries. For
-    a file that is not what the manifest says it raises :class:`MissingPartError` (``log.missing``) or ``FatalError``
-    (``log.corrupt``), perhaps after some blocks.
+    ``columns``: all by default; ``offset`` is always included. Blocks hold at most ``block`` entries. Raises
+    :class:`MissingPartError` (``log.missing``) or ``FatalError`` (``log.corrupt``) for a file that differs from the
+    manifest, possibly after some blocks.
     """
     for part in parts:
         if part.next > start and (stop is None or part.first < stop):
@@ -55,7 +55,7 @@ def read_current(
     columns: Sequence[str] | None = None,
     block: int = BLOCK,
 ) -> Iterator[Batch]:
-    """Yield entries like :func:`read`, from the manifest; go on in the new file if compaction replaces one."""
+    """Yield entries like :func:`read`, from the manifest; continue in the new file if compaction replaces one."""
     parts = manifest(start, stop)
     while True:
         try:
@@ -70,9 +70,9 @@ def read_current(
 
 
 def verify(folder: LogFolder, parts: Sequence[LogPart]) -> None:
-    """Read the files whole and check their digests. Raises like :func:`read`, for any bit that has changed.
+    """Read the files completely and check their digests. Raises like :func:`read`, for any changed bit.
 
-    :func:`read` checks sizes and the pages' checksums: it may miss damage to a file's footer, some hundred bytes.
+    :func:`read` checks sizes and page checksums: it may miss damage to a file's footer, some hundred bytes.
     """
     for part in parts:
         with _open(folder, part) as file, _damage(folder, part):
@@ -102,7 +102,7 @@ def _read_part(
             with _damage(folder, part):
                 batch = next(batches, None)
                 if batch is not None:
-                    batch.validate(full=True)  # checksums leave out the pages' heads; 20 ns an entry
+                    batch.validate(full=True)  # checksums don't cover the page headers; costs 20 ns per entry
             if batch is None:
                 return
             batch = _cut(batch, start, stop)
@@ -111,13 +111,13 @@ def _read_part(
 
 
 def _batches(parquet: Any, block: int, groups: list[int], columns: list[str] | None) -> Iterator[Batch]:
-    # group by group: a block across two groups would need chunks of the metadata, which pyarrow can't give
+    # group by group: a block across two groups would need chunked metadata, which pyarrow does not support
     for group in groups:
         yield from parquet.iter_batches(block, row_groups=[group], columns=columns, use_threads=False)
 
 
 def _groups(parquet: Any, start: int, stop: int | None) -> list[int]:
-    """Return the row groups that may hold a wanted offset."""
+    """Return the row groups that may contain a wanted offset."""
     place = SCHEMA.get_field_index("offset")
     found: list[int] = []
     for number in range(parquet.num_row_groups):
@@ -136,7 +136,7 @@ def _cut(batch: Batch, start: int, stop: int | None) -> Batch:
 
 def _open(folder: LogFolder, part: LogPart) -> Any:
     segment = folder.segment(part.segment)
-    # it may be given its name between the first two looks
+    # the file may be renamed between the first two attempts
     for name in (part.name, hidden(part.name), part.name):
         url = storage.join(segment, name)
         path = storage.local_path(url)
@@ -156,7 +156,7 @@ def _open(folder: LogFolder, part: LogPart) -> Any:
 
 @contextmanager
 def _damage(folder: LogFolder, part: LogPart) -> Generator[None]:
-    """Turn a failed read into an error that names the file; the operating system's own errors stay as they are."""
+    """Convert a failed read into an error that names the file; errors of the operating system keep their class."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

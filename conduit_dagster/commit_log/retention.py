@@ -1,4 +1,4 @@
-"""Retention: how far back the log keeps segments that every consumer has handled (``delivery.log-retention``)."""
+"""Retention: how long the log keeps segments that every consumer has handled (``delivery.log-retention``)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MICROSECONDS: Final = 1_000_000
 def beyond_retention(
     folder: LogFolder, closed: Sequence[list[LogPart]], retention: LogRetention | None, now_us: int
 ) -> list[list[LogPart]]:
-    """Return the closed segments, of all in order, that are beyond the retention: only those may be compacted.
+    """Return the closed segments, out of all in order, beyond the retention: only those may be compacted.
 
     A segment is kept while its newest entry is younger than ``time``, and the closed segments after it have fewer than
-    ``bytes`` together. What is kept is always the end of the log, without a gap. Raises like :func:`read` for a
+    ``bytes`` together. The kept segments are always the end of the log, without a gap. Raises like :func:`read` for a
     segment whose time can't be read.
     """
     if retention is None:

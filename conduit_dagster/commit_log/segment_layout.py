@@ -21,7 +21,7 @@ class Last(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """A file that is complete, as the task tells the driver."""
+    """A finished file, as reported by the task to the driver."""
 
     name: str
     first: int
@@ -32,7 +32,7 @@ class Written(msgspec.Struct, frozen=True):
     namespaces: dict[str, Last]
 
     def appended(self, segment: int, position: Any) -> LogPart:
-        """Return its row in the manifest, as an append of consecutive offsets."""
+        """Return its manifest row, as an append of consecutive offsets."""
         end = self.first + self.entries
         return LogPart(
             self.first, end, segment, self.name, self.entries, self.bytes, self.sha256, self.nacked, False, position
@@ -43,12 +43,12 @@ _HIDDEN = "_"
 
 
 def part_name(first: int, token: str) -> str:
-    """Return a file's name once it is in the manifest. ``token`` is random, one per execution of a task."""
+    """Return a file's name after it is listed in the manifest. ``token`` is random, one per execution of a task."""
     return f"{first:020d}-{token}.parquet"
 
 
 def hidden(name: str) -> str:
-    """Return the file's name before that."""
+    """Return the file's name before it is listed in the manifest."""
     return _HIDDEN + name
 
 
@@ -68,7 +68,7 @@ class LogFolder:
 
     @property
     def url(self) -> str:
-        """Its folder."""
+        """URL of the log's folder."""
         return storage.join(self.base, storage.safe_name(self.pipeline), storage.safe_name(self.source))
 
     def segment(self, first: int) -> str:
@@ -76,22 +76,22 @@ class LogFolder:
         return storage.join(self.url, f"segment={first:020d}")
 
     def sync(self, segment: int) -> None:
-        """Make the names in a segment's folder durable, and the folder's own, before the manifest names a file in it.
+        """Make the names in a segment's folder, and the folder's own, durable before the manifest lists a file in it.
 
-        The folders up to ``base`` are synced as well; that ``base`` itself is in its parent is the caller's matter.
+        The folders up to ``base`` are synced as well; the caller must sync the entry of ``base`` in its parent.
         """
         pipeline = self.url.rsplit("/", 1)[0]
         for url in (self.segment(segment), self.url, pipeline, self.base):
             storage.sync(url)
 
     def publish_name(self, segment: int, name: str) -> None:
-        """Give a file its public name, after the manifest names it. May be repeated at any time."""
+        """Give a file its public name, after the manifest lists it. May be repeated at any time."""
         folder = self.segment(segment)
         old, new = storage.join(folder, hidden(name)), storage.join(folder, name)
         length = storage.size(old)
         if length is None:
             return
-        if storage.size(new) == length:  # a copy that was made, whose original was not removed
+        if storage.size(new) == length:  # a copy whose original was not removed
             remove(old)
         else:
             storage.rename(old, new)

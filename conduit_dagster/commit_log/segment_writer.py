@@ -15,30 +15,30 @@ from conduit_dagster.storage import Sink, remove
 
 _GROUP_ENTRIES: Final = 1 << 16
 _GROUP_BYTES: Final = 32 << 20
-"""A row group is what reader and writer hold in memory: large payloads make it shorter."""
+"""Size of a row group, which reader and writer hold in memory; large payloads reach it with fewer rows."""
 _OPTIONS: Final[dict[str, Any]] = {
-    # write and read together on one core: lz4 581 ns an entry, none 532 (three times the bytes), snappy 614, zstd 735
+    # write plus read on one core, ns per entry: lz4 581, none 532 (at three times the size), snappy 614, zstd 735
     "compression": "lz4",
-    # a dictionary for what repeats; trying one for payloads costs a third of the writing
+    # dictionaries for repeated values only; trying one for payloads costs a third of the write time
     "use_dictionary": [
         *("source", "timestamp", "mode", "operation", "namespace", "nack_node", "nack_code"),
         *("metadata.key_value.key", "metadata.key_value.value", "key_kind", "before_kind", "after_kind"),
     ],
     "column_encoding": {"offset": "DELTA_BINARY_PACKED"},
-    # a reader finds in the dictionary of the others what a row group has; their statistics cost a tenth of the writing
+    # for the other columns readers use the dictionary; their statistics would cost a tenth of the write time
     "write_statistics": ["offset", "timestamp"],
-    "write_page_checksum": True,  # a bit that flips on the disk is found when it is read
+    "write_page_checksum": True,  # detects flipped bits when the file is read
 }
 
 
 class PartFile:
-    """Writer of blocks of entries, in the order of their offsets, to one new file; without entries there is no file.
+    """Writer of blocks of entries, in offset order, to one new file; without entries no file is created.
 
-    The file is hidden until :meth:`LogFolder.publish_name`, and only the manifest says whether it is in the log.
+    The file is hidden until :meth:`LogFolder.publish_name`, and only the manifest determines whether it is in the log.
     """
 
     def __init__(self, folder: str, first: int, token: str) -> None:
-        """``folder`` is the segment's URL; ``first`` the first offset that the file stands for."""
+        """``folder``: the segment's URL; ``first``: the first offset of the file's range."""
         self._folder = folder
         self._first = first
         self._name = part_name(first, token)
@@ -83,7 +83,7 @@ class PartFile:
 
     @property
     def url(self) -> str:
-        """Where it is written."""
+        """URL of the file while it is written."""
         return storage.join(self._folder, hidden(self._name))
 
     def finish(self) -> Written | None:
@@ -96,13 +96,13 @@ class PartFile:
         return Written(self._name, self._first, self._entries, file.bytes, digest, self._nacked, self._namespaces)
 
     def abort(self) -> None:
-        """Remove what was written. A killed task leaves it, hidden; a later compaction removes it."""
+        """Remove the file. A killed task leaves it behind, hidden, and a later compaction removes it."""
         self._waiting = []
         if self._file is None or self._sink is None:
             return
         self._sink.discard = True
         try:
-            self._writer.close()  # writes a footer, wherever it stood
+            self._writer.close()  # writes a footer at the current position
         except (pa.ArrowException, OSError):
             pass
         self._file.abort()

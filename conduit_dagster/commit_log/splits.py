@@ -1,4 +1,4 @@
-"""Ranges of the log as splits: named with their files on the driver, by the manifest, and read by tasks."""
+"""Ranges of the log as splits: assigned to files on the driver, by the manifest, and read by tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Read(Protocol):
-    """A read of one snapshot of the state store, such as ``Transactions.read``."""
+    """Runs a read on one snapshot of the state store, such as ``Transactions.read``."""
 
     def __call__(self, work: Callable[[sa.Connection], T], /) -> T:
         """Return the result of ``work``, which may be called again if the store does not answer."""
@@ -36,7 +36,7 @@ class LogManifest:
         self.folder = LogFolder(base, pipeline, source)
 
     def state(self) -> LogState:
-        """Return where the log ends."""
+        """Return the state of the log's end."""
         return self._read(lambda connection: self._store.state(connection, self.source))
 
     def parts(self, start: int, stop: int | None = None) -> Sequence[LogPart]:
@@ -63,13 +63,13 @@ class LogManifest:
         return found
 
     def count(self, start: int, stop: int) -> int:
-        """Return how many entries of the range there are. Reads their offsets."""
+        """Return the number of entries in the range. Reads their offsets."""
         from conduit_dagster.commit_log.log_reader import read_current
 
         return sum(len(batch) for batch in read_current(self.folder, self.parts, start, stop, columns=["offset"]))
 
     def position_at(self, offset: int) -> Any:
-        """Return the source's newest position that is not after ``offset``; None if the log has none."""
+        """Return the source's newest position at or before ``offset``; None if the log has none."""
         state = self.state()
         if offset >= state.next_offset:
             return state.position
@@ -77,7 +77,7 @@ class LogManifest:
 
 
 _GRAIN = 20_000
-"""Entries that are not worth a split of their own."""
+"""Number of entries that do not justify a split of their own."""
 
 
 def reach(manifest: LogManifest, start: int, stop: int, most: int) -> int:
@@ -93,7 +93,7 @@ def reach(manifest: LogManifest, start: int, stop: int, most: int) -> int:
 def behind(start: int, stop: int, nacked: Sequence[int], count: int) -> int:
     """Return the offset after ``count`` good entries and the nacked ones directly after them, at most ``stop``.
 
-    ``nacked``: the offsets of nacked ones from ``start`` to ``stop``.
+    ``nacked``: the offsets of nacked entries from ``start`` to ``stop``.
     """
     end = start + count
     while (more := start + count + bisect_left(nacked, end)) != end:
@@ -107,7 +107,7 @@ def behind(start: int, stop: int, nacked: Sequence[int], count: int) -> int:
 def cut(manifest: LogManifest, start: int, end: int, n: int) -> list[Split]:
     """Cut into ranges of offsets, each with the files that hold it."""
     parts = list(manifest.parts(start, end))
-    # a step that covers what the manifest does not name would lose it
+    # a step beyond the manifest would lose the records there
     assert start >= end or parts[-1].next >= end, "beyond the log"
     grain = max(_GRAIN, -(-(end - start) // n))
     return [
@@ -116,7 +116,7 @@ def cut(manifest: LogManifest, start: int, end: int, n: int) -> list[Split]:
 
 
 def relocated(manifest: LogManifest, split: Split) -> Split:
-    """Return the split with the files that hold it now: compaction may have replaced them."""
+    """Return the split with the current files that hold it: compaction may have replaced them."""
     stop = split.detail["to"]
     return log_split(manifest.folder, manifest.parts(split.start, stop), split.start, stop, split.ordinal)
 
@@ -131,7 +131,7 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
         "base": folder.base,
         "pipeline": folder.pipeline,
         "source": folder.source,
-        # nobody who reads entries asks for positions, which may be large
+        # readers of entries need no positions, which may be large
         "parts": [msgspec.to_builtins(msgspec.structs.replace(part, position=None)) for part in mine],
     }
     return Split(start, ordinal, stop - start, weight, detail)
@@ -140,9 +140,9 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
 def read_whole(
     split: Split, keys: bool = True, gap: Callable[[Split, int, int], FatalError] | None = None
 ) -> Iterator[Block]:
-    """Yield blocks like :func:`read_log`; raise what ``gap`` returns for a missing range (``log.gap`` by default).
+    """Yield blocks like :func:`read_log`; raise the error from ``gap`` for a missing range (``log.gap`` by default).
 
-    A step reads no range with gaps: passing one over would lose records without a word (audit P3).
+    A step never reads a range with gaps: skipping one would lose records silently.
     """
     expected, missing = split.start, gap or _gap
     for block in read_log(split, keys):
@@ -170,7 +170,7 @@ def _gap(split: Split, offset: int, behind: int) -> FatalError:
 
 def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
     """Yield the blocks of a split; without ``keys``, keys and positions are filled in by ``complete``."""
-    # here, because validating a pipeline must not import pyarrow
+    # imported late: validating a pipeline must not import pyarrow
     from conduit_dagster.commit_log.entries import DECODED, decode_batch, decode_rows
     from conduit_dagster.commit_log.log_reader import read
 

@@ -21,7 +21,7 @@ _DAGSTERS_CLASS = re.compile(r"^dagster[\w.]*\.\w+: ")
 
 
 def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.error") -> ConduitError:
-    """Return the ``ConduitError`` that ``error`` is, contains or amounts to (DESIGN.md, Errors; CASES B8).
+    """Return the ``ConduitError`` that ``error`` is, contains or amounts to.
 
     The outermost ``FatalError`` or ``TransientError`` anywhere inside wins; then JSON with a code; then an error of the
     operating system. Everything else is transient, under ``code``. ``doing`` begins the message of an unclassified
@@ -36,7 +36,7 @@ def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.err
 
 
 def classified(error: BaseException) -> ConduitError | None:
-    """Return the ``ConduitError`` that ``error`` states, by its class or by a code in its text; None if it states none.
+    """Return the ``ConduitError`` that ``error`` states, by its class or by a code in its text; None if none is stated.
 
     A ``ConduitError`` is returned unchanged; a wrapped one as a new ``FatalError`` or ``TransientError``, so that it
     can be raised from ``error``.
@@ -48,7 +48,7 @@ def classified(error: BaseException) -> ConduitError | None:
         said = [found for one in level if (found := _said(one)) is not None]
         raised = [found.error for found in said if found.rank is Rank.RAISED]
         if raised:
-            # among errors at the same level the fatal one decides: a restart would hit it again
+            # among errors at the same level a fatal one decides: a restart would hit it again
             return next((found for found in raised if found.fatal), raised[0])
         coded += said
     return min(coded, key=lambda found: found.rank).error if coded else None

@@ -1,4 +1,4 @@
-"""Classification of error codes as fatal or transient (reference 3, phase 2). ``docs/error-codes.md`` is the table."""
+"""Classification of error codes as fatal or transient. The table is in ``docs/error-codes.md``."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ MARK: Final = "conduit-error: "
 class ConduitError(Exception):
     """An error that stops a pipeline, reported once and clearly.
 
-    ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); anything else is left out, and the
-    message says so. ``place`` says where it happened (a file, a connector, a position), ``fix`` what to do next.
-    Secrets that this process knows are masked in all three.
+    ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); anything else is omitted, and the
+    message mentions it. ``place``: where it happened (a file, a connector, a position). ``fix``: what to do next.
+    Secrets known to this process are masked in all three.
     """
 
     fatal = False
@@ -61,11 +61,11 @@ class ConduitError(Exception):
 
 
 class TransientError(ConduitError):
-    """An error worth another attempt: a restart with backoff may succeed."""
+    """An error that may not recur: a restart with backoff may succeed."""
 
 
 class FatalError(ConduitError):
-    """An error that no restart can fix; the pipeline goes to ``degraded`` at once."""
+    """An error that no restart can fix; the pipeline becomes ``degraded`` at once."""
 
     fatal = True
 
@@ -78,7 +78,7 @@ def coded(
     fix: str | None = None,
     node: str | None = None,
 ) -> ConduitError:
-    """Return an error of the class that its code implies; an unknown code is transient, and the message says so.
+    """Return an error of the class that its code implies; an unknown code is transient, and the message mentions it.
 
     For codes from elsewhere, such as the status of an HTTP response: ``raise coded(text, code=status)``.
     """
@@ -122,7 +122,7 @@ _OS_ERRORS = {
 
 
 def from_os_error(error: OSError, doing: str) -> TransientError:
-    """Convert an ``OSError`` to an error that says what was attempted, where, and what to do next."""
+    """Convert an ``OSError`` to an error that names the attempted action, the place and the fix."""
     code, why, fix = _OS_ERRORS.get(error.errno or 0, ("file.error", error.strerror or str(error), None))
     place = str(error.filename) if error.filename else None
     return TransientError(f"{doing}: {why}", code=code, place=place, fix=fix)

@@ -46,7 +46,7 @@ POINTS: Final = (
     "after-done",
     "after-ack",
 )
-"""Points of a run. ``mid-publish`` is passed by the destinations themselves, in the middle of their work."""
+"""Points of a run. Destinations themselves pass ``mid-publish``, in the middle of publishing."""
 COMPACTION: Final = (
     "before-compact",
     "mid-compact-write",
@@ -79,5 +79,5 @@ hook: Callable[[str, str], None] = _kill
 
 
 def reached(point: str, pipeline: str = "") -> None:
-    """Report that a point of the protocol was passed; costs only a look-up when no test uses it."""
+    """Report that a point of the protocol was passed. Costs only a lookup when no test uses it."""
     hook(point, pipeline)

@@ -1,4 +1,4 @@
-"""Statuses of a pipeline (reference 3, Pipeline state management)."""
+"""Statuses of a pipeline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 class PipelineStatus(StrEnum):
     """Status of a pipeline in the state store, metrics, checks and commands; stored as its text.
 
-    The ``status`` of a pipeline file is another thing: whether the pipeline is meant to run.
+    Not to be confused with ``status`` in a pipeline file: whether the pipeline is meant to run.
     """
 
     RUNNING = "running"
@@ -17,4 +17,4 @@ class PipelineStatus(StrEnum):
     DEGRADED = "degraded"
     """Ended by a fatal error, by the last restart's error, or by a forced stop."""
     STOPPED = "stopped"
-    """Ended as asked (reason ``user`` or ``system``), or never run."""
+    """Ended on request (reason ``user`` or ``system``), or never run."""

@@ -15,7 +15,7 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Policy:
-    """Exponential backoff with a limit (reference 2, Configuration). Times are in seconds.
+    """Exponential backoff with a limit. Times are in seconds.
 
     The caller must ensure ``0 < min_delay <= max_delay``, ``factor >= 1`` and ``max_retries >= -1``; for a pipeline
     file and the project's settings, configuration parsing checks this.
@@ -25,7 +25,7 @@ class Policy:
     max_delay: float = 600.0
     factor: float = 2.0
     max_retries: int = -1
-    """Maximum restarts within the window: -1 is no limit, 0 switches recovery off."""
+    """Maximum restarts within the window: -1 means no limit, 0 disables recovery."""
     window: float = 300.0
     """How long a restart counts, and how long a pipeline must run without an error to reset the attempts."""
     jitter: bool = False
@@ -46,7 +46,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class RestartHistory:
-    """Stored history of a pipeline's restarts. A start by hand resets it."""
+    """Stored history of a pipeline's restarts. A manual start resets it."""
 
     attempt: int = 0
     """Number of consecutive restarts so far."""
@@ -73,7 +73,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """Decision to give up, since all restarts are used: the pipeline is degraded."""
+    """Decision to give up because all restarts are used: the pipeline is degraded."""
 
     attempt: int
     """Number of restarts that counted."""
@@ -84,7 +84,7 @@ class GiveUp:
 def decide(
     policy: Policy, past: RestartHistory, now_ns: int, spread: Callable[[], float] = random.random
 ) -> Wait | GiveUp:
-    """Decide what follows a transient error at ``now_ns`` (CASES B1-B5). Call once per error.
+    """Decide what follows a transient error at ``now_ns``. Call once per error.
 
     ``spread`` returns the jitter, in [0, 1]; it is not called if the policy has no jitter.
     """
@@ -101,7 +101,7 @@ def decide(
 
 
 def settled(policy: Policy, past: RestartHistory, now_ns: int) -> bool:
-    """Return whether the pipeline, without an error since, has run for one window since its last restart was due.
+    """Return whether the pipeline has run for one window without an error since its last restart was due.
 
     It then counts as running again, and its next error as the first one. True if it was never restarted.
     """
