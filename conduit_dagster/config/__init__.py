@@ -1,6 +1,6 @@
 """Pipeline files and project settings, parsed and checked; every mistake is a finding with its place.
 
-Imports neither Spark nor Dagster: validation answers in well under a second.
+Imports neither Spark nor Dagster: validation finishes in well under a second.
 """
 
 from conduit_dagster.config.delivery import DeliverySettings, LogRetention, Recovery, Trigger

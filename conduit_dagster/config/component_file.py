@@ -15,14 +15,14 @@ _INDENTED = re.compile(rb"^[ \t]+[\"']?pipelines[\"']?[ \t]*:", re.MULTILINE)
 def attributes_of(tree: Mapped) -> Mapped | None:
     """Return the attributes of a component's document; None for any other document.
 
-    A component is told by its shape and not by its type: subclasses have names of their own.
+    A component is recognised by its structure, not by its type: subclasses have their own names.
     """
     attributes = tree.get("attributes")
     return attributes if isinstance(attributes, Mapped) and isinstance(tree.get("type"), str) else None
 
 
 def may_hold_pipelines(path: Path) -> bool:
-    """Return whether a file may be a component's with pipelines, at the cost of reading it. Never raises."""
+    """Return whether a file may be a component with pipelines, at the cost of reading it. Never raises."""
     try:
         return _INDENTED.search(path.read_bytes()) is not None
     except OSError:

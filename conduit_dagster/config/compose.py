@@ -1,4 +1,4 @@
-"""Nodes of a YAML document: by libyaml where the text is plain, else by the slower parser in Python."""
+"""Nodes of a YAML document: by libyaml for plain text, otherwise by the slower parser in Python."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ruamel.yaml.scanner import Scanner
 from yaml import events
 
 _DEEPEST = 100
-"""Brackets that may be open at a time, and levels that the fast parser is asked for."""
+"""Maximum number of nested brackets, and of levels, for the fast parser."""
 _NOT_PLAIN = re.compile(
-    # a directive; a comment that touches the mark of a block
+    # a directive; a comment directly after a block indicator
     r"^%|[|>][-+\d]*#"
-    # a character that only one of the parsers takes for the end of a line, for a space or for an error
+    # a character that the two parsers treat differently: as a line end, as a space or as an error
     "|[^\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]",
     re.MULTILINE,
 )
@@ -26,11 +26,11 @@ _RESOLVER = VersionedResolver()
 
 
 def compose(text: str) -> Node | None:
-    """Return the root node of the one document in ``text``; None if there is none.
+    """Return the root node of the only document in ``text``; None if it has none.
 
-    Both parsers give the same nodes with the same places. What libyaml refuses, and what the two could read
-    differently (anchors, tags, directives, tabs, deep nesting), is left to the parser in Python, whose errors
-    users see: YAMLError, and RecursionError for deep nesting.
+    Both parsers give the same nodes with the same places. Text that libyaml refuses, or that the two could read
+    differently (anchors, tags, directives, tabs, deep nesting), goes to the parser in Python, whose errors users see:
+    YAMLError, and RecursionError for deep nesting.
     """
     try:
         return _plain_nodes(text)
@@ -39,7 +39,7 @@ def compose(text: str) -> Node | None:
 
 
 class _LimitedScanner(Scanner):
-    """Scanner that stops at deep nesting: its time grows with the square of the number of open brackets."""
+    """Scanner that stops at deep nesting: its run time is quadratic in the number of open brackets."""
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803  # the library's name
         if len(self.flow_context) >= _DEEPEST:
@@ -56,7 +56,7 @@ def _compose_slowly(text: str) -> Node | None:
 
 
 class _NotPlainError(Exception):
-    """Text that is left to the parser in Python."""
+    """Raised for text that needs the parser in Python."""
 
 
 def _plain_nodes(text: str) -> Node | None:
@@ -88,7 +88,7 @@ def _node(parser: Any, event: Any, depth: int) -> Node:
         raise _NotPlainError
     if isinstance(event, events.ScalarEvent):
         tag = _scalar_tag(event.value, event.implicit)
-        # the parser in Python writes None where libyaml writes ""
+        # the parser in Python sets None where libyaml sets ""
         return ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style or None)
     children: list[Node] = []
     while not isinstance(following := parser.get_event(), events.CollectionEndEvent):

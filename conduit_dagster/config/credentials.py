@@ -14,15 +14,17 @@ _KEY: Final = re.compile(
     r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api\W?key|access\W?key|private\W?key|authorization)$", re.IGNORECASE
 )
 _WORD = re.compile(r"[a-z]{1,11}|[0-9.]{1,5}")
-"""No password worth the name, and the kind of a field, a switch or a number: masked, it would spoil every text."""
+"""Words not worth masking: never a serious password, but the type of a field, a switch or a number. Masking them would
+spoil every text.
+"""
 _SCHEMES = ("basic ", "bearer ", "token ")
 
 
 def remember_credentials(settings: Mapping[str, Any], plugin: str = "") -> None:
     """Mask passwords in URLs, and values of settings named as credentials, from now on in this process.
 
-    Not those that other settings or the plugin's name hold as well: ``postgres`` as the password of ``postgres``. Nor
-    short words of small letters: ``format.options.token: string``.
+    Except values that also occur in other settings or in the plugin's name, such as ``postgres`` as the password of
+    ``postgres``, and short lower-case words, such as ``format.options.token: string``.
     """
     texts = {key: value for key, value in settings.items() if isinstance(value, str) and value}
     named = {key: value for key, value in texts.items() if _KEY.search(key) and not _WORD.fullmatch(value)}

@@ -1,6 +1,6 @@
-"""Timed triggers: cron expressions that both croniter and Dagster accept, and when the next run is due, in UTC.
+"""Timed triggers: cron expressions that both croniter and Dagster accept, and the time of the next run, in UTC.
 
-croniter is imported at its first use: most verbs read no cron expression.
+croniter is imported at its first use: most commands read no cron expression.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _FIELDS = ("minute, 0-59", "hour, 0-23", "day of the month, 1-31", "month, 1-12"
 
 
 def cron_problem(text: str) -> str | None:
-    """Return the problem of a cron expression, or None. A date that never comes (30 February) is a problem."""
+    """Return the problem of a cron expression, or None. A date that never occurs (30 February) is a problem."""
     from croniter import CroniterBadDateError, CroniterError, croniter
 
     fields = text.split()
     if not text.startswith("@") and len(fields) != len(_FIELDS):
         return f"it has {len(fields)} fields, not {len(_FIELDS)}"
     for number, field in enumerate(fields if len(fields) > 1 else ()):
-        # croniter draws a random value for `r`, another one in each process
+        # croniter draws a random value for `r`, a different one in each process
         if not _is_accepted(" ".join([*"*" * number, field, *"*" * (4 - number)])) or "r" in field.lower().split(","):
             return f"{_FIELDS[number]}: {field[:20]!r} is no value, range or step"
     try:
@@ -60,13 +60,13 @@ def next_tick(trigger: Trigger, last: datetime) -> datetime:
 
 
 _NEXT = 60
-"""Ticks that are looked at one by one, for what comes less often than daily."""
+"""Number of ticks to check one by one, for schedules less frequent than daily."""
 _SAMPLES, _APART = 40, timedelta(hours=6)
-"""Points in time whose gap is looked at: a night's and a weekend's are among them."""
+"""Number and distance of the sampled times; they include a night and a weekend."""
 
 
 def longest_gap(trigger: Trigger) -> timedelta:
-    """Return the longest time between two ticks, as far as the next sixty ticks and ten days tell."""
+    """Return the longest time between two ticks, within the next sixty ticks and ten days."""
     if trigger.every is not None:
         return timedelta(seconds=trigger.every)
     assert trigger.cron is not None, "a timed trigger has one of the two"
@@ -87,7 +87,7 @@ def _longest_gap(cron: str, now: datetime) -> timedelta:
 
 
 def first_tick(trigger: Trigger, now: datetime) -> datetime:
-    """``every`` begins at once, ``cron`` at its time."""
+    """Return the first tick: now for ``every``, the next due time for ``cron``."""
     return now if trigger.every is not None else next_tick(trigger, now)
 
 

@@ -23,17 +23,19 @@ _TIMED = ("every", "cron")
 
 
 class LogRetention(Section):
-    """How far back the commit log keeps entries that every consumer has handled. At least one limit is required."""
+    """How long the commit log keeps entries that every consumer has handled. At least one limit is required."""
 
     time: PositiveAge | None = None
     """Age up to which entries are kept, such as `7d` or `12h`."""
 
     bytes: ByteSize | None = None
-    """Bytes of closed segments that are kept, the newest first. With both limits, what is beyond either may go."""
+    """Bytes of closed segments that are kept, the newest first. With both limits, entries beyond either may be removed.
+    """
 
     partitions: Literal["hourly", "daily", "weekly", "monthly"] | None = None
-    """Time partitions in Dagster (UTC) of what is kept, by when it was logged: the job `ID__backfill` sends them again.
-    Needs `time`."""
+    """Time partitions in Dagster (UTC) of the kept entries, by the time they were logged: the job `ID__backfill` sends
+    them again. Needs `time`.
+    """
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
@@ -60,13 +62,13 @@ class DeliverySettings(Section):
     """Maximum number of unacked steps at a time."""
 
     log: LogMode = "auto"
-    """Data kept to read a step again: its records, or their positions. `auto` decides by the sources."""
+    """What is kept so that a step can be read again: its records, or their positions. `auto` decides by the sources."""
 
     drift: bool = False
     """Let each destination proceed at its own pace. Needs the log of records."""
 
     redelivery: Redelivery = "bisect"
-    """How records are sent again after a bulk error that names none of them: in halves, or each by itself."""
+    """How records are sent again after a bulk error that names none of them: in halves, or one by one."""
 
     offset_flush_interval: PositiveDuration = 1.0
     """How often the acks of a destination that acks record by record are made durable."""
@@ -81,7 +83,7 @@ class DeliverySettings(Section):
     """How long a graceful stop waits for the records in flight."""
 
     max_lag: PositiveAge | None = None
-    """How long records may wait before they are acked, such as `10m`. Dagster shows what waits longer."""
+    """How long records may wait for their ack, such as `10m`. Dagster reports pipelines that exceed it."""
 
     @model_validator(mode="after")
     def _drift_needs_records(self) -> Self:
@@ -105,13 +107,15 @@ class Recovery(Section):
     """Wait before the first restart."""
 
     max_delay: PositiveDuration = 600.0
-    """Longest wait before a restart."""
+    """Maximum wait before a restart."""
 
     backoff_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
     """Factor by which the wait grows with each restart. 0 means 2, as in Conduit; 1 keeps the wait constant."""
 
     max_retries: Annotated[int, Field(ge=-1)] = -1
-    """Restarts within the window before the pipeline is given up: -1 for no limit, 0 to give up at the first error."""
+    """Maximum number of restarts within the window; one more error degrades the pipeline. -1 means no limit, 0 no
+    restart at all.
+    """
 
     max_retries_window: PositiveDuration = 300.0
     """How long a restart counts against `max-retries`; one window without an error resets the wait."""
@@ -131,9 +135,9 @@ class Recovery(Section):
         return self.backoff_factor or 2.0
 
     def over(self, base: Recovery) -> Recovery:
-        """Return ``base`` with the values set in this section in place of its own.
+        """Return ``base``, overridden by the values set in this section.
 
-        Does not check that ``min_delay <= max_delay``: parsing does, for the combination that will run.
+        Does not check ``min_delay <= max_delay``: parsing checks the combination that will run.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set}
         return base.model_copy(update=own)
@@ -143,7 +147,7 @@ class Trigger(Section):
     """When a pipeline runs: `continuous`, `available-now`, `{every: 5m}` or `{cron: "0 * * * *"}`."""
 
     kind: TriggerKind = "continuous"
-    """`continuous` runs until stopped, `available-now` until the sources are drained, like the timed ones."""
+    """`continuous` runs until stopped, `available-now` until the sources are drained, as do the timed ones."""
 
     every: PositiveDuration | None = None
     """Time between the starts of two runs."""

@@ -20,7 +20,7 @@ from conduit_dagster.config.references import FoundSecret, References
 from conduit_dagster.config.source_text import MAX_BYTES, Chunk, ConfigText, too_large
 from conduit_dagster.config.tree import AliasLimitError, Mapped, TreeBuilder, YamlFlaw
 
-# what the YAML library raises on hostile text besides its own errors
+# exceptions that the YAML library raises on hostile text, besides its own errors
 _REFUSALS = (YAMLError, ValueError, OverflowError, RecursionError, AssertionError, TypeError, LookupError)
 
 _BEFORE_CONTENT = re.compile(r"(?:\s|#[^\n]*|---(?=\s))*")
@@ -49,14 +49,14 @@ class Document:
         self._renamed[pointer] = written
 
     def has(self, pointer: str) -> bool:
-        """Return whether something was written at ``pointer``."""
+        """Return whether the file has a value at ``pointer``."""
         return self.written_at(pointer) in self._nodes
 
     def locate(self, pointer: str, on_key: bool = False, offset: int = 0) -> tuple[int, int]:
-        """Return line and column of a value or its key; of the nearest enclosing value if nothing was written.
+        """Return line and column of a value or its key; of the nearest enclosing value if it is not in the file.
 
-        ``offset`` counts characters into a text. It is exact unless a variable was expanded before it, or
-        a quoted or folded text runs over several lines.
+        ``offset`` counts characters into a text. The result is exact unless a variable was expanded before it, or a
+        quoted or folded text spans several lines.
         """
         written = self.written_at(pointer)
         while written not in self._nodes and written:
@@ -68,7 +68,7 @@ class Document:
         return self._source_position(node, 0 if on_key else offset)
 
     def text(self, pointer: str) -> str | None:
-        """Return the scalar as written, variables not expanded; None for anything else."""
+        """Return the scalar as written, with variables unexpanded; None for anything else."""
         node = self._nodes.get(self.written_at(pointer))
         return str(node.value) if isinstance(node, ScalarNode) else None
 
@@ -91,7 +91,7 @@ class Document:
         return Finding(code, severity, self.source.file, line, column, pointer, message, got, expected, fix)
 
     def written_at(self, pointer: str) -> str:
-        """Return the pointer under which the file has a value: a deprecated or a dotted key is written elsewhere."""
+        """Return the pointer under which the file has a value: a deprecated or dotted key is written elsewhere."""
         name = pointer
         while name and name not in self._nodes:
             if name in self._renamed:
@@ -109,7 +109,7 @@ class Document:
         return line, column + offset + (1 if node.style in ("'", '"') else 0)
 
     def _in_block(self, line: int, text: str, offset: int) -> tuple[int, int]:
-        """Locate text in a literal block: it starts on the line after its mark, indented like its first text line."""
+        """Locate text in a literal block: it starts on the line after its indicator, indented like its first line."""
         before = text[:offset]
         rows = self.source.text.split("\n")[line:]
         body = next((row for row in rows if row.strip()), "")
@@ -122,7 +122,7 @@ def load_documents(
 ) -> tuple[list[Document], list[Finding]]:
     """Return all readable documents of a file, and one finding for each unreadable one.
 
-    ``root``: where relative paths of ``${file:PATH}`` start; None: the working folder.
+    ``root``: base of relative paths in ``${file:PATH}``; None means the working directory.
     """
     if len(source.text) > MAX_BYTES:
         return [], [too_large(source.file)]

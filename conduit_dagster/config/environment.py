@@ -1,6 +1,6 @@
 """References in a setting: environment variables as Conduit expands them (``os.ExpandEnv``), and secrets (ours).
 
-Unlike in Conduit, an unset variable is reported and ``$$`` is a dollar. Whose value a reference is: ``references.py``.
+Unlike in Conduit, an unset variable is reported and ``$$`` is a dollar. ``references.py`` resolves the values.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class BadReference:
     name: str | None
     """None if there is no name: ``${}`` or a brace that is never closed."""
     why: Unresolved | None = None
-    """What is wrong, unless it is just a variable that is not set."""
+    """The problem, unless it is just an unset variable."""
 
 
 class Lookup(Protocol):
-    """Values by name: a mapping of environment variables, or all that a document may refer to."""
+    """Values by name: a mapping of environment variables, or everything that a document may refer to."""
 
     def get(self, name: str, /) -> str | Unresolved | None:
-        """Return the value; what is wrong with a reference; None for a variable that is not set."""
+        """Return the value, or the problem of a reference; None for an unset variable."""
         ...
 
 
@@ -45,7 +45,7 @@ class ExpandedText:
 def expand(text: str, values: Lookup) -> ExpandedText:
     """Replace ``${VAR}``, ``$VAR`` and ``${file:PATH}``; ``$$`` becomes one dollar, a lone dollar stays.
 
-    Trap: ``$x`` in a Go template is a reference too, as in Conduit, and has to be written ``$$x``.
+    Trap: as in Conduit, ``$x`` in a Go template is a reference too, and must be written ``$$x``.
     """
     if "$" not in text:
         return ExpandedText(text)

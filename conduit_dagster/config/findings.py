@@ -104,7 +104,7 @@ def by_place(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def without_consequences(findings: list[Finding]) -> list[Finding]:
-    """Leave out findings on a value that holds an unset variable: what it says is not known yet."""
+    """Leave out findings on a value that contains an unset variable: its real content is unknown."""
     unset = {finding.path for finding in findings if finding.code in UNSET}
     if not unset:
         return findings

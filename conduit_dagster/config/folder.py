@@ -48,8 +48,8 @@ def load(
 ) -> LoadedFiles:
     """Parse files and the files of folders (no sub-folders, like Conduit), then compare their pipelines.
 
-    ``root``: the project's, where relative paths of ``${file:PATH}`` start; None: the working folder.
-    A path that is named twice, or lies in a folder that is also named, is read once.
+    ``root``: of the project, base of relative paths in ``${file:PATH}``; None means the working directory. A path given
+    twice, or inside a folder that is also given, is read once.
     """
     loaded = LoadedFiles()
     seen: set[str] = set()
@@ -70,11 +70,11 @@ def dagster_name(pipeline_id: str) -> str:
 
 
 def _files(path: Path) -> list[Path | ParsedFile]:
-    # unlike Path.is_dir, never raises: a path that can't be examined is read, and that is the finding
+    # unlike Path.is_dir, never raises: a path that can't be examined is read, which gives the finding
     if not os.path.isdir(path):  # noqa: PTH112
         return [path]
     try:
-        # a dangling link is kept, to be reported; a folder called x.yaml is not a pipeline file
+        # a dangling link is kept, to be reported; a folder named x.yaml is not a pipeline file
         names = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in _SUFFIXES)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -84,7 +84,7 @@ def _files(path: Path) -> list[Path | ParsedFile]:
 
 
 def _compare(pipelines: list[ParsedPipeline]) -> None:
-    """Refuse all pipelines that share an id, a name or a job: which one counts must not depend on their order."""
+    """Refuse all pipelines that share an id, a name or a job: their order must not decide which one counts."""
     sound = [pipeline for pipeline in pipelines if not pipeline.has_finding("/id")]
     for group in _sharing(sound, lambda pipeline: pipeline.config.id):
         _add(group, "/id", "config.id_duplicate", "another pipeline has this id")

@@ -1,7 +1,7 @@
 """Safety net of loading: an unexpected exception while one file is checked becomes a finding of that file.
 
-Expected mistakes have rules of their own. What gets here is a defect of this project, and must not keep other files
-from being loaded.
+Expected mistakes have their own rules. An exception that arrives here is a defect of this project, and must not keep
+other files from being loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIX = "report it with this file; conduit-dagster validate --debug shows the tra
 
 @contextmanager
 def isolated(parsed: ParsedPipeline, doing: str) -> Generator[None]:
-    """Turn an exception into a finding of the pipeline, so that it goes no further."""
+    """Convert an exception into a finding of the pipeline, and suppress it."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  # one file must not take the others down

@@ -26,7 +26,7 @@ def kebab(name: str) -> str:
 class Section(BaseModel):
     """Mapping in a file. An empty value counts as not given, as in Conduit.
 
-    In Python a section can be created by attribute names; in a file only the names with hyphens count.
+    In Python a section can be created by attribute names; in a file only the hyphenated names count.
     """
 
     model_config = ConfigDict(
@@ -63,8 +63,8 @@ def refuse(
 ) -> PydanticCustomError:
     """Return the error for a validator to raise; it becomes a finding.
 
-    The value itself must stay out of the texts: it may come from the environment and be secret.
-    ``at`` names the field at fault in a rule between fields.
+    Never put the value itself into the texts: it may come from the environment and be secret. ``at`` names the field at
+    fault in a rule between fields.
     """
     context = {"message": message, "expected": expected, "fix": fix, "at": at}
     return PydanticCustomError(code, "{message}", context)
@@ -111,8 +111,8 @@ class Checker:
     def check(self, model: type[S], tree: Mapped) -> tuple[S, list[Finding]]:
         """Return the section and all its findings.
 
-        If there are findings, the section holds what could be saved: an invalid value is replaced by its default,
-        a connector or processor that lacks a required field is left out. Good for further checks, never for running.
+        If there are findings, the section holds only the valid parts: an invalid value is replaced by its default, and
+        a connector or processor without a required field is left out. Good for further checks, never for running.
         """
         section, errors = _validated(model, tree)
         if section is not None:
@@ -236,7 +236,7 @@ def _copy(data: Any) -> Any:
 
 
 def _saved(model: type[S], data: Mapped) -> S:
-    """Return the section that is left after all invalid parts are removed, round by round."""
+    """Return the section that remains after all invalid parts are removed, round by round."""
     for _ in range(_ROUNDS):
         section, errors = _validated(model, data)
         if section is not None:
@@ -266,7 +266,7 @@ def _take_out(model: type[Section], data: Mapped, error: ErrorDetails) -> None:
 
 
 def _with_id(target: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
-    """Set a stand-in for an id that is missing or not allowed, and return ``target``."""
+    """Set a placeholder for a missing or invalid id, and return ``target``."""
     target["id"] = "invalid-" + re.sub(r"[^A-Za-z0-9]", "-", str(data.get("id") or ""))[:64]
     return target
 

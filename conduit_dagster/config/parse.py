@@ -26,8 +26,8 @@ from conduit_dagster.config.tree import Mapped
 class ParsedPipeline:
     """One pipeline of a file.
 
-    ``config`` is complete only when ``runnable``; otherwise it is what could be saved, so that later checks
-    can still find more. Later stages append to ``findings``.
+    ``config`` is complete only if ``runnable``; otherwise it holds the valid parts, so that later checks can find more.
+    Later stages append to ``findings``.
     """
 
     file: str
@@ -46,7 +46,7 @@ class ParsedPipeline:
         return any(pointers.within(finding.path, self._full(pointer)) for finding in self.findings)
 
     def holds_unset(self, pointer: str) -> bool:
-        """Return whether a value at a place or below it holds a variable that is not set."""
+        """Return whether a value at a place or below it contains an unset variable."""
         unset = (finding.path for finding in self.findings if finding.code in UNSET)
         return any(pointers.within(path, self._full(pointer)) for path in unset)
 
@@ -55,7 +55,7 @@ class ParsedPipeline:
         return self.document.locate(self._full(pointer), on_key)
 
     def written(self, pointer: str) -> str | None:
-        """Return the scalar as written in the file, variables not expanded, and thus safe to print."""
+        """Return the scalar as written in the file, with variables unexpanded, and so safe to print."""
         return self.document.text(self._full(pointer))
 
     def finding(
@@ -116,7 +116,7 @@ def parse_file(
     """Read and check one file. Never raises: an unreadable file is a finding."""
     name = str(path).encode("utf-8", "backslashreplace").decode()
     if name != str(path):
-        # tables, metadata and requests that hold the name are UTF-8
+        # tables, metadata and requests with the name are UTF-8
         return ParsedFile(name, problems=[unreadable(name, "the file's name is not UTF-8", "rename it")])
     source = read_source(Path(path), name)
     if isinstance(source, Finding):
@@ -134,9 +134,9 @@ def parse_text(
 ) -> ParsedFile:
     """Check the text of a pipeline file. Never raises.
 
-    ``env`` defaults to the process's environment; ``recovery`` are the project's settings, with which a pipeline's
-    own have to be consistent. ``root``: where relative paths of ``${file:PATH}`` start; None: the working folder.
-    Clashes with other pipelines are found by ``load``.
+    ``env`` defaults to the process's environment. ``recovery``: the project's settings, with which a pipeline's own
+    must be consistent. ``root``: base of relative paths in ``${file:PATH}``; None means the working directory. Clashes
+    with other pipelines are found by ``load``.
     """
     parsed = ParsedFile(file)
     try:
@@ -158,7 +158,7 @@ def _parse_isolated(parsed: ParsedFile, document: Document, strict: bool, recove
         _parse_document(parsed, document, strict, recovery)
     except Exception as error:  # noqa: BLE001  # the safety net of this document
         finding = unexpected(error, "checking this document", (parsed.file, *document.locate(""), ""))
-        # also keeps the document's pipelines that were read before the exception from running
+        # also keeps pipelines of the document that were read before the exception from running
         document.findings.append(finding)
         parsed.problems.append(finding)
 
@@ -187,7 +187,7 @@ def _of_file(checker: Checker, document: Document) -> list[Mapped]:
 
 
 def _of_component(document: Document, attributes: Mapped) -> list[Mapped]:
-    """Return the pipelines in a component's attributes; Dagster itself checks all the rest of its file."""
+    """Return the pipelines in a component's attributes; Dagster itself checks the rest of its file."""
     return _pipelines(document, attributes) if "pipelines" in attributes else []
 
 

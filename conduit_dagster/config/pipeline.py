@@ -32,14 +32,14 @@ Workers = Annotated[int, Field(ge=0), AfterValidator(lambda workers: workers or 
 
 
 def _queue_settings(plugin: str) -> dict[str, str]:
-    # Conduit passes these to every plugin; any other than the log would refuse them as unknown
+    # Conduit passes these to every plugin; plugins other than the log would refuse them as unknown
     if plugin.partition("@")[0] in _LOG_PLUGINS:
         return {"level": "warn", "message": "record delivery failed"}
     return {}
 
 
 Condition = Annotated[str | None, AfterValidator(lambda text: text if text and text.strip() else None)]
-"""As in Conduit, a blank condition is none."""
+"""As in Conduit, a blank condition counts as none."""
 
 
 class ProcessorConfig(Section):
@@ -52,13 +52,13 @@ class ProcessorConfig(Section):
     """Processor to apply: `field.set`, `builtin:json.decode@v1`, or a plugin of your own."""
 
     condition: Condition = None
-    """Only records for which this holds are processed, others pass unchanged. A Python expression or Go template."""
+    """Only records that satisfy it are processed, others pass unchanged. A Python expression or Go template."""
 
     settings: Settings = {}
-    """The plugin's settings. Values are texts."""
+    """The plugin's settings. Values are strings."""
 
     workers: Workers = 1
-    """Conduit's number of parallel workers; 0 means 1. Order is kept whatever the number."""
+    """Number of parallel workers in Conduit; 0 means 1. Order is kept whatever the number."""
 
     namespace: Regex | None = None
     """Only records whose collection matches are processed (RE2, unanchored)."""
@@ -80,20 +80,22 @@ class ConnectorConfig(Section):
     """Display name. Defaults to the id."""
 
     settings: Settings = {}
-    """The plugin's settings. Values are texts; `${VAR}` is replaced from the environment, `${file:PATH}` by a file's
-    text ([secrets](../secrets.md))."""
+    """The plugin's settings. Values are strings; `${VAR}` is replaced from the environment, `${file:PATH}` by a file's
+    text ([secrets](../secrets.md)).
+    """
 
     namespace: Regex | None = None
     """Only records whose collection matches pass through this connector (RE2, unanchored)."""
 
     condition: Condition = None
-    """Only records for which this holds pass through this connector. A Python expression or Go template (ours)."""
+    """Only records that satisfy it pass through this connector. A Python expression or Go template (ours)."""
 
     processors: list[ProcessorConfig] = []
-    """Processors for the records of this connector alone."""
+    """Processors for the records of this connector only."""
 
     start_from: Literal["boundary", "log"] = "boundary"
-    """Where a destination added later starts: at the pipeline's position, or with what the log of records holds."""
+    """Where a destination added later starts: at the pipeline's position, or with the records that the log still holds.
+    """
 
     @model_validator(mode="after")
     def _only_destinations_are_added_to_a_log(self) -> Self:
@@ -112,10 +114,10 @@ class DeadLetterQueue(Section):
     """Destination of the dead letters."""
 
     settings: Settings = Field(default_factory=lambda data: _queue_settings(str(data.get("plugin", ""))))
-    """The plugin's settings. Without any, a log gets `level: warn`, `message: record delivery failed`."""
+    """The plugin's settings. A log without any gets `level: warn`, `message: record delivery failed`."""
 
     window_size: NotNegative = 1
-    """Number of latest records in which nacks are counted; 0 accepts every nack without limit."""
+    """Number of latest records in which nacks are counted; 0 accepts any number of nacks."""
 
     window_nack_threshold: NotNegative = 0
     """Nacks tolerated within the window; one more stops the pipeline. Must be smaller than the window."""
@@ -143,7 +145,7 @@ class Pipeline(Section):
     """The pipeline's name in every command and table: letters, digits and `- _ : .`, at most 128 bytes."""
 
     status: Literal["running", "stopped"] = "running"
-    """Whether the pipeline starts by itself."""
+    """Whether the pipeline is started automatically."""
 
     name: PipelineName = Field(default_factory=lambda data: str(data.get("id", "")))
     """Display name, unique among all pipelines, at most 128 bytes. Defaults to the id."""
@@ -161,7 +163,7 @@ class Pipeline(Section):
     """When the pipeline runs (ours)."""
 
     fan_in: FanIn = "merge"
-    """How several sources become one stream of records (ours)."""
+    """How the records of several sources are combined into one stream (ours)."""
 
     connectors: list[ConnectorConfig] = []
     """Sources and destinations, at least one of each. Their order does not matter."""
@@ -173,10 +175,12 @@ class Pipeline(Section):
     """What happens to nacked records. By default the first nack stops the pipeline."""
 
     redact: list[FieldReference] = []
-    """Fields whose values no log, list, asset or error text shows: `.Payload.After.ssn`. Stored data keeps them."""
+    """Fields whose values are not shown in any log, list, asset or error text: `.Payload.After.ssn`. Stored data keeps
+    them.
+    """
 
     owners: list[Owner] = []
-    """Who is responsible, in Dagster: e-mail addresses and teams, `team:payments`. Default: `team:conduit` (ours)."""
+    """Owners in Dagster: e-mail addresses and teams, `team:payments`. Default: `team:conduit` (ours)."""
 
     tests: list[PipelineTest] = []
     """Cases that `conduit-dagster test` runs (ours)."""

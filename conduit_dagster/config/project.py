@@ -38,9 +38,9 @@ class Project:
 
     @classmethod
     def find(cls, start: Path, env: Mapping[str, str] | None = None) -> Project:
-        """Return the project of the nearest folder upwards with a ``conduit.yaml``, else that of ``start`` itself.
+        """Return the project of the nearest folder upwards with a ``conduit.yaml``, otherwise of ``start`` itself.
 
-        Never raises. Environment variables win over the file; settings with findings keep their defaults.
+        Never raises. Environment variables override the file; settings with findings keep their defaults.
         """
         env = os.environ if env is None else env
         start = start.absolute()
@@ -72,19 +72,19 @@ class Project:
 
     @property
     def component_path(self) -> Path:
-        """File of a Dagster component that stands for this project, if it is one."""
+        """File of a Dagster component that represents this project, if it is one."""
         return self.root / component_file.FILE
 
     @property
     def pipeline_paths(self) -> list[Path]:
-        """Where pipelines are read from: the folder, and a component's file with pipelines of its own."""
+        """Paths that pipelines are read from: the folder, and a component's file with its own pipelines."""
         if not component_file.may_hold_pipelines(self.component_path):
             return [self.pipelines_path]
         return [*([self.pipelines_path] if self.pipelines_path.exists() else []), self.component_path]
 
     @property
     def has_pipelines(self) -> bool:
-        """Whether there is anything to read pipelines from."""
+        """Whether any of the paths with pipelines exists."""
         return any(path.exists() for path in self.pipeline_paths)
 
     @property
@@ -104,7 +104,7 @@ class Project:
         """Location of the commit log."""
         if self.settings.state.log or not self.settings.state.staging:
             return self.resolve(self.settings.state.log or str(self.home / "log"))
-        # a pipeline's id has no tilde, so its staging folder is never the log
+        # ids of pipelines have no tilde, so that no staging folder collides with the log
         return f"{self.staging_url.rstrip('/')}/~log"
 
 

@@ -31,7 +31,7 @@ def _address(text: str) -> str:
 
 
 def _webhook(url: str) -> str:
-    """Check a webhook's URL. No error text holds the value: knowing the URL is enough to post to it."""
+    """Check a webhook's URL. No error text contains the value: its knowledge is enough to post to it."""
     expected = "a URL such as https://HOST/PATH"
     try:
         parts = urlsplit(url)
@@ -56,7 +56,7 @@ def _headers(given: dict[str, str]) -> dict[str, str]:
 
 
 def _words(value: Any) -> Any:
-    """Split a list that is given as one text, as in an environment variable."""
+    """Split a list given as one string, as in an environment variable."""
     return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
 
 
@@ -77,7 +77,7 @@ class LogSettings(Section):
     """Log output."""
 
     level: Literal["trace", "debug", "info", "warn", "error"] = "info"
-    """Least severe level to print."""
+    """Minimum severity to print."""
 
     format: Literal["cli", "json"] = "cli"
     """`cli` for people, or `json` for one JSON object per line."""
@@ -88,8 +88,9 @@ class SparkSection(Section):
 
     url: str = "local[*]"
     """`shared` (one local server for all runs of the project), a master URL (`local[*]`, `spark://…`, `yarn`,
-    `k8s://…`) or a Spark Connect server (`sc://…`). If none is given: `shared` for runs in Dagster and for more
-    than one pipeline in `run`. `spark: shared` is short for it."""
+    `k8s://…`) or a Spark Connect server (`sc://…`). Default: `shared` for runs in Dagster and for more than one
+    pipeline in `run`. Short form: `spark: shared`.
+    """
 
     conf: Settings = {}
     """Spark's own configuration. The shared server reads it when it starts."""
@@ -103,7 +104,7 @@ class SparkSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_url(cls, data: Any) -> Any:
-        """Accept a text such as ``spark: shared`` as the url alone."""
+        """Accept a string such as ``spark: shared`` as the url alone."""
         return {"url": data} if isinstance(data, str) else data
 
     @property
@@ -139,10 +140,11 @@ class StateSettings(Section):
 
     accept_new: bool = False
     """Accept a state store that is empty or older although the project has had a newer one: everything is then read and
-    delivered again. `run --accept-new-state` does so once."""
+    delivered again. `run --accept-new-state` does so once.
+    """
 
     private: bool = True
-    """Make `$CONDUIT_HOME` and what is created in it readable by its user only. `false`: as the umask says."""
+    """Make `$CONDUIT_HOME` and everything created in it readable by its user only. `false`: the umask applies."""
 
     history: HistorySettings = HistorySettings()
     """Retention of a pipeline's history."""
@@ -159,13 +161,15 @@ class AlertsSettings(Section):
     """Events that Dagster's alert sensor reports, and where it posts them."""
 
     webhook: Annotated[str, AfterValidator(_webhook)] | None = Field(default=None, repr=False)
-    """URL to which alerts are posted; without one nothing is reported. A secret: write `${VAR}`."""
+    """URL to which alerts are posted; without it nothing is reported. A secret: write `${VAR}`."""
 
     headers: Annotated[Settings, AfterValidator(_headers)] = Field(default={}, repr=False)
-    """HTTP headers of every alert, such as `Authorization`. Secrets too."""
+    """HTTP headers of every alert, such as `Authorization`. Secret as well."""
 
     allow_private: bool = True
-    """Whether the webhook may be in a private network. `false`: an alert goes to a public address, and to no proxy."""
+    """Whether the webhook may be in a private network. `false`: alerts are posted to public addresses only, without a
+    proxy.
+    """
 
     on: Annotated[list[Literal["degraded", "dead-letters"]], BeforeValidator(_words)] = ["degraded", "dead-letters"]
     """Events to report."""
@@ -174,15 +178,16 @@ class AlertsSettings(Section):
     """Number of new dead letters of a pipeline within the interval that triggers an alert."""
 
     interval: PositiveAge = 300.0
-    """Interval over which new dead letters are counted; a pipeline's are reported at most once per interval."""
+    """Interval over which new dead letters are counted; those of a pipeline are reported at most once per interval."""
 
 
 class LineageSettings(Section):
     """Lineage for tools outside of Dagster."""
 
     openlineage: bool = False
-    """Whether runs send OpenLineage events. Where to is the client's own configuration, such as `OPENLINEAGE_URL` or
-    `openlineage.yml`. Needs `pip install 'conduit-dagster[lineage]'`."""
+    """Whether runs send OpenLineage events. The client's own configuration sets their destination, such as
+    `OPENLINEAGE_URL` or `openlineage.yml`. Needs `pip install 'conduit-dagster[lineage]'`.
+    """
 
     namespace: str | None = None
     """Namespace of the jobs. Defaults to the name of the project's folder."""
@@ -219,4 +224,4 @@ class ProjectSettings(Section):
 
 
 CONDUIT_ONLY = ("api", "connectors", "db", "dev", "grpc", "http", "preview", "processors", "schema-registry")
-"""Conduit's other keys: ignored with a warning, so that its settings file can be kept."""
+"""Conduit's other keys: ignored with a warning, so that its settings file can be reused."""

@@ -1,7 +1,7 @@
 """Values for the references of one document: environment variables, files, and providers of secrets.
 
 ``${NAME}`` and ``${env:NAME}`` are variables, ``${file:PATH}`` is a file's text, and ``${NAME:rest}`` asks the provider
-that is registered under that name. What comes from a file or a provider is a secret.
+registered under that name. Values from a file or a provider are secrets.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from conduit_dagster.config.secret_providers import Unresolved, ask_provider
 from conduit_dagster.secret_values import remember
 
 LARGEST_SECRET: Final = 64 * 1024
-"""Bytes. Settings travel with every task."""
+"""Bytes. Settings are sent with every task."""
 _SCHEME = re.compile(r"([a-z][a-z0-9_.+\-]*):(?!-)(.*)", re.DOTALL)
-"""A shell's default, ``${name:-x}``, is none: it names a variable that is not set, as ever."""
+"""A shell default, ``${name:-x}``, is not a reference: it names an unset variable, as in Conduit."""
 
 
 FileStamp = tuple[int, int]
-"""Modification time in ns and size: another one means that the file may hold another value."""
+"""Modification time in ns and size: a different stamp means that the value may have changed."""
 
 
 def stamp_of(path: str) -> FileStamp | None:
-    """Return the stamp of a file; None if there is none, or it can't be looked at."""
+    """Return the stamp of a file; None if it is missing or can't be examined."""
     try:
         found = os.stat(path)  # noqa: PTH116  # a path as text, which may hold anything
     except (OSError, ValueError):
@@ -40,21 +40,21 @@ def stamp_of(path: str) -> FileStamp | None:
 
 @dataclass(frozen=True)
 class FoundSecret:
-    """A secret that a document refers to. Its representation does not hold the value."""
+    """A secret that a document refers to. Its repr does not contain the value."""
 
     reference: str
     value: str
     file: str | None = None
-    """The absolute path of the file that holds it; None if a provider gave it."""
+    """The absolute path of the file that holds it; None for a provider's."""
 
     def __repr__(self) -> str:
         return f"FoundSecret({self.reference!r})"
 
     @property
     def mark(self) -> str:
-        """What stands for it in a digest: for a file's, a fingerprint of the value; for a provider's, the reference.
+        """Replacement in a digest: for a file's secret a fingerprint of the value, for a provider's the reference.
 
-        A provider may give another value each time, which must not look like another file.
+        A provider may return another value each time, which must not count as a changed file.
         """
         return f"${{{self.reference}}}" if self.file is None else fingerprint(self.value)
 
@@ -63,21 +63,21 @@ class References:
     """Lookup for the references of one document; ``secrets`` are those that it resolved."""
 
     def __init__(self, env: Mapping[str, str], root: Path | None = None) -> None:
-        """``root``: where relative paths start; None: the working folder."""
+        """``root``: base of relative paths; None means the working directory."""
         self._env, self._root = env, Path.cwd() if root is None else root.absolute()
         self._found = dict[str, FoundSecret]()
         self.files = dict[str, FileStamp | None]()
-        """By absolute path, the files that were looked for, as they were; None for one that is not there."""
+        """Stamps of the files that were looked up, by absolute path; None for a missing one."""
         self.failed = False
         """Whether a provider failed, so that the same text may have another result later."""
 
     @property
     def secrets(self) -> tuple[FoundSecret, ...]:
-        """Secrets that were resolved so far."""
+        """Secrets resolved so far."""
         return tuple(self._found.values())
 
     def get(self, name: str) -> str | Unresolved | None:
-        """Return the value of what stands between the braces; None for a variable that is not set."""
+        """Return the value of the text between the braces; None for an unset variable."""
         if name in self._env or (match := _SCHEME.fullmatch(name)) is None:
             return self._env.get(name)
         scheme, rest = match.groups()
@@ -107,11 +107,11 @@ class References:
 
 
 def marked(data: Any, secrets: tuple[FoundSecret, ...]) -> Any:
-    """Return data without the values of secrets: each is replaced by its mark, wherever it stands in a text."""
+    """Return data without the values of secrets: each is replaced by its mark, wherever it occurs in a text."""
     if not secrets:
         return data
     if isinstance(data, str):
-        # the longest first: a value may be a part of another one
+        # longest first: a value may be part of another one
         for secret in sorted(secrets, key=lambda one: (-len(one.value), one.reference)):
             data = data.replace(secret.value, secret.mark)
         return data
@@ -124,7 +124,7 @@ def marked(data: Any, secrets: tuple[FoundSecret, ...]) -> Any:
 
 @lru_cache(maxsize=1_000)
 def fingerprint(value: str) -> str:
-    """Return a text that changes with the value, and from which a weak value can't be guessed fast (scrypt)."""
+    """Return a text that changes with the value, from which even a weak value can't be guessed quickly (scrypt)."""
     return hashlib.scrypt(value.encode(), salt=b"conduit-dagster", n=2**14, r=8, p=1, dklen=16).hex()
 
 
@@ -152,7 +152,7 @@ def _read(path: str | None, root: Path) -> str | Unresolved:
 
 
 def _bytes(path: str) -> bytes:
-    """Return at most one byte more than is allowed. A pipe or a device is refused: reading one may never end."""
+    """Return at most one byte more than allowed. Pipes and devices are refused: reading one may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

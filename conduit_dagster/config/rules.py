@@ -29,7 +29,7 @@ def between_fields(tree: Mapped, pipeline: ParsedPipeline, recovery: Recovery) -
 
 
 def rename_processor_types(tree: Mapped, document: Document) -> list[Finding]:
-    """Read a processor's deprecated ``type`` as ``plugin``; two that differ are refused."""
+    """Accept a processor's deprecated ``type`` as ``plugin``; if both are given they must agree."""
     findings: list[Finding] = []
     for processor in (item for items in _processor_lists(tree) for item in items):
         if "type" in processor:

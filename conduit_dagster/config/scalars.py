@@ -22,7 +22,7 @@ _CREDENTIAL = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?
 
 
 def names_credential(key: str) -> bool:
-    """Return whether a setting with this name holds a credential, rather than naming what is read or written."""
+    """Return whether a setting with this name holds a credential, as opposed to the name of something."""
     return _CREDENTIAL.search(key) is not None
 
 
@@ -38,7 +38,7 @@ def passwords_in(text: str) -> list[str]:
 
 ID_BYTES = 128
 CONNECTOR_ID_BYTES = 256
-"""Limit including the pipeline's id and a colon in front, as Conduit stores it."""
+"""Limit including the pipeline's id and the colon before it, as Conduit stores it."""
 DESCRIPTION_BYTES = 8192
 RESERVED_IDS = frozenset({"acks", "dead_letters"})
 
@@ -55,7 +55,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def parse_duration(value: Any) -> float:
-    """Return a Go duration (``1h30m``, ``500ms``) in seconds; a number set in Python is in seconds already."""
+    """Return a Go duration (``1h30m``, ``500ms``) in seconds; a number set in Python is already in seconds."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     expected = "a duration such as 500ms, 30s or 1h30m"
@@ -134,7 +134,8 @@ def _not_reserved(text: str) -> str:
 
 
 def _is_owner(text: str) -> str:
-    # as Dagster checks the owners of an asset: one that it refuses would take the pipeline's assets away
+    # like Dagster's check of asset owners: an owner that Dagster refuses would prevent the pipeline's assets from
+    # loading
     if not _EMAIL.fullmatch(text) and not (text.startswith("team:") and text != "team:"):
         is_word = re.fullmatch(r"[\w\-]+", text) is not None
         fix = f"write team:{text}" if is_word else None
@@ -163,7 +164,7 @@ def _is_cron(text: str) -> str:
 
 
 def _setting(value: Any) -> str:
-    """Return a setting as text; numbers and booleans keep their spelling, an empty value is an empty text."""
+    """Return a setting as text; numbers and booleans keep their spelling, an empty value becomes an empty text."""
     if isinstance(value, dict | list):
         fix = "a setting below another is written with a dot: sdk.record.format: template"
         raise refuse("a setting is a text, not a structure", expected="a text", fix=fix)

@@ -1,4 +1,4 @@
-"""Providers of secrets: functions that installed packages offer, and that ``${NAME:reference}`` in a file calls.
+"""Providers of secrets: functions of installed packages that ``${NAME:reference}`` in a file calls.
 
 A package registers one as an entry point of the group ``conduit_dagster.secrets``; the entry point's name is the
 ``NAME``. Providers run in the process that reads the file, never in a Spark task.
@@ -21,27 +21,27 @@ GROUP: Final = "conduit_dagster.secrets"
 TIME_LIMIT: Final = 10.0
 """Seconds that a provider may take for one value."""
 _KEPT: Final = 60.0
-"""Seconds for which a value is not asked for again."""
+"""Seconds for which a value is cached."""
 _FAILED: Final = 30.0
-"""Seconds for which a provider that failed or hung is not asked again: a sensor's tick would wait each time."""
+"""Seconds before a provider that failed or hung is asked again: a sensor's tick would wait each time."""
 
 
 class SecretProvider(Protocol):
     """A function that returns the value of a secret."""
 
     def __call__(self, reference: str, /) -> str:
-        """Return the value for what a file has after the provider's name and the colon: ``path#key``.
+        """Return the value for a reference, the text after the provider's name and the colon: ``path#key``.
 
-        Called in a thread of its own, by several threads at once, and again whenever files are read; after
-        ``TIME_LIMIT`` seconds its result is no longer waited for. It reads its own settings, such as an address, from
-        the environment. Raises :class:`SecretError` for what the author of the file can correct; of any other
-        exception only the class is shown, because its text may quote a credential.
+        Called in a separate thread, by several threads at once, and again whenever files are read; after ``TIME_LIMIT``
+        seconds its result is abandoned. It reads its own settings, such as an address, from the environment. Raise
+        :class:`SecretError` for mistakes that the author of the file can correct; of any other exception only the class
+        is shown, because its text may quote a credential.
         """
         ...
 
 
 class SecretError(Exception):
-    """Raised by a provider: the message is shown with the place of the reference, and ``fix`` says what to do."""
+    """Raised by a provider: the message is shown with the place of the reference, and ``fix`` suggests a correction."""
 
     def __init__(self, message: str, *, fix: str | None = None) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class SecretError(Exception):
 
 @dataclass(frozen=True)
 class Unresolved:
-    """Why a reference has no value. ``message``, ``expected`` and ``fix`` are those of its finding."""
+    """Reason why a reference has no value. ``message``, ``expected`` and ``fix`` are those of its finding."""
 
     code: str
     message: str
@@ -60,7 +60,7 @@ class Unresolved:
 
 
 def ask_provider(name: str, reference: str) -> str | Unresolved:
-    """Return the value that a provider has for a reference. Never raises, and waits for at most ``TIME_LIMIT``."""
+    """Return a provider's value for a reference. Never raises, and waits for at most ``TIME_LIMIT``."""
     points = _registered().get(name, [])
     if len(points) != 1:
         return _unknown(name) if not points else _ambiguous(name, points)
@@ -73,13 +73,13 @@ def ask_provider(name: str, reference: str) -> str | Unresolved:
     failed = isinstance(value, Unresolved)
     with _lock:
         until = time.monotonic() + (_FAILED if failed else _KEPT)
-        # one that hangs is asked for no other value either
+        # a hanging provider is asked for no other value either
         _answers[name, None if hung else reference] = (until, value)
     return value
 
 
 def forget_answers() -> None:
-    """Ask all providers again, and look for newly installed ones."""
+    """Forget cached answers, and look for newly installed providers."""
     with _lock:
         _answers.clear()
     _registered.cache_clear()
@@ -112,7 +112,7 @@ def _ambiguous(name: str, points: list[EntryPoint]) -> Unresolved:
 
 
 def _called(name: str, point: EntryPoint, reference: str) -> tuple[str | Unresolved, bool]:
-    """Return the value or what is wrong, and whether the provider hangs."""
+    """Return the value or the problem, and whether the provider hangs."""
     answers: list[str | Unresolved] = []
     thread = threading.Thread(
         target=lambda: answers.append(_answer(name, point, reference)), name=f"secrets-{name}", daemon=True

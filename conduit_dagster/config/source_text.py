@@ -12,7 +12,7 @@ from conduit_dagster.config.findings import Finding
 from conduit_dagster.lazy_property import lazy_property
 
 MAX_BYTES = 10 * 1024 * 1024
-"""A larger file is not a pipeline file; reading it as YAML would take minutes."""
+"""Files beyond this size are not pipeline files; parsing them as YAML would take minutes."""
 
 # YAML ends a document here even inside a block scalar, so a bad one can be cut out without parsing
 _MARKER = re.compile(r"^(?:---|\.\.\.)(?=\s|$)", re.MULTILINE)
@@ -44,7 +44,7 @@ class ConfigText:
         return line, index - self._line_starts[line - 1] + 1
 
     def chunks(self) -> list[Chunk]:
-        """Return the YAML documents, cut at their markers; those without any content are left out."""
+        """Return the YAML documents, cut at their markers; those without content are left out."""
         cuts = [0, *(match.start() for match in _MARKER.finditer(self.text)), len(self.text)]
         chunks: list[Chunk] = []
         start = 0
@@ -59,12 +59,12 @@ class ConfigText:
 
 
 def source_of(text: str, file: str) -> ConfigText:
-    """Return a text with its byte order mark dropped and its line ends made ``\\n``."""
+    """Return a text without its byte order mark, and with line ends ``\\n``."""
     return ConfigText(file, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def read_source(path: Path, file: str) -> ConfigText | Finding:
-    """Read a file, or return a finding if that fails. Never reads more than the limit: a device must not hang it."""
+    """Read a file, or return a finding if that fails. Never reads beyond the limit: a device must not hang it."""
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)

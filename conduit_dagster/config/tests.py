@@ -28,13 +28,13 @@ class RecordParts(Section):
     """Operation of the record. Defaults to `create` for an input record."""
 
     metadata: dict[str, str] = {}
-    """Metadata entries. Of an output record only the entries that are named are compared."""
+    """Parts of a record. A mapping is a document, a string is raw data."""
 
     key: Part = None
     """The key."""
 
     before: Part = None
-    """The payload before the change."""
+    """Metadata entries. Of an output record only the listed entries are compared."""
 
     after: Part = None
     """The payload after the change."""
@@ -54,7 +54,7 @@ class ExpectedNack(Section):
 
 
 class Mock(Section):
-    """Mock of a processor; with nothing given, records pass it unchanged."""
+    """Mock of a processor; without any key, records pass unchanged."""
 
     record: RecordParts | None = None
     """Parts that replace those of each record."""
@@ -70,13 +70,14 @@ class Expected(Section):
     """Expected result of the records."""
 
     destinations: dict[str, list[RecordParts]] = {}
-    """Records sent to each destination, in order. What is not named is not compared; a payload is compared whole."""
+    """Records sent to each destination, in order. Unlisted destinations are not compared; payloads are compared whole.
+    """
 
     nacked: list[ExpectedNack] = []
     """All expected nacks, in order. A nack that is not listed fails the test."""
 
     filtered: dict[str, int] = {}
-    """Number of records that each node drops. Only the nodes that are named are compared."""
+    """Number of records that each node drops. Only the listed nodes are compared."""
 
 
 class PipelineTest(Section):

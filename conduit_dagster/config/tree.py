@@ -14,7 +14,7 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.environment import BadReference, Lookup, expand
 
 MAX_ALIASED = 100_000
-"""Maximum number of nodes repeated by aliases in one document; a few lines of YAML can ask for billions."""
+"""Maximum number of nodes repeated by aliases in one document: a few lines of YAML can expand to billions."""
 
 _YAML = "tag:yaml.org,2002:"
 _MERGE, _NULL = f"{_YAML}merge", f"{_YAML}null"
@@ -36,7 +36,7 @@ class Scalar(str):
 
 
 class Mapped(dict[str, Any]):
-    """YAML mapping with its JSON pointer. Scalars in it are texts, null is None."""
+    """YAML mapping with its JSON pointer. Scalars in it are strings, null is None."""
 
     where: str = ""
 
@@ -49,7 +49,7 @@ class Mapped(dict[str, Any]):
 
 
 class AliasLimitError(Exception):
-    """Aliases that repeat too much, or that contain themselves."""
+    """Raised for aliases that expand too much, or that contain themselves."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class TreeBuilder:
                     yield key, value
 
     def _join_halves(self, node: Node, where: str) -> None:
-        """Read an escaped pair of UTF-16 halves as one character, as JSON does; a single half is a flaw."""
+        """Combine an escaped pair of UTF-16 surrogates into one character, as JSON does; a lone one is a flaw."""
         if isinstance(node, ScalarNode) and _HALF.search(node.value):
             text = node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             if _REPLACED in text and _REPLACED not in node.value:
@@ -177,7 +177,7 @@ class TreeBuilder:
 
 
 def typed(data: Any) -> Any:
-    """Return the data with numbers and booleans as such, for the free-form parts of a file."""
+    """Return the data with numbers and booleans converted, for the free-form parts of a file."""
     if isinstance(data, dict):
         return {key: typed(value) for key, value in data.items()}
     if isinstance(data, list):
