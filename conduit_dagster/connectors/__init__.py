@@ -1,1 +1,1 @@
-"""Connectors, one module or package per plugin, with its source and its destination; `ls` lists them all."""
+"""Connectors: one package per plugin, with its source and its destination; `ls` lists them all."""

@@ -1,4 +1,4 @@
-"""The setting ``collection`` of sources of files: a name, or where a file's name has it."""
+"""The setting ``collection`` of file-based sources: a name, or a pattern that extracts it from the file's name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NO_NAMES: Final = frozenset({".", ".."})
 class CollectionPattern:
     """The collection of each file: a fixed name, or the group of a regular expression searched in the file's name.
 
-    A name with a parenthesis is an expression. The collection depends on the setting and the file's name only, so a
-    step that is repeated gives its records the same one.
+    A value with a parenthesis is an expression. The collection depends on the setting and the file's name only, so that
+    a repeated step gives its records the same one.
     """
 
     def __init__(self, text: str) -> None:
@@ -28,9 +28,9 @@ class CollectionPattern:
         self._pattern = _compiled(text) if is_pattern(text) else None
 
     def of(self, file: str) -> str:
-        """Return the collection for a file's name, without folders; empty if the expression is not found in it.
+        """Return the collection for a file's name, without folders; empty if the expression does not match.
 
-        Raises ``FatalError`` (``source.collection_unsafe``) for a group that a path or a table must not be named.
+        Raises ``FatalError`` (``source.collection_unsafe``) for a group that is unsafe as a name of a path or table.
         """
         name = self.unchecked(file)
         if self._pattern is not None and name and not is_safe(name):
@@ -51,17 +51,17 @@ class CollectionPattern:
 
 
 def modes_of(known: Iterable[str], unread: Collection[str]) -> dict[str, Mode]:
-    """Return the mode of each collection: ``copy`` for those of files that are not read to their end."""
+    """Return the mode of each collection: ``copy`` if one of its files is not fully read."""
     return {name: "copy" if name in unread else "complete" for name in sorted({*known, *unread}) if name}
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether a ``collection`` is an expression, and no name."""
+    """Return whether a ``collection`` is an expression, not a name."""
     return "(" in text
 
 
 def is_safe(name: str) -> bool:
-    """Return whether a name can't leave the folder that it is put in: destinations may use it in paths and tables."""
+    """Return whether a name can't escape the folder that it is used in: destinations may use it in paths and tables."""
     if name in _NO_NAMES or len(name.encode("utf-8", "surrogatepass")) > COLLECTION_BYTES:
         return False
     return not any(sign in "/\\" or unicodedata.category(sign) in ("Cc", "Cs") for sign in name)
@@ -78,7 +78,7 @@ def check_collection(text: str) -> str:
 
 
 def check_name(text: str) -> str:
-    """Return the setting of a source whose files have no names of their own. Raises for an expression as well."""
+    """Return the setting of a source without file names. Raises for an expression as well."""
     if is_pattern(text):
         message = "only a name is possible here: there is no file name to take it from"
         raise PydanticCustomError("collection", message, {"fix": "for example orders"})

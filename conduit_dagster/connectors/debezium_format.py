@@ -1,4 +1,4 @@
-"""``debezium/json``: a record as Debezium would send it, with a Kafka Connect schema derived from the record."""
+"""``debezium/json``: a record in Debezium's envelope, with a Kafka Connect schema derived from the record."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def options_of(text: str) -> dict[str, str]:
 
 
 def debezium(record: Record, schema_name: str = "", raw_key: str = RAW_KEY) -> Document:
-    """Return the envelope. Its schema declares all numbers as doubles, as Conduit does, which knows no other type.
+    """Return the envelope. Its schema declares all numbers as doubles, as Conduit does, which has no other type.
 
-    If only one of the two payloads exists, its schema serves for the other as well.
+    If only one of the two payloads exists, its schema is used for both.
     """
     before, after = _part(record.before, raw_key), _part(record.after, raw_key)
     fields = [

@@ -24,7 +24,7 @@ _encode_lines = _encoder.encode_lines
 class Format(ABC):
     """Encoder of records as lines. Each line ends in a line feed; each format defines the content of its lines.
 
-    A float that is NaN or infinite would be written as ``null``: records with one must be refused beforehand.
+    A float that is NaN or infinite would be written as ``null``: refuse such records beforehand.
     """
 
     reads_key: bool = True
@@ -53,7 +53,7 @@ class Format(ABC):
 
 
 class OpenCdcJson(Format):
-    """``opencdc/json``: the whole record in Conduit's layout, raw data as base64 text."""
+    """``opencdc/json``: the whole record in Conduit's layout, raw data as Base64 text."""
 
     def _block(self, records: list[Record]) -> bytes:
         lines: list[Envelope] = []
@@ -86,7 +86,7 @@ class PayloadJson(Format):
 
 
 class PayloadAsJson(Format):
-    """The template ``{{ toJson .Payload.After }}``: raw data becomes base64 text in quotes."""
+    """The template ``{{ toJson .Payload.After }}``: raw data becomes Base64 text in quotes."""
 
     reads_key = False
 
@@ -141,7 +141,7 @@ def names() -> list[str]:
 
 
 _JSON_OF: Final[dict[str, Callable[[], Format]]] = {"after": PayloadAsJson, "record": OpenCdcJson}
-"""Formats with the same output as the template ``{{ toJson … }}`` of that part, but many times as fast."""
+"""Formats with the same output as the template ``{{ toJson … }}`` of that part, but many times faster."""
 
 
 def _template(text: str) -> Format:

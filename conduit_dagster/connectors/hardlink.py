@@ -1,4 +1,4 @@
-"""Hard links, with copies where the file system has none."""
+"""Hard links, with copies on file systems without them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from conduit_dagster import storage
 
 
 def link(source: Path, into: Path) -> None:
-    """Link a file under a second name; where the file system has no hard links, copy it durably.
+    """Link a file under a second name; copy it durably if the file system has no hard links.
 
-    Raises ``OSError``. Does not sync the new directory entry, and ``source`` must be durable already.
+    Raises ``OSError``. Does not sync the new directory entry, and ``source`` must already be durable.
     """
     try:
         os.link(source, into)

@@ -1,4 +1,4 @@
-"""Files that were read completely: rows of lists outside the position, which names the lists by digest."""
+"""Fully read files: rows of lists outside the position, which names the lists by digest."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, KeptValues
 
 LEAVES_AT = 64
-"""Finished files that may stay in the position: with fewer a list would be written for every few files."""
+"""Number of finished files that may stay in the position: with fewer, a list would be written for every few files."""
 _VIEWS: Final = 4
-"""Positions whose lists are held in memory: the newest one, and those of earlier steps in flight."""
+"""Number of positions whose lists are cached: the newest one, and those of earlier steps in flight."""
 _MODULUS = 1 << 256
 
 
 class Placed(Protocol):
-    """A file with what says how far it was read."""
+    """A file with the fields that determine how far it was read."""
 
     @property
     def placed(self) -> tuple[Any, ...]:
-        """Fields that go into a place. They stay the same for ever: a stored sum can't be computed again."""
+        """Fields that go into a place. Never change them: a stored sum can't be recomputed."""
         ...
 
 
@@ -41,7 +41,7 @@ class ListedRow(Protocol):
 
     @property
     def slot(self) -> Hashable:
-        """Key by which the file is looked up; false for a row that hides an earlier one."""
+        """Lookup key of the file; falsy for a row that hides an earlier one."""
         ...
 
 
@@ -51,11 +51,12 @@ class FinishedLists(msgspec.Struct, frozen=True):
     lists: tuple[tuple[str, int], ...] = ()
     """Digest and number of rows of each list, oldest first. A later row of a file replaces an earlier one."""
     sum: str = ""
-    """Sum, modulo 2^256, of the digests of all these files, and of files that are gone: it depends on how far each one
-    was read, and not on steps, lists, or what was dropped."""
+    """Sum, modulo 2^256, of the digests of all these files, including removed ones: it depends on how far each one was
+    read, not on steps, lists, or dropped rows.
+    """
 
     def moved(self, left: Iterable[Placed], back: Iterable[Placed]) -> FinishedLists:
-        """Return it with the files that left the position, and without those that came back to it."""
+        """Return the lists after ``left`` files left the position and ``back`` files came back to it."""
         total = int(self.sum or "0", 16) + _total(left) - _total(back)
         return msgspec.structs.replace(self, sum=f"{total % _MODULUS:064x}")
 
@@ -85,14 +86,14 @@ class FinishedRows(Generic[Row]):
         self._extended: weakref.ref[FinishedRows[Row]] | None = None
 
     def extends(self, other: FinishedRows[Any]) -> bool:
-        """Return whether these are the ``other`` ones, or those and later ones in slots that were free.
+        """Return whether these are the ``other`` rows, possibly with later ones in slots that were free.
 
-        Not guaranteed to be found out if there are several steps between them.
+        May return False if several steps lie between them.
         """
         return self is other or (self._extended is not None and self._extended() is other)
 
     def find(self, number: int) -> Row | None:
-        """Return the file with this number, as it was when it was read completely."""
+        """Return the file with this number, as it was when it was fully read."""
         return self.rows.get(number)
 
     def at(self, slot: Hashable) -> list[Row]:
@@ -104,7 +105,7 @@ class FinishedRows(Generic[Row]):
         return slot in self._slots
 
     def with_rows(self, rows: Iterable[Row], dropped: Iterable[int] = ()) -> Self:
-        """Return them with later rows, and without those with the numbers ``dropped``."""
+        """Return the rows with later ones added, and without the numbers ``dropped``."""
         every, slots, extends = dict(self.rows), dict(self._slots), True
         for row in rows:
             extends &= not _remove(row.number, every, slots)
@@ -120,7 +121,7 @@ class FinishedRows(Generic[Row]):
 
 
 def _remove(number: int, rows: dict[int, Row], slots: dict[Hashable, tuple[int, ...]]) -> bool:
-    """Remove a row, and return whether there was one."""
+    """Remove a row; return whether it existed."""
     row = rows.pop(number, None)
     if row is None:
         return False
@@ -142,11 +143,11 @@ class KeptLists(Generic[Row, View]):
         self._context, self._row, self._none = context, row, none
         self._kept: KeptValues | None = None
         self._views: OrderedDict[tuple[str, ...], View] = OrderedDict()
-        # one thread plans, another stages or cuts an earlier step
+        # one thread plans while another stages or cuts an earlier step
         self._lock = threading.RLock()
 
     def attach(self, kept: KeptValues) -> None:
-        """Set where the lists are."""
+        """Set the store of the lists."""
         self._kept = kept
 
     @property
@@ -193,7 +194,7 @@ class KeptLists(Generic[Row, View]):
     def added(
         self, read: FinishedLists, rows: Sequence[Row], gone: Callable[[View], Iterable[int]] = _none_of
     ) -> FinishedLists:
-        """Store a list of these rows durably, merged with lists before it that are not larger.
+        """Store a list of these rows durably, merged with preceding lists that are not larger.
 
         A merge of all lists leaves out the rows that hide others, and the files whose numbers ``gone`` returns.
         """

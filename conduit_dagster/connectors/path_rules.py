@@ -1,4 +1,4 @@
-"""Paths in connectors' settings: those that no file system takes, and URLs that can't be opened here, are refused."""
+"""Path checks of connectors' settings: refuse paths invalid on any file system, and URLs that can't be opened here."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext
 
 NAME_BYTES: Final = 255
-"""Longest name of a file or folder on Linux's file systems."""
+"""Maximum length of a file or folder name on Linux file systems."""
 PATH_BYTES: Final = 4095
-"""Longest path that a system call takes."""
+"""Maximum length of a path in a system call."""
 
 
 def valid_path(path: str) -> str:
-    """Return the path of a setting. Raises if it is empty, or if no file can have it."""
+    """Return the path of a setting. Raises if it is empty, or invalid on every file system."""
     if not path.strip():
         raise _refused("path is empty", "name a file, a folder or a glob")
     return possible_path(path)
 
 
 def possible_path(path: str) -> str:
-    """Return the path of a setting, which may be empty. Raises if no file can have it."""
+    """Return the path of a setting, which may be empty. Raises if it is invalid on every file system."""
     if "\0" in path:
         raise _refused("the path holds a NUL character, which no path can", "remove it")
     try:
@@ -49,9 +49,10 @@ def _refused(message: str, fix: str) -> PydanticCustomError:
 
 
 def located(context: ConnectorContext, path: str) -> str:
-    """Return a setting's path, made absolute against the project root; a URL stays as it is.
+    """Return a setting's path, made absolute against the project root; a URL is returned unchanged.
 
-    Raises ``FatalError`` (``file.path_too_long``, ``file.not_local``) for what no process here can open. Opens nothing.
+    Raises ``FatalError`` (``file.path_too_long``, ``file.not_local``) for a path that no process here can open. Opens
+    nothing.
     """
     url = context.resolve(path)
     local = storage.local_path(url)

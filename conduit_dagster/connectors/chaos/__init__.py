@@ -1,1 +1,1 @@
-"""The ``chaos`` connectors: a source of numbered records and a file destination that fail as they are told to."""
+"""The ``chaos`` connectors: a source of numbered records and a file destination that fail as configured."""

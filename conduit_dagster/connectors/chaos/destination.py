@@ -23,20 +23,21 @@ from conduit_dagster.sdk import (
 
 
 class ChaosDestinationSettings(FileDestinationSettings, FaultSettings):
-    """Writes as the ``file`` destination does, plain payload lines unless told otherwise."""
+    """Writes like the ``file`` destination, with plain payload lines by default."""
 
     fail_on: Literal["none", "open", "write", "publish", "ack"] = Field("none", alias="fail-on")
     """Where it fails. ``open``: before a run reads anything; ``write``: in a task, while records are staged;
-    ``publish``: before anything of a delivery is in the file; ``ack``: when all of it is."""
+    ``publish``: before anything of a delivery is in the file; ``ack``: after all of it is.
+    """
     format: str = Field("payload/json", alias="sdk.record.format")
     """``opencdc/json`` (Conduit's record), ``template``, or ``payload/json`` (plain payload lines)."""
 
 
 class ChaosDestination(FileDestination):
-    """The ``file`` destination, which keeps every strategy; it fails where ``fail-on`` says.
+    """The ``file`` destination, which supports every strategy, failing at the point of ``fail-on``.
 
-    A delivery fails whole: at ``publish`` and ``ack`` the first one that goes beyond ``after`` records. At ``write``
-    it is the first block of records that does, in each task; records that are staged again count again.
+    A delivery fails as a whole: at ``publish`` and ``ack``, the first one that exceeds ``after`` records. At ``write``,
+    the first block of records that exceeds it, in each task; records that are staged again count again.
     """
 
     name = "chaos"
@@ -57,7 +58,7 @@ class ChaosDestination(FileDestination):
         return ChaosWriter(writer, self._fault) if self._fault.is_at("write") else writer
 
     def publish(self, delivery: Delivery) -> Target:
-        """Fail before or after publishing, or publish."""
+        """Wraps another writer, which gets the records that it does not fail at or refuse."""
         upto = self._fault.passed + delivery.records
         self._fault.strike("publish", upto)
         target = super().publish(delivery)
@@ -68,7 +69,7 @@ class ChaosDestination(FileDestination):
 
 
 class ChaosWriter(Writer):
-    """Hands on to another writer what it does not fail at or refuse."""
+    """Pass the origins of the next block on."""
 
     def __init__(self, writer: Writer, fault: Fault) -> None:
         self._writer, self._fault = writer, fault

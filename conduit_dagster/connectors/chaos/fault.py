@@ -1,4 +1,4 @@
-"""Faults of ``chaos`` connectors."""
+"""Fault injection for the ``chaos`` connectors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from conduit_dagster.storage import safe_name
 
 
 class SharedCounter:
-    """A number that only grows, seen alike by the driver and by all tasks. It survives ``kill -9``, not a power cut.
+    """A monotonic counter shared by the driver and all tasks. It survives ``kill -9``, but not a power failure.
 
-    For folders on a local disk of one machine. To start over, delete the file.
+    For folders on a local disk of one machine. To reset it, delete the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,17 +31,17 @@ class SharedCounter:
 
     @property
     def count(self) -> int:
-        """How many have been counted; 0 where there is no file."""
+        """The current count; 0 if the file does not exist."""
         try:
             return self._path.stat().st_size
         except FileNotFoundError:
             return 0
 
     def take(self, wanted: int, limit: int | None = None) -> int:
-        """Count as many of ``wanted`` as keep the total within ``limit``; return how many."""
+        """Count as many of ``wanted`` as the total ``limit`` allows; return how many."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            # the lock goes with the process: what a killed one has taken is in the file, or was not taken
+            # the lock ends with the process: a killed one has either counted in the file or not at all
             fcntl.flock(file, fcntl.LOCK_EX)
             left = wanted if limit is None else limit - os.fstat(file.fileno()).st_size
             granted = max(0, min(wanted, left))
@@ -50,12 +50,12 @@ class SharedCounter:
 
 
 def refused(message: str, fix: str) -> PydanticCustomError:
-    """Return the error for settings that do not go together."""
+    """Return the error for an invalid combination of settings."""
     return PydanticCustomError("chaos", "{message}", {"message": message, "fix": fix})
 
 
 def as_code(text: str) -> int | str:
-    """Return an error code as an author would write it in Python."""
+    """Return an error code with the type that it would have in Python code."""
     return int(text) if text.isdecimal() else text
 
 
@@ -63,30 +63,32 @@ class FaultSettings(ConnectorSettings):
     """Settings of a fault. Each connector adds ``fail-on``, the points where it can happen."""
 
     mode: Literal["error", "hang", "slow", "nack"] = "error"
-    """``error`` raises; ``hang`` waits for ``hang-for`` and goes on; ``slow`` waits for ``slow-by`` each time;
-    ``nack``, only with ``fail-on: write``, refuses records."""
+    """``error`` raises; ``hang`` waits for ``hang-for`` and continues; ``slow`` waits for ``slow-by`` each time;
+    ``nack``, only with ``fail-on: write``, refuses records.
+    """
     after: int = Field(0, ge=0)
-    """How many records get through first, over the pipeline's life."""
+    """Number of records before the first fault, over the pipeline's life."""
     times: str = "always"
-    """How often: ``once``, a number, or ``always``. It is counted over the pipeline's life, whatever is killed."""
+    """How often: ``once``, a number, or ``always``. Counted over the pipeline's life, across kills and restarts."""
     code: str = ""
-    """The error's code, a number or a dotted name. Empty: an exception that says nothing about itself."""
+    """The error's code, an integer or a dotted name. Empty: an unclassified exception."""
     fatal: bool | None = None
-    """Whether the error is fatal or transient. Not given: as ``code`` says; without a code nothing is said."""
+    """Whether the error is fatal or transient. Default: implied by ``code``; without a code the error is unclassified.
+    """
     text: Literal["plain", "json"] = "plain"
     """``json``: an ordinary exception whose text is JSON with ``code`` and ``message``."""
     hang_for: Duration = Field(600.0, alias="hang-for")
-    """How long a hang lasts, unless its task is cancelled first, or ``until`` or ``while`` ends it."""
+    """How long a hang lasts, unless its task is cancelled, or ``until`` or ``while`` ends it."""
     slow_by: Duration = Field(1.0, alias="slow-by")
-    """How long each call, or each block of records, is held up."""
+    """Delay of each call, or of each block of records."""
     until: str = ""
-    """A file, from the project root: nothing goes wrong any more once it exists."""
+    """Path of a file, relative to the project root: no more faults once it exists."""
     while_: str = Field("", alias="while")
-    """A file, from the project root: things go wrong only while it exists."""
+    """Path of a file, relative to the project root: faults only while it exists."""
 
     @property
     def limit(self) -> int | None:
-        """``times`` as a number; None for always."""
+        """``times`` as a number; None for ``always``."""
         return {"always": None, "once": 1}[self.times] if self.times in ("always", "once") else int(self.times)
 
     @field_validator("times")
@@ -136,9 +138,9 @@ def failures(root: str | Path, pipeline: str, connector: str, point: str) -> int
 
 
 class Fault:
-    """One connector's fault: at one point, from one record on, so many times. Keeps nothing in memory.
+    """A connector's fault: at one point, from a given record on, a given number of times. Keeps no state in memory.
 
-    Driver and tasks each make one of their own; what was counted lies in the project's ``.conduit/chaos``.
+    Driver and tasks each create their own; the counts are files in the project's ``.conduit/chaos``.
     """
 
     def __init__(self, settings: FaultSettings, point: str, context: ConnectorContext) -> None:
@@ -148,12 +150,12 @@ class Fault:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it comes again with every block."""
+        """Whether it recurs with every block."""
         return self._settings.mode == "slow"
 
     @property
     def after(self) -> int:
-        """How many records get through first."""
+        """Number of records before the first fault."""
         return self._settings.after
 
     def is_at(self, *points: str) -> bool:
@@ -162,16 +164,16 @@ class Fault:
 
     @property
     def passed(self) -> int:
-        """How many records destinations have counted by :meth:`passes`."""
+        """Number of records counted by destinations in :meth:`passes`."""
         return self._passed.count if self._settings.after else 0
 
     def passes(self, records: int) -> None:
-        """Count records that got through. Records written or published again count again."""
+        """Count records that passed. Records written or published again count again."""
         if self._settings.after:
             self._passed.take(records)
 
     def strike(self, point: str, upto: int) -> None:
-        """Raise or wait if it is time to; ``upto`` is the number of the last record concerned, from 1."""
+        """Raise or wait if the fault is due; ``upto`` is the number of the last record concerned, from 1."""
         if self._settings.mode != "nack" and self.is_at(point) and upto > self.after and self._takes(1):
             self._act()
 
@@ -184,7 +186,7 @@ class Fault:
 
     @property
     def nack(self) -> Nack:
-        """Why a record is refused."""
+        """The nack of a refused record."""
         return Nack(self._settings.code or "chaos.nacked", "chaos refuses this record")
 
     def _takes(self, wanted: int) -> int:
@@ -208,7 +210,8 @@ class Fault:
             raise self._error()
 
     def _wait(self, seconds: float) -> None:
-        # a connector is not told of a stop: Spark ends the worker of a cancelled task, the driver waits this out
+        # connectors are not notified of a stop: Spark ends the worker of a cancelled task, and the driver waits this
+        # out
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and self._is_on():
             time.sleep(min(left, _POLL))

@@ -23,26 +23,27 @@ from conduit_dagster.sdk import (
 
 
 class ChaosSourceSettings(FaultSettings):
-    """Makes records ``{"id": 1}``, ``{"id": 2}``, …"""
+    """Generates records ``{"id": 1}``, ``{"id": 2}``, …"""
 
     fail_on: Literal["none", "open", "read", "ack"] = Field("none", alias="fail-on")
-    """Where it fails. ``open``: when a run first looks for new records; ``read``: in a task, at the record behind the
-    first ``after`` ones; ``ack``: when it is told that more than ``after`` records are handled."""
+    """Where it fails. ``open``: when a run first polls for new records; ``read``: in a task, at the first record after
+    ``after`` ones; ``ack``: when more than ``after`` records are acked.
+    """
     records: int = Field(0, ge=0)
-    """How many records in all; 0 for no end."""
+    """Total number of records; 0 means unlimited."""
     rate: float = Field(0, ge=0)
-    """Records per second; 0 for as fast as possible."""
+    """Records per second; 0 means as fast as possible."""
     collections: str = ""
-    """Comma separated names of collections, which the records go to in turn. Empty: records without a collection."""
+    """Comma-separated names of collections, assigned to the records in turn. Empty: records without a collection."""
 
     @property
     def names(self) -> list[str]:
-        """The collections; one without a name where none is set."""
+        """The collections; a single empty name if none is set."""
         return [name.strip() for name in self.collections.split(",")]
 
 
 class ChaosSource(Source):
-    """Numbered records, the same ones whenever a range is read again; it fails where ``fail-on`` says.
+    """Numbered records, identical whenever a range is read again, failing at the point of ``fail-on``.
 
     The position is the number. With ``fail-on: read`` a step fails once per attempt, however many tasks read it.
     """
@@ -71,14 +72,14 @@ class ChaosSource(Source):
         return self._numbers.latest(start, limit, horizon)
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Equal parts."""
+        """Split into equal parts."""
         return self._numbers.split(start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the records; those before the failing one come first."""
         assert split.records is not None
         fault, end = self._fault, split.start + split.records
-        # of the step's failing records the first one decides: the tasks of the others get through
+        # only the first of the step's failing records counts: the tasks of the others succeed
         fails_at = max(fault.after, split.start - split.ordinal)
         for first, last in _ranges(split.start, end, options.block_records, fails_at):
             if first == fails_at or fault.is_slow:
@@ -93,7 +94,7 @@ class ChaosSource(Source):
         ]
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of records to go, if there is an end."""
+        """Return the number of remaining records, if ``records`` is set."""
         return self._numbers.lag(position)
 
     def ack(self, upto: Position, generation: int) -> None:

@@ -1,1 +1,1 @@
-"""The ``chaos.direct`` destination: a direct destination that fails as it is told to."""
+"""The ``chaos.direct`` destination: a direct destination that fails as configured."""

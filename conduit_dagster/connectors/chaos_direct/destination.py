@@ -23,19 +23,20 @@ from conduit_dagster.sdk import (
 
 
 class ChaosDirectSettings(FaultSettings):
-    """Appends to a file what it is sent, each time that it is sent it."""
+    """Appends every sent record to a file, also each repeat."""
 
     path: str
-    """The file; a line of plain payload for each record."""
+    """The file; a line of plain payload per record."""
     fail_on: Literal["none", "open", "write", "ack"] = Field("none", alias="fail-on")
     """Where it fails. ``open``: before a run reads anything; ``write``: in a task, before a batch of at most 1000
-    records is in the file; ``ack``: when the batch is there, and its ack is lost."""
+    records is in the file; ``ack``: after the batch is written, losing its ack.
+    """
 
 
 class ChaosDirectDestination(DirectDestination):
-    """Lines in the order in which they were sent, some of them twice after an error, so that a test can count them.
+    """Lines in the order in which they were sent, with repeats after an error, so that a test can count them.
 
-    An error without ``code`` and ``fatal`` is one that names no record: the batch is then sent in halves.
+    An error without ``code`` and ``fatal`` names no record: the batch is then sent in halves.
     """
 
     name = "chaos.direct"
@@ -53,7 +54,7 @@ class ChaosDirectDestination(DirectDestination):
         return str(self._path.absolute())
 
     def check(self) -> None:
-        """Fail, or make the folder."""
+        """Fail, or create the folder."""
         self._fault.strike("open", self._fault.passed + 1)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ class ChaosDirectDestination(DirectDestination):
 
 
 class ChaosSender(Sender):
-    """Writes batches, durably; each batch is acked whole, but for the records that are refused."""
+    """Writes batches durably; each batch is acked as a whole, except for refused records."""
 
     def __init__(self, path: Path, fault: Fault) -> None:
         self._path, self._fault = path, fault

@@ -55,7 +55,7 @@ def parse_columns(text: str) -> Schema:
 
 
 def named_columns(text: str) -> list[tuple[str, str]]:
-    """Return name and type of the columns in a valid setting, as they are written there."""
+    """Return name and type of the columns in a valid setting, as written."""
     return [(found[1], found[2]) for found in _COLUMN.finditer(text.strip())]
 
 
@@ -83,7 +83,7 @@ def _require_distinct(names: list[str]) -> None:
 
 
 def primitive(kind: str) -> DataType | None:
-    """Return the Arrow type of a name such as ``long`` or ``decimal(10,2)``; None if there is no such type."""
+    """Return the Arrow type of a name such as ``long`` or ``decimal(10,2)``; None for an unknown type."""
     decimal = _DECIMAL.fullmatch(kind)
     if decimal is None:
         return _TYPES.get(kind)
@@ -95,7 +95,7 @@ class RowSourceSettings(ConnectorSettings):
     """Settings of a source of rows."""
 
     key: str = ""
-    """Columns that make the record's key, such as ``id`` or ``region, id``; empty: records have no key."""
+    """Columns that form the record's key, such as ``id`` or ``region, id``; empty: records have no key."""
 
     @property
     def keys(self) -> list[str]:
@@ -108,11 +108,13 @@ class ColumnsSettings(ConnectorSettings):
 
     columns: str = ""
     """The columns of a new table or folder, such as ``id:long, name:string, amount:decimal(10,2)``; an existing one
-    must have them. Empty: the columns of the first rows; for documents, those of the first block, where a field's first
-    value decides its type, and a field that is only null is a string."""
+    must have them. Empty: the columns of the first rows. For documents, these are taken from the first block: a field's
+    first value decides its type, and a field that is only null is a string.
+    """
     unknown_fields: Literal["refuse", "ignore"] = Field("refuse", alias="unknown-fields")
-    """What to do with a record that has a field, even a null one, for which there is no column: ``refuse`` nacks it;
-    ``ignore`` leaves that field out."""
+    """What to do with a record that has a field without a column, even a null one: ``refuse`` nacks the record;
+    ``ignore`` leaves the field out.
+    """
 
     @field_validator("columns")
     @classmethod
@@ -127,8 +129,8 @@ _DEEPEST = 32
 def infer(documents: Sequence[Document]) -> Schema:
     """Return a column per field; its first non-null value decides its type, and long mixed with double is double.
 
-    As in Spark, a field that is only null is a string. A field that can't be a column is left out: an empty object, a
-    name that Delta forbids or that differs from another only in case, nesting deeper than 32 levels.
+    As in Spark, a field that is only null is a string. Fields that can't be columns are left out: empty objects, names
+    that Delta forbids or that differ from others only in case, nesting deeper than 32 levels.
     """
     return pa.schema(_fields(documents, 0))
 

@@ -1,4 +1,4 @@
-"""Conversion of Arrow rows to JSON documents: every value as JSON holds it without loss, else as text."""
+"""Conversion of Arrow rows to JSON documents: every value as JSON if that is lossless, otherwise as text."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _compute: Any = pc
 def documents(batch: Batch) -> list[Document]:
     """Return a document per row, with its fields in column order.
 
-    Decimals are exact text; dates, times and instants are ISO 8601 text, instants in UTC; bytes are base64; durations
-    are whole numbers in their own unit; a map is an object whose keys are text. Floats that are no JSON numbers are
-    text as Spark writes it: ``NaN``, ``Infinity``, ``-Infinity``. A date or an instant beyond the years that Arrow can
-    write is the number of its units since 1970, such as ``3000000days``. Text that is not UTF-8 contains surrogates,
-    which every destination nacks.
+    Decimals are exact text; dates, times and instants are ISO 8601 text, instants in UTC; bytes are Base64; durations
+    are integers in their own unit; a map is an object whose keys are text. Floats that JSON can't represent are text in
+    Spark's notation: ``NaN``, ``Infinity``, ``-Infinity``. A date or an instant beyond the years that Arrow can format
+    is the number of its units since 1970, such as ``3000000days``. Text that is not UTF-8 contains surrogates, which
+    every destination nacks.
     """
     names = batch.schema.names
     if not names:
@@ -38,7 +38,7 @@ def documents(batch: Batch) -> list[Document]:
 
 
 def values(column: Any) -> list[Any]:
-    """Return the values of an array as JSON holds them; None for nulls."""
+    """Return the values of an array as JSON values; None for nulls."""
     kind = column.type
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in values(chunk)]
@@ -79,7 +79,7 @@ def _dates(column: Any) -> list[Any]:
 
 
 def _instants(column: Any) -> list[Any]:
-    """Return ``2024-05-01T12:30:00.000001Z``, without ``Z`` if the column has no zone, without a fraction of zero."""
+    """Return texts like ``2024-05-01T12:30:00.000001Z``; without ``Z`` if there is no zone, without a zero fraction."""
     kind = column.type
     iso = _compute.replace_substring(column.cast(pa.timestamp(kind.unit)).cast(pa.string()), " ", "T")
     if kind.unit != "s":

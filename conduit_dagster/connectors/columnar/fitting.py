@@ -146,7 +146,7 @@ class Misfit:
         self._plugin = plugin
 
     def find(self, document: Document, fields: Any, inside: str = "") -> Nack | None:
-        """Return the nack for the first misfit; None if there is none. ``fields``: a schema or a struct type."""
+        """Return the nack for the first misfit; None if everything fits. ``fields``: a schema or a struct type."""
         known = {field.name: field for field in fields}
         for name, value in document.items():
             found = self._value(value, known[name], inside + name) if name in known else self._unknown(inside, name)

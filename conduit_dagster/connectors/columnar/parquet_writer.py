@@ -1,4 +1,4 @@
-"""Task-side writer: stages documents, or columns unconverted, as one Parquet file that no reader sees yet."""
+"""Task-side writer: stages documents, or columns unconverted, as one Parquet file that readers can't see yet."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROW_GROUP_BYTES: Final = 16 << 20
 
 
 class ParquetPart:
-    """A new Parquet file. The same rows give the same bytes, however they were divided into blocks.
+    """A new Parquet file. The same rows give the same bytes, however they are divided into blocks.
 
     Recovery stages a lost part again and compares digests, so row groups depend on the rows alone. Another version of
     pyarrow may give other bytes.
@@ -36,7 +36,7 @@ class ParquetPart:
         self._records = 0
 
     def add(self, table: Table, sizes: Any) -> None:
-        """Append rows. ``sizes``: bytes of each row, the length of its JSON or the size of its Arrow values."""
+        """Append rows. ``sizes``: size of each row, as the length of its JSON or the size of its Arrow values."""
         self._records += table.num_rows
         upto, start = np.cumsum(sizes), 0
         while start < table.num_rows:
@@ -69,15 +69,16 @@ class ParquetPart:
         return self._part.finish(self._records)
 
     def abort(self) -> None:
-        """Close the part, which then counts for nothing."""
+        """Close the part, none of which then counts."""
         self._part.abort()
 
 
 _APPENDED = ("create", "snapshot")
 
 ReaderOf = Callable[[Callable[[], Schema]], RowReader | None]
-"""Returns the reader for the table's columns; calls its argument for the columns of the first rows if there is no table
-yet. Returns None if there are no columns to create one."""
+"""Returns the reader for the table's columns; calls its argument for the columns of the first rows if the table does
+not exist yet. Returns None without columns to create one.
+"""
 Offered = Callable[[Schema], Schema | None]
 """Returns the columns of a new table for rows with these columns; None if they must be inferred from documents."""
 
@@ -108,7 +109,7 @@ class ColumnsWriter(Writer):
         return [Refusal(place, refused[place]) for place in sorted(refused)]
 
     def _take_rows(self, rows: Rows) -> Sequence[Refusal] | None:
-        """Append rows unconverted and return refusals; None if the columns don't fit: each document's nack says why."""
+        """Append rows unconverted and return refusals; None if the columns don't fit: each document gets its nack."""
         if self._reader is None:
             self._reader = self._reader_of(lambda: self._offered(rows.batch.schema) or infer(_documents(rows)))
         if self._add(rows, 0, len(rows)):

@@ -28,7 +28,7 @@ from conduit_dagster.sdk import Delivery, Part
 
 
 class LogSync:
-    """Sync of log entries, once each, including those of other writers: our entry is useless behind a lost one."""
+    """Sync of log entries, once each, including those of other writers: our entry is useless after a lost one."""
 
     def __init__(self, root: Path | None) -> None:
         self._log = None if root is None else root / "_delta_log"
@@ -60,7 +60,7 @@ class LogSync:
 
 
 def names(delivery: Delivery, app: str) -> list[str]:
-    """Return the delivery's file names, by step and part: only this delivery uses them, and repeats the same bytes.
+    """Return the delivery's file names, by step and part: only this delivery uses them, always with the same bytes.
 
     ``app`` is the application transaction's name: copies of a project have the same delivery hashes.
     """
@@ -69,7 +69,7 @@ def names(delivery: Delivery, app: str) -> list[str]:
 
 
 def place(delivery: Delivery, files: Sequence[str], root: str) -> None:
-    """Put the parts named by the ledger into the table's folder, durably. No reader sees them before the commit.
+    """Put the parts named by the ledger into the table's folder, durably. Readers don't see them before the commit.
 
     May be repeated, also concurrently. Raises ``FatalError`` if a staged part does not match the ledger.
     """
@@ -99,7 +99,7 @@ def _require_whole(staged: str, part: Part) -> None:
 
 def _replace(staged: Path, final: Path) -> None:
     """Hard-link the staged file and move the link to its final name atomically."""
-    # not a hidden name: vacuum removes what a crash leaves here
+    # not a hidden name: vacuum then removes what a crash leaves here
     ready = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
     link(staged, ready)
     # vacuum goes by age: it must not take a step that waited for days for an old orphan before its commit
@@ -115,7 +115,7 @@ def _copy(staged: str, final: str) -> None:
 
 
 ATTEMPTS: Final = 30
-"""Commit attempts while other writers commit in between."""
+"""Maximum number of commit attempts while other writers commit in between."""
 
 _HASH_BITS: Final = 31
 
@@ -124,7 +124,7 @@ class Commits:
     """Deliveries as commits, each under an application transaction of the table.
 
     The transaction's version is the step in the high bits and 31 bits of the delivery hash in the low ones. So the
-    snapshot alone tells whether a delivery is committed and whether it is this one, even after its log entry was
+    snapshot alone shows whether a delivery is committed, and whether it is this one, even after its log entry was
     cleaned up.
     """
 
@@ -147,7 +147,7 @@ class Commits:
             self._log.sync(table.version())
 
     def publish(self, delivery: Delivery) -> None:
-        """Commit the delivery unless it is in. Retries after other writers' commits, up to ``ATTEMPTS`` times."""
+        """Commit the delivery, once. Retries after other writers' commits, up to ``ATTEMPTS`` times."""
         table = self._open()
         version = table.version()
         if not self._is_in(table, delivery):
@@ -161,7 +161,7 @@ class Commits:
 
         Two committers of one delivery can't both succeed: each creates the log entry right after the version in which
         it found the delivery missing, with put-if-absent and without the library's own retries. The second one finds
-        that entry, looks again, and finds the delivery. The same holds for a frozen owner's attempt.
+        that entry, checks again, and finds the delivery. The same holds for a frozen owner's attempt.
         """
         staged = self._staged_schemas(delivery)
         for attempt in range(ATTEMPTS):
@@ -173,7 +173,7 @@ class Commits:
                 time.sleep(random.uniform(0, 0.01 * attempt))
                 seen, table = table.version(), self._open()
                 if table.version() == seen:
-                    raise  # no other writer was faster: the commit itself is refused
+                    raise  # no other writer committed in between: the commit itself is refused
             if self._is_in(table, delivery):
                 return table.version()
         raise TransientError(
@@ -212,7 +212,7 @@ class Commits:
             return False
         if found == ours:
             return True
-        # a later step does not prove that this one is in: after a lost state store that would drop every record
+        # a later step does not prove that this one was committed: after a lost state store that would drop every record
         there = f"{self._table.address} has step {found >> _HASH_BITS} of {self._app(delivery)} already"
         raise FatalError(
             f"{there}, and not this delivery of step {delivery.step}: another project writes under that name, or this "
@@ -233,7 +233,7 @@ class Commits:
                 fix="restore it; to start a new one, remove its whole folder, staging included, and run again",
             )
         if self._once:
-            # checked for every snapshot without the delivery: it may be in, with its transaction dropped
+            # checked for every snapshot without the delivery: it may be committed, with its transaction dropped
             self._table.require_lasting(table)
         return table
 

@@ -23,16 +23,18 @@ class DeltaDestinationSettings(ColumnsSettings):
     """Appends the documents of created and snapshot records to a Delta Lake table, one column per field."""
 
     path: str
-    """The table's folder, or a URL that ``deltalake`` opens. The first records create a missing table."""
+    """The table's folder, or a URL that ``deltalake`` opens. A missing table is created with the first records."""
     app_id: str = Field("", alias="app-id")
-    """The name under which the table remembers what this pipeline delivered; empty: ``conduit:PIPELINE:CONNECTOR``.
-    Change it if another project writes under the same name, or after this pipeline's state was deleted."""
+    """The application id under which the table records this pipeline's deliveries; empty:
+    ``conduit:PIPELINE:CONNECTOR``. Change it if another project writes under the same id, or after this pipeline's
+    state was deleted.
+    """
 
     _check_path = field_validator("path")(valid_path)
 
 
 def as_delta(settings: Any) -> DeltaDestinationSettings:
-    """Return the settings as the destination's own model."""
+    """Return the settings, typed as the destination's own model."""
     return cast(DeltaDestinationSettings, settings)
 
 
@@ -73,20 +75,20 @@ class DeltaDestination(StagedDestination):
         return named_columns(self._settings.columns)
 
     def row_count(self) -> int | None:
-        """Return the number of rows by the table's log; None where it has none, or rows may be deleted in place."""
+        """Return the number of rows from the table's log; None if it has none, or if rows may be deleted in place."""
         with self._table.mapped("can't read"):
             return self._table.row_count()
 
     def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
-        """Return a few rows, in no certain order."""
+        """Return a few rows, in no particular order."""
         with self._table.mapped("can't read"):
             table = self._table.open()
             return () if table is None else table.to_pyarrow_dataset().head(rows).to_pylist()
 
     def check(self) -> None:
-        """Check that the table can be appended to, or its folder created; the table itself is not created here.
+        """Check that the table can be appended to, or its folder created; does not create the table itself.
 
-        With exactly-once the table must also remember its deliveries for as long as one may be repeated.
+        With exactly-once, the table must also remember its deliveries for as long as one may be repeated.
         """
         with self._table.mapped("can't write the table"):
             if self._table.local is not None:
@@ -121,7 +123,7 @@ class DeltaDestination(StagedDestination):
         return ColumnsWriter(ParquetPart(task), self.name, self._reader, storable)
 
     def _reader(self, offered: Callable[[], Schema]) -> RowReader | None:
-        """Return a reader for the table's columns; None if there is no table and the offered columns can't make one.
+        """Return a reader for the table's columns; None if the table is missing and these columns can't create it.
 
         Tasks agree on a new table's columns by creating it empty: the first creator's columns win. That publishes
         nothing, and a step is prepared only for columns that exist in a table.
@@ -138,13 +140,13 @@ class DeltaDestination(StagedDestination):
         return RowReader(there, self._settings.unknown_fields, self.name)
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether the table's log has committed this delivery, whichever files hold its rows by now."""
+        """Return whether the table's log has committed this delivery, whichever files now hold its rows."""
         self._require_target(delivery)
         with self._table.mapped("can't read"):
             return self._commits.holds(delivery)
 
     def publish(self, delivery: Delivery) -> Target:
-        """Publish the delivery in one commit; no process commits a delivery that the table has already."""
+        """Publish the delivery in one commit; a delivery that the table already has is never committed again."""
         self._require_target(delivery)
         if delivery.parts:
             with self._table.mapped("can't commit to"):

@@ -1,4 +1,4 @@
-"""Delta tables: opening and creating them, their columns, and translation of the library's errors."""
+"""Delta tables: opening, creation, columns, and translation of the library's errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DeltaTableLog:
         """Path, or URL without user, password and query."""
 
     def open(self) -> DeltaTable | None:
-        """Return the table at its latest version, or None if there is none."""
+        """Return the table at its latest version, or None if it does not exist."""
         with self.mapped("can't open the table"):
             try:
                 return DeltaTable(self.uri)
@@ -75,7 +75,7 @@ class DeltaTableLog:
             return DeltaTable(self.uri)
 
     def row_count(self) -> int | None:
-        """Return the number of rows by the statistics of the table's files; None where a file has none."""
+        """Return the number of rows from the statistics of the table's files; None if a file has none."""
         table = self.open()
         if table is None or "deletionVectors" in (table.protocol().reader_features or ()):
             return None
@@ -129,7 +129,7 @@ class DeltaTableLog:
 
     @contextmanager
     def mapped(self, doing: str) -> Generator[None]:
-        """Raise errors of the library as ours, without secrets and without Rust's stack trace."""
+        """Convert errors of the library to ours, without secrets and without Rust's stack trace."""
         try:
             yield
         except ConduitError:

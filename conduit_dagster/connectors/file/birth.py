@@ -1,4 +1,4 @@
-"""Birth time of a file, which together with its inode distinguishes it from every other file of its disk."""
+"""Birth time of a file, which together with its inode distinguishes it from every other file on its disk."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TIME_AT: Final = 80
 
 
 def birth_of(file: int | str) -> int:
-    """Return the file's birth time in nanoseconds; 0 where the C library or the file system does not provide it.
+    """Return the file's birth time in nanoseconds; 0 if the C library or the file system does not provide it.
 
-    Takes an open descriptor or a path. Only the result for a descriptor is certain to belong to the bytes that are
-    read from it. Raises nothing.
+    Takes an open descriptor or a path. Only the result for a descriptor is certain to belong to the bytes read from it.
+    Never raises.
     """
     return _statx_birth(file) or _stat_birth(file)
 
@@ -33,9 +33,9 @@ _MOST_KNOWN: Final = 500_000
 
 
 def known_birth(path: str, state: os.stat_result) -> int:
-    """Return the birth time of the file that ``state`` was read from, as :func:`birth_of`.
+    """Return the birth time of the file that ``state`` was read from, like :func:`birth_of`.
 
-    It is asked once: a file keeps its birth, and no other file has the same disk, inode and time of its last change.
+    Cached: a file's birth never changes, and no other file has the same disk, inode and change time.
     """
     key = state.st_dev, state.st_ino, state.st_ctime_ns
     if (born := _known.get(key)) is None:
@@ -62,7 +62,7 @@ def _statx_birth(file: int | str) -> int:
 
 @cache
 def _statx() -> Callable[..., int] | None:
-    """Return the C library's ``statx`` (glibc 2.28, musl 1.2.4); None elsewhere."""
+    """Return the C library's ``statx`` (glibc 2.28, musl 1.2.4); None if it has none."""
     try:
         statx: Any = ctypes.CDLL(None).statx
     except (OSError, AttributeError):

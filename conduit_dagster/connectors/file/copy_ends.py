@@ -1,4 +1,4 @@
-"""Where the copy of each collection ended: the mode of a file source's records (reference 4, Mode)."""
+"""End of the copy of each collection, which determines the mode of a file source's records."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from conduit_dagster.connectors.file.listing import TrackedFile
 from conduit_dagster.sdk import Split
 
 MOST_ENDS: Final = 256
-"""Collections whose ends a position holds, so that it stays small: records of further ones have no mode."""
+"""Maximum number of collections whose ends are in a position, to keep it small: records of further ones have no mode.
+"""
 
 
 class CopyEnd(NamedTuple):
     """The end of a collection's last record when all of its files had been read for the first time."""
 
     number: int
-    """Of the file."""
+    """Number of the file."""
     offset: int
     line: int
 
     def is_within(self, files: Mapping[int, TrackedFile]) -> bool:
-        """Return whether the record lies before what was read of the files, by number."""
+        """Return whether the record lies in the part of the files, by number, that was read."""
         return self.number in files and files[self.number].offset >= self.offset
 
 
@@ -30,24 +31,24 @@ CopyEnds = Mapping[str, CopyEnd]
 
 
 class Copied:
-    """What one step reads of collections whose copies are not over."""
+    """Collections that one step reads, and whose copies are not finished."""
 
     def __init__(self, ended: CopyEnds) -> None:
         self._ended, self._ends = ended, dict[str, CopyEnd]()
         self._unread = set[str]()
 
     def read(self, collection: str, after: TrackedFile) -> None:
-        """Note that records of one of its files are read, which ends there; files come in reading order."""
+        """Record that one of its files is read up to ``after``; files come in reading order."""
         if collection and collection not in self._ended:
             self._ends[collection] = CopyEnd(after.number, after.offset, after.line)
 
     def leave(self, collection: str) -> None:
-        """Note that something of it is not read."""
+        """Record that a part of the collection is not read."""
         self._unread.add(collection)
 
     @property
     def open(self) -> Collection[str]:
-        """Collections whose copies may be over with this step."""
+        """Collections whose copies may end with this step."""
         return self._ends.keys() - self._unread
 
     @property
@@ -71,7 +72,7 @@ class CopyModes(NamedTuple):
         return end if end is not None and end.number == number else None
 
     def labelled(self, split: Split, collection: str, number: int) -> Split:
-        """Return a split of this collection and file, with its mode. A copy's end is never inside of it."""
+        """Return a split of this collection and file, with its mode. A copy's end never lies inside the split."""
         if not collection or collection in self.before or len(self.before) >= MOST_ENDS:
             return split
         end, detail = self.after.get(collection), split.detail

@@ -24,7 +24,7 @@ from conduit_dagster.sdk import (
 
 
 class FileDestination(PathDestination):
-    """Lines in the order of the source. After any crash every line is there once: a repeat rewrites the same bytes.
+    """Lines in source order. After any crash every line is there exactly once: a repeat rewrites the same bytes.
 
     With at-most-once nothing is repeated: an interrupted delivery stays incomplete, and the next begins on a new line.
     """
@@ -44,13 +44,13 @@ class FileDestination(PathDestination):
     def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
         """Return all strategies, without exactly-once for ``if-changed: adopt``.
 
-        If another process wrote over a half-written delivery, adopt would write the whole delivery again behind it.
+        If another process wrote over a half-written delivery, adopt would write the whole delivery again after it.
         """
         adopts = settings.get("if-changed") == "adopt"
         return cls.strategies - {"exactly-once"} if adopts else cls.strategies
 
     def row_count(self) -> int | None:
-        """Return the number of lines; None where a record may take several."""
+        """Return the number of lines; None if a record may take several."""
         return None if isinstance(self._format, Template) else count_lines(self._path)
 
     def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""Entries of a folder with many files: those of finished files are examined in turns, and unread ones when reached."""
+"""Entries of a folder with many files: finished files are examined in turns, unread ones when they are reached."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from conduit_dagster.connectors.file.listing import FolderEntry, FoundFile, exam
 from conduit_dagster.connectors.kept_lists import FinishedRows
 
 EXAMINED_AT_ONCE = 1_000
-"""Files that one look examines of the finished ones, and of the unread ones."""
+"""Maximum number of finished files, and of unread ones, that one scan examines."""
 
 
 class SortedEntries(NamedTuple):
-    """Entries by whether they are finished files, and from what that follows."""
+    """Entries divided into finished files and others, with the input of that division."""
 
     entries: list[FolderEntry]
     finished: FinishedRows[Any]
@@ -29,10 +29,10 @@ class SortedEntries(NamedTuple):
 
 
 class EntryTurns:
-    """Sorts entries, and takes turns at those of finished files.
+    """Divides entries, and takes turns at those of finished files.
 
-    A step costs the same however many files were read: what was sorted before is sorted again only if the folder was
-    listed anew, or a file came back from the lists.
+    The cost of a step does not depend on how many files were read: the division is repeated only if the folder was
+    listed again, or a file came back from the lists.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class EntryTurns:
         self._turn = 0
 
     def forget(self) -> None:
-        """Sort all entries anew."""
+        """Divide all entries again."""
         self._sorted = None
 
     def judge_again(self) -> None:
-        """Sort those again that were no finished files: more is known of them."""
+        """Check again the entries that were no finished files, after more is known about them."""
         self._is_more_known = True
 
     def sort(
@@ -55,10 +55,9 @@ class EntryTurns:
         active: Collection[int],
         number_of: Callable[[FolderEntry], int | None],
     ) -> SortedEntries:
-        """Sort entries. ``number_of`` returns the number of the finished file that an entry is; no ``active`` one.
+        """Divide entries. ``number_of`` returns the number of an entry's finished file, except ``active`` ones.
 
-        An entry of which that was once true counts as that file until :meth:`forget`, a new listing, or a change of
-        its file's row.
+        Once matched, an entry counts as that file until :meth:`forget`, a new listing, or a change of the file's row.
         """
         known = self._sorted
         if known is None or not self._goes_on(known, entries, finished, active):
@@ -74,19 +73,19 @@ class EntryTurns:
                 settled.append((place, number))
         known.numbers.update(number for _, number in settled)
         self._is_more_known = False
-        # two runs in order: merged, not sorted
+        # two ascending runs: sorting merges them cheaply
         self._sorted = SortedEntries(entries, finished, sorted([*known.settled, *settled]), known.numbers, others)
         return self._sorted
 
     def _goes_on(
         self, known: SortedEntries, entries: list[FolderEntry], finished: FinishedRows[Any], active: Collection[int]
     ) -> bool:
-        """Return whether what was sorted as a finished file still is."""
+        """Return whether every entry matched with a finished file still is."""
         is_same = known.entries is entries and finished.extends(known.finished)
         return is_same and known.numbers.isdisjoint(active)
 
     def turn(self, known: SortedEntries) -> Sequence[tuple[int, int]]:
-        """Return the place and number of those finished files that are to be examined now."""
+        """Return the place and number of the finished files whose turn it is."""
         settled = known.settled
         if len(settled) <= EXAMINED_AT_ONCE:
             return settled
@@ -96,7 +95,7 @@ class EntryTurns:
 
 
 class ExaminedEntries:
-    """Entries in reading order. Those that may be known files are examined, and the first ones of the others."""
+    """Entries in reading order. Entries that may be known files are examined, and the first ones of the others."""
 
     def __init__(self, entries: Sequence[FolderEntry], may_be_known: Callable[[FolderEntry], bool]) -> None:
         self._entries = entries
@@ -111,7 +110,7 @@ class ExaminedEntries:
 
     @property
     def files(self) -> list[FoundFile]:
-        """Those that were examined; a file with two names once."""
+        """The examined files; a file with two names once."""
         once: dict[str, FoundFile] = {}
         for found in self._looked.values():
             if found is not None:
@@ -121,7 +120,7 @@ class ExaminedEntries:
     def in_order(
         self, new: Iterable[FoundFile], accepts: Callable[[FolderEntry, FoundFile], bool]
     ) -> Iterator[FoundFile]:
-        """Yield ``new`` ones of the examined files, and the accepted ones of the others, examined when reached."""
+        """Yield the ``new`` ones of the examined files, and the accepted ones of the others, examined when reached."""
         found = {file.url: file for file in new}
         for entry in self._entries:
             if entry[0] in self._looked:

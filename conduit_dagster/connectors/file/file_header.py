@@ -1,4 +1,4 @@
-"""The header of a file: a first line that is no record."""
+"""The header of a file: a first line that is not a record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PIECE: Final = 4_096
 
 
 def header_end(opened: OpenFile, upto: int, max_line: int) -> Mark | None:
-    """Return the place after the header, None if it does not end before byte ``upto``.
+    """Return the place after the header; None if it does not end before byte ``upto``.
 
     Raises ``FatalError`` (``file.line_too_long``).
     """

@@ -1,4 +1,4 @@
-"""Labels of a file source's records: the metadata and the prefix of the positions that those of one file share."""
+"""Labels of a file source's records: metadata and position prefix, shared by all records of a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FileLabels:
         self.collections = CollectionPattern(settings.collection)
 
     def of(self, file: TrackedFile, url: str, mode: str, header: str = "") -> LineLabels:
-        """Return the labels of a file at a URL, with paths as written; ``mode``, ``header``: empty for none."""
+        """Return the labels of a file at a URL, with paths as written; empty ``mode`` or ``header`` means none."""
         collection = self.collection(file)
         metadata = {
             SOURCE_CONNECTOR_ID: self._context.full_id,
@@ -39,11 +39,11 @@ class FileLabels:
         return self.collections.of(self._name(file))
 
     def unchecked(self, file: TrackedFile) -> str:
-        """Return the file's collection, or the text that is none: what is read before that file must not fail."""
+        """Return the file's collection, or the unsafe text: reading earlier files must not fail because of it."""
         return self.collections.unchecked(self._name(file))
 
     def _name(self, file: TrackedFile) -> str:
-        # a followed file keeps its collection when it is rotated: its name is then another one
+        # a followed file keeps its collection when it is rotated, which changes its name
         return (file.name if self._many else self._settings.path).rsplit("/", 1)[-1]
 
     def _shown(self, url: str) -> str:

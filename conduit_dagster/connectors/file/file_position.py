@@ -1,4 +1,4 @@
-"""A file source's position: how far each file is read, and which lists hold the files that were read completely."""
+"""A file source's position: how far each file is read, and the lists with fully read files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conduit_dagster.msgspec_warmup import learn
 _OBSERVED = ("size", "modified", "changed", "birth", "ahead", "ahead_mark")
 """Fields that may differ between observations: not part of a place, which goes into the delivery hash."""
 _NAMED = 8
-"""Most files that a place names one by one; more of them are digested."""
+"""Maximum number of files that a place names individually; more are digested."""
 
 
 class FilePosition(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class FilePosition(msgspec.Struct, frozen=True):
     read: FinishedLists | None = None
     """None: every file is in ``files``."""
     copied: Mapping[str, CopyEnd] = msgspec.field(default_factory=dict)
-    """Where the copies ended that are over, by collection. No part of a place: what was delivered stays delivered."""
+    """Ends of the finished copies, by collection. Not part of a place, so that delivery hashes do not depend on it."""
 
     def with_files(self, files: Mapping[int, TrackedFile], back: Iterable[TrackedFile] = ()) -> FilePosition:
         """Return the position with these files in their new states, new ones at the end.
@@ -60,7 +60,7 @@ class FilePosition(msgspec.Struct, frozen=True):
         return value
 
     def place(self) -> dict[str, Any]:
-        """Return the position without merely observed fields, which may differ at another observation."""
+        """Return the position without observed fields, which may differ at the next observation."""
         if self.read is not None:
             return {"seen": self.seen, "sum": self.read.place(self.files)}
         rows = [msgspec.structs.asdict(file) for file in self.files]

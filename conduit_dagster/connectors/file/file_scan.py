@@ -1,4 +1,4 @@
-"""Survey of a source's files: which of them are known, which are new, and what is gone."""
+"""Scan of a source's files: which of them are known, new, or gone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_
 
 
 class Quiet:
-    """Time since a file last changed. Remembers the files whose own modification time does not tell."""
+    """Time since a file last changed. Tracks the files whose own modification time is no evidence."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int, float]] = {}
@@ -31,7 +31,7 @@ class Quiet:
     def seconds(self, found: FoundFile) -> float:
         """Return the seconds since the file's last change.
 
-        A remote file, or one whose time lies in the future, counts from when it was first seen in its current state.
+        For a remote file, or one with a time in the future, counted from when it was first seen in its current state.
         """
         age = time.time_ns() - found.modified
         if found.modified and age >= 0:
@@ -43,11 +43,11 @@ class Quiet:
 
 
 Places = dict[int | str, list[FoundFile]]
-"""Existing files, by inode where they have one, else by name."""
+"""Existing files, by inode if available, otherwise by name."""
 KnownFile = tuple[TrackedFile, FoundFile]
 """A file as recorded in the position, and as it is now."""
 _MOST_PLACES = 10_000
-"""Files of which it is remembered where they were, besides those of the newest looks."""
+"""Number of files whose last location is cached, besides those of the newest scans."""
 
 
 class SeenFile(NamedTuple):
@@ -58,7 +58,7 @@ class SeenFile(NamedTuple):
     followed: bool
     """Whether another file comes after it, so that its own lines must be read first."""
     closed: bool
-    """Whether it counts as complete: another file comes after it, and it has been quiet for a while."""
+    """Whether it counts as complete: another file comes after it, and it has not changed for a while."""
 
 
 class _Match(NamedTuple):
@@ -67,28 +67,28 @@ class _Match(NamedTuple):
     file: TrackedFile
     found: FoundFile
     lost: bool
-    """Whether bytes that were seen but not read are gone from it."""
+    """Whether bytes that were seen but not read are missing from it."""
 
 
 class Survey(NamedTuple):
-    """Files that one look found."""
+    """Result of one scan."""
 
     known: list[KnownFile]
-    """Tracked files that exist, without those of the lists that are as they were."""
+    """Tracked files that exist, without unchanged ones of the lists."""
     fresh: Iterable[KnownFile]
     """New files, numbered."""
     listed: list[TrackedFile]
-    """The known ones that come from the lists."""
+    """Those of ``known`` that come from the lists."""
     rewritten: list[TrackedFile]
-    """Files of the lists that do not hold any more what was read from them."""
+    """Files of the lists that no longer contain what was read from them."""
     superseded: list[TrackedFile]
-    """Files of the lists in whose place another tracked file is by now: their content was another one since."""
+    """Files of the lists replaced by another tracked file at the same place: their content has changed since."""
     newest: FoundFile | None
     """The last file in reading order."""
 
 
 class _Changes(NamedTuple):
-    """Files that are not as they are in the position, nor as in its lists."""
+    """Files that differ from the position and its lists."""
 
     changed: list[KnownFile]
     rewritten: list[TrackedFile]
@@ -97,13 +97,13 @@ class _Changes(NamedTuple):
 
 
 class FileScan:
-    """Surveys of one source's files. Remembers the files that were already recognised."""
+    """Scans of one source's files. Caches the files that were already recognised."""
 
     def __init__(self, settings: FileSourceSettings, path: str, root: str, many: bool) -> None:
         self._settings, self._path, self._root, self._many = settings, path, root, many
         self._recognised: dict[int, _Match] = {}
         self._last: dict[int, FoundFile] = {}
-        """Where files were when they were last looked at."""
+        """Last observed location of each file."""
         self._quiet = Quiet()
         self._folder = FolderLooks(FolderEntries(settings.path, root)) if many else None
 
@@ -117,9 +117,9 @@ class FileScan:
             raise from_os_error(error, f"can't read {self._settings.path}") from error
 
     def survey(self, position: FilePosition, finished: FinishedFiles) -> Survey:
-        """Look at all files; ``finished``: those in the position's lists.
+        """Scan all files; ``finished``: those in the position's lists.
 
-        Raises ``FatalError`` if a range that was seen is gone, unless the settings allow that.
+        Raises ``FatalError`` if a range seen earlier is missing, unless the settings allow that.
         """
         if self._folder is not None:
             look = self._folder.look(position, finished)
@@ -131,11 +131,11 @@ class FileScan:
         return self._whole_survey(position, finished)
 
     def _whole_survey(self, position: FilePosition, finished: FinishedFiles) -> Survey:
-        """Survey all files, each examined: one of the position is not where it was."""
+        """Scan all files, examining each: one of the position is not where it was."""
         listed = self.files()
         known, gone = self._known(position, listed)
         if gone:
-            # a file may be in the middle of a rename: list again before reporting it as gone
+            # a file may be in the middle of a rename: list again before reporting it as missing
             listed = self.files()
             known, gone = self._known(position, listed)
         if gone and self._settings.on_gone == "fail":
@@ -148,14 +148,14 @@ class FileScan:
         return _survey(known, changes, _numbered(changes.new, position.seen), last[-1] if last else None)
 
     def examine_all(self) -> None:
-        """Let the next survey examine every file, also those that were found unchanged a moment ago."""
+        """Make the next scan examine every file, including those just found unchanged."""
         if self._folder is not None:
             self._folder.forget()
 
     def unread(self, survey: Survey) -> Iterator[SeenFile]:
         """Yield the files that may have something to read, in reading order.
 
-        Raises ``FileChanged`` if another file has come to a place since the survey.
+        Raises ``FileChanged`` if a place has been taken by another file since the scan.
         """
         self._forget_places(len(survey.known))
         newest = None if survey.newest is None else survey.newest.ident
@@ -180,7 +180,7 @@ class FileScan:
         return known, gone
 
     def _match(self, file: TrackedFile, places: Iterable[FoundFile]) -> _Match | None:
-        """Return the current place of a tracked file, if it still holds what was read from it."""
+        """Return the current place of a tracked file, if it still contains what was read from it."""
         known = self._recognised.get(file.number)
         for found in places:
             if known is not None and known.file == file and known.found == found:
@@ -193,7 +193,7 @@ class FileScan:
     def _changes(
         self, listed: list[FoundFile], known: list[KnownFile], position: FilePosition, finished: FinishedFiles
     ) -> _Changes:
-        """Look for the listed files that are not ``known`` in the lists. What is as it was is not opened."""
+        """Look up listed files that are not ``known`` in the lists. Unchanged files are not opened."""
         changes, active = _Changes([], [], [], []), {file.number for file in position.files}
         for _, found in known:
             changes.superseded.extend(finished.may_be(found, active))
@@ -206,7 +206,7 @@ class FileScan:
         return changes
 
     def _judge(self, found: FoundFile, rows: list[TrackedFile], changes: _Changes) -> None:
-        """Add a file that is not as any of the lists' ``rows`` that it may be, which are given newest first."""
+        """Record a file that matches none of its candidate ``rows`` of the lists, which are given newest first."""
         match = next((row for row in rows if self._match(row, (found,))), None)
         if match is None:
             changes.new.append(found)
@@ -220,27 +220,28 @@ class FileScan:
         return {} if self._folder is None else self._folder.last_paths(collection_of)
 
     def forget(self, left: Iterable[TrackedFile]) -> None:
-        """Forget files that left the position: an unchanged one is not opened again."""
+        """Forget files that left the position. An unchanged one is not opened again."""
         for file in left:
             self._recognised.pop(file.number, None)
 
     def alive(self, files: Collection[TrackedFile]) -> set[int]:
-        """Return the numbers of the files that exist, judging by inode and birth; all of them if nothing is listed."""
+        """Return the numbers of the files that exist, by inode and birth; all of them if nothing is listed."""
         alive = self._listed_inodes(files)
         if len(alive) == len(files):
             return alive
         for _ in range(2):  # a file in the middle of a rename may be missing once
             there = {(found.inode, found.birth) for found in self.files()}
-            # a folder that can't be read, say because its disk is away, looks like an empty one
+            # a folder that can't be read, for example because its disk is unmounted, looks like an empty one
             alive |= {file.number for file in files if not there or (file.inode, file.birth) in there}
             if len(alive) == len(files):
                 break
         return alive
 
     def _listed_inodes(self, files: Collection[TrackedFile]) -> set[int]:
-        """Return the numbers of the newest files with the inodes of the folder's entries: none of them is examined.
+        """Return the numbers of the newest files with the inodes of the folder's entries, without examining them.
 
-        Such an entry may be another file by now. Then the row of the one that is gone stays until that file is read.
+        An entry may by now be another file with the same inode. The missing file's row then stays until that file is
+        read.
         """
         if self._folder is None:
             return set()
@@ -255,12 +256,12 @@ class FileScan:
         return FileFinder(self)
 
     def _forget_places(self, needed: int) -> None:
-        """Forget the oldest places once there are too many: a step in flight asks for those of its own files."""
+        """Forget the oldest locations beyond the limit: a step in flight needs those of its own files."""
         if len(self._last) > _MOST_PLACES + 2 * needed:
             self._last = dict(list(self._last.items())[-_MOST_PLACES:])
 
     def last_found(self, file: TrackedFile) -> list[FoundFile]:
-        """Return where the last survey found the file; empty if it did not."""
+        """Return where the last scan found the file; empty if it did not."""
         found = self._last.get(file.number)
         return [] if found is None or not file.may_be(found) else [found]
 
@@ -278,11 +279,11 @@ class FileScan:
     def _rotated(self, position: FilePosition, listed: list[FoundFile]) -> list[FoundFile]:
         """Return the path's file, preceded by files that were rotated away since the last known one.
 
-        A new source reads the path alone, as Conduit does, not what was rotated away before it started.
+        Like Conduit, a new source reads the path only, not files rotated away before it started.
         """
         current = [found for found in listed if found.url == self._path]
         last = position.files[-1] if position.files else None
-        # the last one is still at the path, even if truncated: nothing came between, and a copy of it is no new file
+        # the last one is still at the path, even if truncated: nothing came between, and a copy of it is not a new file
         if last is None or any(last.may_be(found) for found in current):
             return current
         rotated = [found for found in listed if found.url != self._path]
@@ -309,16 +310,16 @@ class FileScan:
 
 
 class FileFinder:
-    """Opener of tracked files under their current names. Lists the files only if one is not where it was last found."""
+    """Opener of tracked files under their current names. Lists the files only if one is not at its last location."""
 
     def __init__(self, scan: FileScan) -> None:
         self._scan = scan
         self._places: Places | None = None
 
     def open(self, file: TrackedFile) -> OpenFile | None:
-        """Open a tracked file; None if it is gone or no longer holds what was read from it.
+        """Open a tracked file; None if it is missing or no longer contains what was read from it.
 
-        Both metadata and data come from the descriptor: the name is resolved only once.
+        Metadata and data both come from the descriptor: the name is resolved only once.
         """
         opened = _open_one(file, self._scan.last_found(file))
         if opened is None and self._places is not None:
@@ -338,7 +339,7 @@ def _open_one(file: TrackedFile, places: Iterable[FoundFile]) -> OpenFile | None
 
 
 def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:
-    """Open the found file if it is the tracked one and still holds what was read from it; else return None."""
+    """Open the found file if it is the tracked one and still contains what was read from it; otherwise return None."""
     opened = open_found(found)
     if opened is None or opened.holds(file):
         return opened
@@ -351,7 +352,7 @@ def _recognise(file: TrackedFile, found: FoundFile) -> _Match | None:
     if opened is None:
         return None
     with opened:
-        # another file has the name by now: the found one was not examined
+        # the name now belongs to another file, which was not examined
         if opened.found.ident != found.ident:
             return None
         return _Match(file, found, opened.lost(file))
@@ -362,7 +363,7 @@ def _slot(file: TrackedFile | FoundFile) -> int | str:
 
 
 def _places(listed: Iterable[FoundFile], wanted: Iterable[TrackedFile] | None = None) -> Places:
-    """Return the listed files by slot; only those in the slots of ``wanted``, if that is given."""
+    """Return the listed files by slot; if ``wanted`` is given, only those in its slots."""
     slots = None if wanted is None else {_slot(file) for file in wanted}
     places: Places = {}
     for found in listed:
@@ -385,7 +386,7 @@ def _survey(known: list[KnownFile], changes: _Changes, fresh: Iterable[KnownFile
 
 
 def _once_each(new: Iterable[FoundFile], known: list[KnownFile]) -> Iterator[FoundFile]:
-    """Yield each new file once: it may have two names, of which a known file has the other."""
+    """Yield each new file once: it may have two names, one of which belongs to a known file."""
     seen = {found.ident for _, found in known}
     for found in new:
         if found.ident not in seen:

@@ -1,4 +1,4 @@
-"""Files that were read completely: kept in lists outside the position, which names the lists by digest."""
+"""Fully read files: kept in lists outside the position, which names the lists by digest."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from conduit_dagster.connectors.kept_lists import FinishedLists, FinishedRows, K
 from conduit_dagster.sdk import ConnectorContext
 
 Alive = Callable[[Collection[TrackedFile]], Collection[int]]
-"""Returns the numbers of those files that still exist."""
+"""Returns the numbers of the given files that still exist."""
 
 
 class FinishedFiles(FinishedRows[TrackedFile]):
     """The files in the lists of one position, by inode. Immutable."""
 
     def settled(self, found: FoundFile, active: Collection[int]) -> TrackedFile | None:
-        """Return the file that the found one is, if it is unchanged since; ``active``: numbers to leave out.
+        """Return the row of the found file if it has not changed since; ``active``: numbers to leave out.
 
-        No tool can set the time of an inode's last change, so an equal state means equal content.
+        No tool can set an inode's change time, so equal states mean equal content.
         """
         for row in self.at(found.inode):
             if (
@@ -37,13 +37,13 @@ class FinishedFiles(FinishedRows[TrackedFile]):
         return None
 
     def may_be(self, found: FoundFile, active: Collection[int]) -> list[TrackedFile]:
-        """Return the files that a found one may be, newest first, without those whose numbers are ``active``."""
+        """Return the rows that a found file may match, newest first, without ``active`` numbers."""
         rows = [row for row in self.at(found.inode) if row.number not in active and row.may_be(found)]
         return sorted(rows, key=lambda row: -row.number)
 
 
 def void(number: int) -> TrackedFile:
-    """Return a row that hides an earlier one: of a file that was rewritten, or dropped under a later state."""
+    """Return a row that hides an earlier one, of a file that was rewritten, or dropped under a later state."""
     return TrackedFile("", number, 0)
 
 
@@ -51,22 +51,22 @@ NO_FILES: Final = FinishedFiles({}, {})
 
 
 class FileStates(NamedTuple):
-    """What a look found of the files that a position knows."""
+    """Scan results for the files that a position knows."""
 
     here: Mapping[int, FoundFile]
-    """Where those that exist are, by number."""
+    """Current location of the existing files, by number."""
     gone: Sequence[TrackedFile]
-    """Files of the position that do not exist."""
+    """Files of the position that no longer exist."""
     listed: Sequence[TrackedFile]
-    """Files of the lists that changed, and still hold what was read from them."""
+    """Files of the lists that changed, but still contain what was read from them."""
     untrue: Sequence[TrackedFile]
-    """Files of the lists that do not hold it any more, or had another content since."""
+    """Files of the lists that no longer contain it, or had other content since."""
 
     def finished(self, file: TrackedFile) -> Iterator[TrackedFile]:
-        """Yield the file with its newest observations, if it is read completely, and no other file can ever be it."""
+        """Yield the file with its newest observations, if it is fully read and no other file can be mistaken for it."""
         found = self.here[file.number]
         is_read = file.size == file.offset == found.size and file.ahead <= file.offset
-        # without a birth time, the next file that gets the inode would be taken for a deleted one, for ever
+        # without a birth time, the next file that reuses the inode would be mistaken for the deleted one, forever
         if is_read and file.inode and file.birth and file.birth == found.birth:
             yield msgspec.structs.replace(file, modified=found.modified, changed=found.changed)
 
@@ -82,22 +82,22 @@ class FileLists(KeptLists[TrackedFile, FinishedFiles]):
         return self.view(position.read)
 
     def back(self, position: FilePosition, numbers: Iterable[int]) -> list[TrackedFile]:
-        """Return those of the files with these numbers that a position has in its lists only."""
+        """Return the files with these numbers that a position has only in its lists."""
         active, finished = {file.number for file in position.files}, self.of(position)
         return [row for number in numbers if number not in active and (row := finished.find(number)) is not None]
 
     def left(self, position: FilePosition, states: FileStates, changed: Collection[int], alive: Alive) -> FilePosition:
-        """Return the position without the files that it says are finished, once they are stored durably in a list.
+        """Return the position without its finished files, after they are stored durably in a list.
 
-        ``changed``: numbers of the files that the step reads, which stay. ``alive`` is asked for the files to keep when
-        all lists are merged.
+        ``changed``: numbers of the files that the step reads, which stay. ``alive`` returns the files to keep when all
+        lists are merged.
         """
         finished, read = self.of(position), position.read or FinishedLists()
         leaving = [row for file in position.files if file.number not in changed for row in states.finished(file)]
         if len(leaving) < kept_lists.LEAVES_AT:
             leaving = []
         gone = {file.number for file in states.gone}
-        # a row that is not true any more must not be found again: the file's next content may begin as that one did
+        # an outdated row must not match again: the file's next content may begin like the old one
         hidden = [void(number) for number in gone if number in finished.rows]
         hidden += [void(file.number) for file in states.untrue]
         read = read.moved([*leaving, *states.gone], ())

@@ -1,4 +1,4 @@
-"""Looks at a folder with many files, most of which were read completely: those are examined in turns."""
+"""Scans of a folder with many files, most of them fully read: those are examined in turns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from conduit_dagster.connectors.file.listing import FolderEntries, FolderEntry, 
 from conduit_dagster.connectors.file.opened import FileChanged
 
 _MISTAKES: Final = 2
-"""Files that may have another inode than their entries: they may have been replaced between two system calls."""
+"""Tolerated number of files whose inode differs from their entry: they may have been replaced between two system calls.
+"""
 
 
 class FolderLook(NamedTuple):
-    """The entries of a folder, as one look found them."""
+    """The entries of a folder in one scan."""
 
     examined: list[FoundFile]
     """Files that the position may know, those whose turn it is, and the first of the others."""
@@ -25,12 +26,12 @@ class FolderLook(NamedTuple):
     newest: FoundFile | None
     """The last file in reading order."""
     distrust: Callable[[], None]
-    """Called when a file has another inode than its entry."""
+    """Called when a file's inode differs from its entry."""
 
     def unknown(self, new: list[FoundFile]) -> Iterator[FoundFile]:
-        """Yield the new files in reading order: ``new`` of those that were examined, and the others, examined now.
+        """Yield the new files in reading order: ``new`` ones that were examined, and others, examined on the way.
 
-        Raises ``FileChanged`` if a file is not the one that its entry told of: it may be a known one.
+        Raises ``FileChanged`` if a file does not match its entry: it may be a known one.
         """
         return self.entries.in_order(new, self._is_as_told)
 
@@ -43,12 +44,12 @@ class FolderLook(NamedTuple):
 
 
 class FolderLooks:
-    """Looks at one folder or glob. Remembers which entries are finished files that were found unchanged."""
+    """Scans of one folder or glob. Caches the entries that are finished, unchanged files."""
 
     def __init__(self, entries: FolderEntries) -> None:
         self._entries, self._turns = entries, EntryTurns()
         self._settled: dict[str, tuple[int, TrackedFile]] = {}
-        """By path: the inode of an entry, and its file as it is in the lists."""
+        """By path: the inode of an entry, and its file's row in the lists."""
         self._mistaken = 0
         self._last_paths: tuple[list[FolderEntry], dict[str, str]] | None = None
 
@@ -56,13 +57,13 @@ class FolderLooks:
         self._mistaken += 1
 
     def forget(self) -> None:
-        """Examine every file at the next look."""
+        """Examine every file in the next scan."""
         self._settled.clear()
         self._turns.forget()
         self._entries.forget()
 
     def settle(self, found: FoundFile, row: TrackedFile) -> None:
-        """Remember that the file at a path is finished, and as it is in the lists."""
+        """Cache that the file at a path is finished, and matches its row in the lists."""
         known = self._settled.get(found.url)
         if known == (found.inode, row):
             return
@@ -73,7 +74,7 @@ class FolderLooks:
             self._turns.forget()
 
     def inodes(self) -> set[int]:
-        """Return the inodes of the entries. Some file systems tell others for them than for their files."""
+        """Return the inodes of the entries. On some file systems these differ from the inodes of the files."""
         return {inode for _, inode in self._entries.newest() if inode}
 
     def last_paths(self, collection_of: Callable[[str], str]) -> dict[str, str]:
@@ -84,13 +85,13 @@ class FolderLooks:
         return self._last_paths[1]
 
     def look(self, position: FilePosition, finished: FinishedFiles) -> FolderLook:
-        """List the entries, and examine those that may be other than they were."""
+        """List the entries, and examine those that may have changed."""
         entries = self._entries.newest()
         self._forget_gone(entries)
         active = {file.number for file in position.files}
         known = self._turns.sort(entries, finished, active, self._judge(finished, active))
         inodes = {file.inode for file in position.files}
-        # some file systems tell other inodes for entries than for their files
+        # on some file systems the inodes of entries differ from those of the files
         trusted = self._mistaken < _MISTAKES
 
         def may_be_known(entry: FolderEntry) -> bool:
@@ -109,7 +110,7 @@ class FolderLooks:
             if one is None or one[0] != entry[1]:
                 return None
             number = one[1].number
-            # a row that is not this position's own says nothing of it
+            # a row of another position proves nothing for this one
             return number if rows.get(number) is one[1] and number not in active else None
 
         return number_of

@@ -1,4 +1,4 @@
-"""A look at the rows of a destination's files: how many there are, and a few of them."""
+"""Preview of the rows in a destination's files: their number, and a few of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from conduit_dagster.connectors.file.listing import HIDDEN
 
 MOST_FILES: Final = 200
-"""Of more files rows are not counted: it would take more than a moment."""
+"""Maximum number of files to count rows in: more would take too long."""
 _MOST_BYTES: Final = 32 << 20
 _TAIL: Final = 1 << 16
 
@@ -21,7 +21,7 @@ _TAIL: Final = 1 << 16
 def visible_files(path: Path) -> list[str]:
     """Return the files of a folder of parts by name, at most one more than :data:`MOST_FILES`; or the file itself.
 
-    Hidden ones are left out.
+    Hidden files are left out.
     """
     if not path.is_dir():
         return [str(path)] if path.is_file() else []
@@ -29,7 +29,7 @@ def visible_files(path: Path) -> list[str]:
 
 
 def newest_file(path: Path) -> str | None:
-    """Return the last visible file by name, the newest of a folder of parts; None if there is none."""
+    """Return the last visible file by name, the newest of a folder of parts; None if there are none."""
     if path.is_dir():
         entries = sorted((entry for entry in path.iterdir() if entry.name[0] not in HIDDEN), reverse=True)
         return next((found for entry in entries if (found := newest_file(entry))), None)
@@ -47,7 +47,7 @@ def _below(folder: Path) -> Iterator[str]:
 
 
 def count_lines(path: Path) -> int | None:
-    """Return the number of lines of all files; None for many files, or for more than 32 MB."""
+    """Return the number of lines in all files; None for many files, or for more than 32 MB."""
     files = visible_files(path)
     if len(files) > MOST_FILES or sum(os.path.getsize(file) for file in files) > _MOST_BYTES:  # noqa: PTH202
         return None
@@ -57,7 +57,7 @@ def count_lines(path: Path) -> int | None:
 def last_documents(path: Path, rows: int, whole: bool) -> list[Mapping[str, Any]]:
     """Return the last lines of the newest file that are documents, in order.
 
-    ``whole``: lines are whole records, of which the payload is taken.
+    ``whole``: lines are complete records, whose payload is returned.
     """
     newest = newest_file(path)
     if newest is None:
@@ -66,7 +66,7 @@ def last_documents(path: Path, rows: int, whole: bool) -> list[Mapping[str, Any]
         begin = max(0, file.seek(0, os.SEEK_END) - _TAIL)
         file.seek(begin)
         lines = file.read().split(b"\n")
-    # the first may have lost its beginning; the last is empty, or still being written
+    # the first line may be cut off at its beginning; the last is empty, or still being written
     complete = lines[1 if begin else 0 : -1]
     found = [_document(line, whole) for line in complete[-rows:]]
     return [document for document in found if document is not None]

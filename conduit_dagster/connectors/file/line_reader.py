@@ -1,4 +1,4 @@
-"""Reading ranges of bytes as lines and blocks of records. Runs in tasks."""
+"""Reading of byte ranges as lines and blocks of records. Runs in tasks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
     line: int
 
     def behind(self, lines: list[bytes]) -> Mark:
-        """Return the place behind these lines, each with a line end."""
+        """Return the place after these lines, each with a line end."""
         return Mark(self.offset + sum(map(len, lines)) + len(lines), self.line + len(lines))
 
 
@@ -87,7 +87,7 @@ def nth_end(file: Readable, start: Mark, lines: int) -> Mark:
 def read_lines(file: Readable, start: int, end: int, piece: int) -> Iterator[list[bytes]]:
     """Yield the lines of a range that begins and ends between two lines, one list per ``piece`` bytes or so.
 
-    The last line of a file may lack its end. Raises ``FatalError`` if the range is shorter than it was.
+    The last line of a file may lack its end. Raises ``FatalError`` if the range has become shorter.
     """
     file = opened(file)
     rest: list[bytes] = []
@@ -118,7 +118,7 @@ def read_lines(file: Readable, start: int, end: int, piece: int) -> Iterator[lis
 def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterator[tuple[TrackedFile, TrackedFile]]:
     """Yield each file with a non-empty part in the range, at its start and at its end, in reading order.
 
-    A file is looked up in the lists of both positions as well: one that grew goes on where it was read up to.
+    Files are looked up in the lists of both positions as well: one that grew continues where it was read up to.
     """
     before, finished = {file.number: file for file in start.files}, lists.of(start)
     for last in _at(end, finished, lists.of(end)):
@@ -130,11 +130,11 @@ def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterat
 
 
 def _at(end: FilePosition, before: FinishedFiles, finished: FinishedFiles) -> Iterable[TrackedFile]:
-    """Return the files of a position, and those in its lists that are not the same in the lists ``before``."""
+    """Return the files of a position, and those in its lists that differ from the lists ``before``."""
     if finished is before:
         return end.files
     here = {file.number for file in end.files}
-    # rows that both lists have are one object, unless the lists were loaded separately
+    # rows in both lists are the same object, unless the lists were loaded separately
     rows = (row for number, row in finished.rows.items() if before.rows.get(number) is not row)
     later = [row for row in rows if row.number not in here]
     return sorted([*later, *end.files], key=lambda file: file.number) if later else end.files
@@ -164,15 +164,15 @@ def split_of(first: TrackedFile, opened: OpenFile, low: Mark, high: Mark, ordina
 
 
 class LineLabels(NamedTuple):
-    """Text that is the same in all records of a file."""
+    """Text shared by all records of a file."""
 
     metadata: dict[str, str]
     prefix: str
-    """Of their positions."""
+    """Prefix of their positions."""
 
 
 class LineReader:
-    """Lines of one split, all from one open file: later changes to its path do not matter."""
+    """Lines of one split, all from one open file: later changes to its path have no effect."""
 
     def __init__(self, split: Split, opened: OpenFile, labels: LineLabels, options: ReadOptions) -> None:
         """``opened``: the split's file, verified to be the planned one."""
@@ -196,7 +196,7 @@ class LineReader:
                 at = after
 
     def _last_blocks(self, lines: list[bytes], at: Mark) -> Iterator[Block]:
-        """Yield the lines up to the last of a copy, and that one by itself."""
+        """Yield the lines before the last line of a copy, then that line separately."""
         *others, last = lines
         if others:
             yield self._block(others, at, self._metadata)
@@ -223,9 +223,9 @@ class LineReader:
         return f"{self.prefix}{offset}" if self.prefix else offset
 
     def boundary(self, mark: Mark, line: bytes) -> Any:
-        """Return this file's state right after a line; the source inserts it into the position of the whole.
+        """Return this file's state right after a line; the source inserts it into the complete position.
 
-        Raises ``TransientError`` if that line is no longer there.
+        Raises ``TransientError`` if that line is no longer in the file.
         """
         # the file may have been truncated and rewritten since the line was read: its mark would cover unread bytes
         try:
@@ -237,7 +237,7 @@ class LineReader:
 
 
 def moved(file: TrackedFile, url: str) -> TransientError:
-    """Return the error for a file that has none of its names any more, or changed while it was read."""
+    """Return the error for a file found under none of its names, or changed while it was read."""
     return TransientError(
         f"{file.name} was renamed or replaced while it was to be read",
         code="file.moved",
@@ -284,7 +284,7 @@ class _Labels:
 
     def plain(self) -> PlainBlock:
         """Return all records as columns."""
-        # imported here, because validating a pipeline must not import pyarrow
+        # imported late: validating a pipeline must not import pyarrow
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc

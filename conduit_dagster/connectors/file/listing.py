@@ -1,4 +1,4 @@
-"""Files that a path currently refers to, in reading order, and what a source knows of one that it read."""
+"""Files that a path currently refers to, in reading order, and the recorded state of a file that was read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 class FoundFile(NamedTuple):
     """State of a file as observed once, by its path or by an open descriptor.
 
-    An observation by path is only a hint: another file may have the path by the time it is opened.
+    An observation by path is only a hint: the path may refer to another file by the time it is opened.
     """
 
     url: str
@@ -38,13 +38,13 @@ class FoundFile(NamedTuple):
     changed: int = 0
     """Last change of its inode, in nanoseconds: no tool can reset it."""
     birth: int = 0
-    """Birth time in nanoseconds; 0 where the file system does not provide it."""
+    """Birth time in nanoseconds; 0 if the file system does not provide it."""
     device: int = 0
     """Device number, which distinguishes equal inodes of two disks. Not stored: a remount may change it."""
 
     @property
     def ident(self) -> str:
-        """Identity of the file within one process: device, inode and birth where available, else the name."""
+        """Identity of the file within one process: device, inode and birth if available, otherwise the name."""
         return f"{self.device}:{self.inode}:{self.birth}" if self.inode else self.name
 
 
@@ -55,7 +55,7 @@ def found_of(url: str, name: str, state: os.stat_result, made: int) -> FoundFile
 
 
 def look(url: str, name: str) -> FoundFile | None:
-    """Return the file's current state, or None if there is none.
+    """Return the file's current state, or None if it does not exist.
 
     Raises ``OSError`` if it can't be examined, and ``FatalError`` if it is a pipe, a socket or a device.
     """
@@ -98,23 +98,23 @@ def require_local(path: str) -> None:
 
 
 HIDDEN: Final = "._"
-"""First characters of names that are hidden, as for Spark's readers."""
+"""First characters of hidden names, as for Spark's readers."""
 FolderEntry = tuple[str, int]
-"""Path and inode of an entry of a folder, not examined: it may be a folder, or gone.
+"""Path and inode of an unexamined folder entry: it may be a folder, or missing.
 
-The inode is as the folder tells it, which some file systems do otherwise than the file itself; 0 if unknown.
+The inode is the one in the folder, which on some file systems differs from the file's own; 0 if unknown.
 """
 _COARSEST = 2_500_000_000
-"""Nanoseconds within which two changes of a folder may get the same time, on any file system."""
+"""Maximum time in nanoseconds between two changes of a folder that get the same time stamp, on any file system."""
 _LISTED_FOR = 10_000_000_000
-"""Nanoseconds after which a folder is listed again in any case: a file system may tell its changes late."""
+"""Nanoseconds after which a folder is listed again in any case: a file system may report its changes late."""
 
 
 class FolderEntries:
-    """Entries of a folder or glob by name, without hidden and ``_`` ones, as Spark does."""
+    """Entries of a folder or glob by name, without hidden and ``_`` ones, as in Spark."""
 
     def __init__(self, path: str, root: str) -> None:
-        """``path`` as written, against the project's ``root``. Raises ``FatalError`` if it is not local."""
+        """``path`` as written, relative to the project's ``root``. Raises ``FatalError`` if it is not local."""
         require_local(path)
         written = path.removeprefix("file://")
         self._root = root
@@ -131,11 +131,11 @@ class FolderEntries:
         return self._folder is not None
 
     def forget(self) -> None:
-        """List the entries anew at the next look."""
+        """List the entries again in the next scan."""
         self._changed = 0
 
     def newest(self) -> list[FolderEntry]:
-        """Return the entries. Those of a folder that has not changed are not listed again for some seconds."""
+        """Return the entries. Those of an unchanged folder are not listed again for some seconds."""
         if self._folder is None:
             return self.now()
         try:
@@ -143,14 +143,14 @@ class FolderEntries:
         except OSError:
             return []
         now = time.time_ns()
-        # a change right after the listing may leave the time as it was
+        # a change right after the listing may leave the time stamp unchanged
         is_certain = self._at - changed > _COARSEST
         if changed != self._changed or not is_certain or not 0 <= now - self._at < _LISTED_FOR:
             self._listed, self._at, self._changed = self.now(), now, changed
         return self._listed
 
     def now(self) -> list[FolderEntry]:
-        """Return the entries as they are now."""
+        """Return the current entries."""
         if self._folder is None:
             names = sorted(glob.glob(self._pattern, root_dir=self._root))  # noqa: PTH207  # no absolute pattern there
             shown = (name for name in names if not name.rpartition("/")[2].startswith(tuple(HIDDEN)))
@@ -160,7 +160,7 @@ class FolderEntries:
                 shown = (entry for entry in entries if entry.name[0] not in HIDDEN)
                 found = sorted((entry.name, 0 if entry.is_symlink() else entry.inode()) for entry in shown)
         except OSError:
-            return []  # as a glob: it may be made later
+            return []  # like a glob: it may be created later
         if self._last != "*":
             wanted = re.compile(fnmatch.translate(self._last)).match
             found = [entry for entry in found if wanted(entry[0])]
@@ -179,7 +179,7 @@ def _files(paths: Iterable[str]) -> Iterator[FoundFile]:
 
 
 def examine(path: str) -> FoundFile | None:
-    """Return the state of the file at a path, looked at once; None for a folder, and if there is none."""
+    """Return the state of the file at a path, examined once; None for a folder or a missing file."""
     try:
         state = os.stat(path)  # noqa: PTH116  # a folder may have a hundred thousand
     except FileNotFoundError:
@@ -205,7 +205,7 @@ def _checked(name: str) -> str:
 def list_family(path: str) -> list[FoundFile]:
     """Return a path's uncompressed rotated files (``path.*``, ``path-*``), oldest change first, then the path itself.
 
-    The path is examined first: a file renamed in between is found under its new name, so that none of it is missed.
+    The path is examined first: a file renamed in between is found under its new name, so that none is missed.
     """
     local = storage.local_path(path)
     current = look(path, path.rsplit("/", 1)[-1])
@@ -217,10 +217,10 @@ def list_family(path: str) -> list[FoundFile]:
 
 
 def _rotated(local: Path) -> list[str]:
-    """Return the paths of a file's rotated ones. Their folder may hold thousands of others."""
+    """Return the paths of a file's rotated versions. Their folder may hold thousands of other files."""
     begins = (f"{local.name}.", f"{local.name}-")
     with os.scandir(local.parent) as entries:
-        # a socket or pipe beside the file was named by nobody
+        # sockets and pipes beside the file are ignored: the settings did not name them
         found = [one.name for one in entries if one.name.startswith(begins) and one.is_file()]
     return [str(local.parent / name) for name in found if not name.endswith(_PACKED)]
 
@@ -233,14 +233,14 @@ def _once(files: Iterable[FoundFile]) -> list[FoundFile]:
 
 
 MARK = 256
-"""Bytes at either end that a mark covers."""
+"""Number of bytes at either end that a mark covers."""
 
 
 class TrackedFile(msgspec.Struct, frozen=True):
     """One file, and how much of it lies before the position.
 
-    A local file is identified by its inode and birth, so that a rename does not hide it and another file that gets its
-    inode is not mistaken for it; ``mark`` is a digest of bytes before ``offset``, so that content written after a
+    A local file is identified by its inode and birth, so that a rename does not hide it, and another file that reuses
+    its inode is not mistaken for it. ``mark`` is a digest of bytes before ``offset``, so that content written after a
     truncation is not mistaken for it either. A field missing from a stored position was unknown to the version that
     stored it.
     """
@@ -261,9 +261,9 @@ class TrackedFile(msgspec.Struct, frozen=True):
     changed: int = 0
     """Last change of its inode at the last observation, in nanoseconds."""
     birth: int = 0
-    """Birth time in nanoseconds; 0 where the file system does not provide it."""
+    """Birth time in nanoseconds; 0 if the file system does not provide it."""
     ahead: int = 0
-    """End of the last whole line at that observation, where it is known to lie behind ``offset``."""
+    """End of the last complete line at that observation, if it is known to lie after ``offset``."""
     ahead_mark: str = ""
     """Mark of the file up to ``ahead``: lines that existed and were not read."""
 
@@ -274,7 +274,7 @@ class TrackedFile(msgspec.Struct, frozen=True):
 
     @property
     def placed(self) -> tuple[Any, ...]:
-        """What goes into a place: exactly these fields, for ever, as a stored sum can't be computed again."""
+        """Fields that go into a place. Never change them: a stored sum can't be recomputed."""
         return self.name, self.number, self.inode, self.offset, self.line, self.mark, self.unended
 
     def may_be(self, found: FoundFile) -> bool:

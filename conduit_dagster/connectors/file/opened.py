@@ -17,11 +17,11 @@ _BACK: Final = 1 << 16
 
 
 class FileChanged(Exception):  # noqa: N818  # no failure: a reason to look again
-    """The file is not, or no longer, the one that was seen before."""
+    """Raised if the file is not, or no longer, the one seen before."""
 
 
 class OpenFile:
-    """A file behind one open descriptor, whatever its path refers to by now.
+    """A file behind one open descriptor, whatever its path now refers to.
 
     Reads at explicit offsets, without a current position: marks may be taken while lines are read. Closed by ``with``,
     or when it is garbage-collected; a block that was read keeps it, for its boundaries. A remote file has no
@@ -41,7 +41,7 @@ class OpenFile:
             self._close = weakref.finalize(self, self._remote.close)
             self.found = FoundFile(url, name, 0, self._remote.seek(0, os.SEEK_END), 0)
         else:
-            # a pipe that took the file's place must not block: what was opened is compared with the file afterwards
+            # a pipe in the file's place must not block: the opened file is compared with the expected one afterwards
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             self._close = weakref.finalize(self, os.close, self._descriptor)
             made = birth.birth_of(self._descriptor)
@@ -84,14 +84,14 @@ class OpenFile:
     # -- which file it is -----------------------------------------------------------------------------------------
 
     def holds(self, file: TrackedFile) -> bool:
-        """Return whether this is the tracked file, with what was read from it unchanged as far as its mark tells."""
+        """Return whether this is the tracked file, with the part already read unchanged as far as its mark shows."""
         self._head = self.read_at(0, MARK)
         if not file.may_be(self.found) or self.found.size < file.offset:
             return False
         return self.mark(file.offset) == file.mark
 
     def lost(self, file: TrackedFile) -> bool:
-        """Return whether unread bytes of the tracked file that were seen before are gone."""
+        """Return whether unread bytes of the tracked file that were seen before are missing."""
         if self.found.size < file.size:
             return file.size > file.offset
         return file.ahead > file.offset and self.mark(file.ahead) != file.ahead_mark
@@ -106,7 +106,7 @@ class OpenFile:
             return ""
         size = min(MARK, offset)
         head, tail = self.read_at(0, size), self.read_at(offset - size, size)
-        # the file may be truncated and rewritten between the counting of its lines and its mark: the position would
+        # the file may be truncated and rewritten between counting its lines and taking its mark: the position would
         # then combine a line number of the old content with a mark of the new one
         if not (head.startswith(self._head[:offset]) and tail.endswith(before or self._ends.get(offset, b""))):
             raise FileChanged
@@ -117,7 +117,7 @@ class OpenFile:
         self._ends[end] = before
 
     def last_line_end(self, low: int) -> int:
-        """Return the offset after the last line end behind ``low``, or ``low`` if there is none near the file's end."""
+        """Return the offset after the last line end after ``low``, or ``low`` if there is none near the file's end."""
         begin = max(low, self.found.size - _BACK)
         place = self.read_at(begin, max(0, self.found.size - begin)).rfind(b"\n")
         return begin + place + 1 if place >= 0 else low
@@ -129,9 +129,9 @@ class OpenFile:
 
 
 def open_found(found: FoundFile) -> OpenFile | None:
-    """Open a found file; None if nothing is at its path any more.
+    """Open a found file; None if its path no longer exists.
 
-    Raises ``TransientError`` if it can't be opened. The opened file may be another one than was found.
+    Raises ``TransientError`` if it can't be opened. The opened file may differ from the found one.
     """
     try:
         return OpenFile(found.url, found.name)

@@ -25,9 +25,9 @@ _ZEROS = re.compile(rb"\0+")
 def mend(file: WritableFile, last: Target) -> None:
     """Fill the range of the last delivery, ``base`` to ``length``, and make it durable; any process may repeat it.
 
-    Bytes behind the file's end, and zero bytes that a power cut left in incomplete parts, become line ends: a torn
+    Bytes beyond the file's end, and zero bytes that a power failure left in incomplete parts, become line ends: a torn
     line ends before the next delivery's first. Bytes outside the range and bytes already written are never touched.
-    Raises ``OSError``; what is filled by then stays, and a repeat continues.
+    Raises ``OSError``; bytes filled by then stay, and a repeat continues.
     """
     size, at = file.found.size, last["base"]
     for length, sha256 in last["parts"]:
@@ -66,7 +66,7 @@ _IDENTITY = ("inode", "birth", "marked")
 
 
 class OrderedFile(PathLayout):
-    """Ordered file: each delivery goes after the last one, and a repeat rewrites the same bytes in the same place.
+    """Ordered file: each delivery follows the last one, and a repeat rewrites the same bytes in the same place.
 
     With at-most-once a delivery is never repeated: it keeps its range, and line ends replace its missing bytes before
     the next one is prepared.
@@ -89,7 +89,7 @@ class OrderedFile(PathLayout):
         return self._open(0, os.O_CREAT)
 
     def _open(self, after: int, flags: int = 0) -> WritableFile:
-        """Open the file as it is. Raises ``FatalError`` (``file.changed``) if it is missing or replaced meanwhile."""
+        """Open the existing file. Raises ``FatalError`` (``file.changed``) if it is missing or replaced."""
         try:
             return WritableFile(self._path, flags)
         except (FileNotFoundError, NotADirectoryError):
@@ -100,7 +100,7 @@ class OrderedFile(PathLayout):
             raise self._changed("was replaced by another file", after) from None
 
     def target(self, previous: Target | None) -> Target:
-        """Return the file's identity and base length, stored before publishing (DELIVERY.md, Destinations)."""
+        """Return the file's identity and base length, stored before publishing."""
         if previous and "length" not in previous:
             previous = None  # it was a folder then
         kept = None if self._adopt else previous
@@ -111,11 +111,13 @@ class OrderedFile(PathLayout):
             return {"path": str(self._path), **self._identity(file, size), "base": size + gap, "gap": gap}
 
     def _identity(self, file: OpenFile, end: int) -> Target:
-        """Return the fields that identify the file, where it ends at ``end``."""
+        """Return the fields that identify the file, if it ends at ``end``."""
         if file.found.birth:
             return {"inode": file.found.inode, "birth": file.found.birth}
         if self._context.strategy == "at-most-once":
-            return {"inode": file.found.inode}  # a frozen owner may still write over line ends that were put before it
+            return {
+                "inode": file.found.inode
+            }  # a frozen owner may still write over line ends that were filled in before it
         return {"inode": file.found.inode, "marked": [end, file.mark(end)]}
 
     def _end_of(self, previous: Target, file: WritableFile) -> int:
@@ -194,7 +196,7 @@ class OrderedFile(PathLayout):
         return self.expected(delivery)
 
     def expected(self, delivery: Delivery) -> Target:
-        """Return the target after the delivery; with at-most-once it names the parts, as the file may be shorter."""
+        """Return the target after the delivery; with at-most-once it names the parts, since the file may be shorter."""
         length = delivery.target["base"] + delivery.bytes
         known = {key: delivery.target[key] for key in _IDENTITY if key in delivery.target}
         after: Target = {"path": str(self._path), **known, "length": length}
@@ -205,7 +207,7 @@ class OrderedFile(PathLayout):
 
 
 def _is_the_one(target: Target, file: OpenFile) -> bool:
-    """Return whether it is the file that the target was made for; its length is checked elsewhere."""
+    """Return whether the target was made for this file; its length is checked elsewhere."""
     known = TrackedFile("", 0, target["inode"], birth=target.get("birth", 0))
     at, mark = target.get("marked", (0, ""))
     # an inode is reused for the next file as soon as its own file is removed
@@ -227,7 +229,7 @@ def _fits(delivery: Delivery, file: OpenFile) -> bool:
 
 
 def _is_ours(delivery: Delivery, file: OpenFile) -> bool:
-    """Return whether the bytes behind the base, if any, begin this delivery; foreign bytes are never lost."""
+    """Return whether the bytes after the base, if any, begin this delivery; foreign bytes are never lost."""
     if not _fits(delivery, file):
         return False
     at, size = delivery.target["base"], file.found.size
@@ -258,6 +260,6 @@ def _ends_a_line(file: OpenFile, size: int) -> bool:
 
 
 def _is_beginning(file: OpenFile, at: int, staged: str, length: int) -> bool:
-    """Return whether the bytes match the staged ones; zero bytes, holes of a power cut, match as well."""
+    """Return whether the bytes match the staged ones; zero bytes, the holes of a power failure, match as well."""
     pieces = zip(file.chunks(at, length), storage.chunks(staged, 0, length), strict=False)
     return all(a == b or all(x in (0, y) for x, y in zip(a, b, strict=True)) for a, b in pieces)

@@ -1,4 +1,4 @@
-"""Base of destinations that write to a local path, in one of several layouts: one ordered file, a folder of parts."""
+"""Base of destinations that write to a local path, in one of several layouts: an ordered file or a folder of parts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PathLayout(ABC):
 
     @abstractmethod
     def settled(self, delivery: Delivery) -> Target:
-        """Make durable what is there."""
+        """Make the existing delivery durable."""
 
     def expected(self, delivery: Delivery) -> Target:
         """Return the target after this delivery."""
@@ -99,8 +99,8 @@ class PathDestination(StagedDestination):
 
     @property
     def owned(self) -> str:
-        """Resolved path, which has one owner."""
-        return os.path.realpath(self._path)  # unlike Path.resolve, takes a link to itself
+        """The resolved path, which may have only one owner."""
+        return os.path.realpath(self._path)  # unlike Path.resolve, accepts a link to itself
 
     @property
     def address(self) -> str:
@@ -112,7 +112,7 @@ class PathDestination(StagedDestination):
         self._layout.check()
 
     def staging(self, default: str) -> str:
-        """Return the staging folder; for a folder of parts it lies next to where they become visible."""
+        """Return the staging folder; for a folder of parts it is on the same file system as the published parts."""
         return self._layout.staging(default)
 
     def target(self, previous: Target | None) -> Target:
@@ -129,7 +129,7 @@ class PathDestination(StagedDestination):
         return self._layout.publish(delivery)
 
     def expected(self, delivery: Delivery) -> Target:
-        """Return what :meth:`settled` will return, whether or not the delivery succeeds."""
+        """Return the future result of :meth:`settled`, whether or not the delivery succeeds."""
         return self._layout.expected(delivery)
 
     def settled(self, delivery: Delivery) -> Target:

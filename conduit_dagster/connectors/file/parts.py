@@ -21,8 +21,8 @@ _NAMING = 2
 class PartsFolder(PathLayout):
     """Each delivery is one folder, ``step=NUMBER-SKIP-HASH``, made visible by one rename.
 
-    Sorted by name, the folders and their parts are one ordered stream: a step's own delivery has skip 0, its children
-    follow. Spark reads the whole with ``spark.read.json(path)`` and sees the step as a partition column.
+    Sorted by name, the folders and their parts form one ordered stream: a step's own delivery has skip 0, its children
+    follow. Spark reads everything with ``spark.read.json(path)`` and sees the step as a partition column.
     """
 
     def check(self) -> None:
@@ -62,7 +62,7 @@ class PartsFolder(PathLayout):
         )
 
     def publish(self, delivery: Delivery) -> Target:
-        """Link in only the parts named by the ledger, so that a zombie's files never become visible."""
+        """Link only the parts named by the ledger, so that a zombie's files never become visible."""
         with self._naming_errors():
             if not self._final(delivery).exists() and self._rename(delivery):
                 storage.sync(str(self._path))

@@ -29,7 +29,7 @@ class WritableFile(OpenFile):
         written = os.fstat(self.descriptor)
         _require_regular(path, written)
         super().__init__(str(path))
-        # the file that is checked is the one written to: while it is open, no other file gets its device and inode
+        # the checked file is the one written to: while it is open, no other file gets its device and inode
         if (self.found.device, self.found.inode) != (written.st_dev, written.st_ino):
             raise FileChanged
 
@@ -64,7 +64,7 @@ def digest(file: OpenFile, start: int, length: int) -> tuple[int, str]:
 def write_delivery(into: int, delivery: Delivery, midway: Callable[[], None]) -> None:
     """Write the delivery at its base, front to back; ``midway`` is called once, when half of the bytes are written.
 
-    Raises ``OSError``, and ``FatalError`` if a staged part is shorter than its ledger says.
+    Raises ``OSError``, and ``FatalError`` if a staged part is shorter than in its ledger.
     """
     base, half, done = delivery.target["base"], delivery.bytes // 2, 0
     if delivery.target["gap"]:
@@ -81,7 +81,7 @@ def write_delivery(into: int, delivery: Delivery, midway: Callable[[], None]) ->
 
 
 def _copy(source: int, start: int, into: int, at: int, length: int) -> None:
-    """Copy ``length`` bytes from ``start`` of ``source`` to ``at``, inside the kernel where that works."""
+    """Copy ``length`` bytes from ``start`` of ``source`` to ``at``, inside the kernel if possible."""
     done = 0
     while done < length:
         try:

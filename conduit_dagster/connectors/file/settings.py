@@ -22,27 +22,34 @@ class FileSourceSettings(ConnectorSettings):
     path: str
     """The file to follow line by line; or a folder, or a glob such as ``in/*.jsonl``, whose files are read by name."""
     on_gone: Literal["fail", "skip"] = Field("fail", alias="on-gone")
-    """What to do when an unread range is gone (deleted, truncated, replaced): ``fail`` names it and stops; ``skip``
-    loses it and continues with what is there."""
+    """What to do when an unread range is missing (deleted, truncated, replaced): ``fail`` names it and stops; ``skip``
+    loses it and continues with the existing data.
+    """
     rotate_wait: Duration = Field(5.0, alias="rotate-wait")
-    """How long a file with a successor (it was renamed, or the folder has a later name) must have been quiet before a
-    last line without its line end counts as complete. A run that drains its sources waits until then."""
+    """How long a file with a successor (it was renamed, or the folder has a later name) must have been unchanged before
+    a last line without its line end counts as complete. A run that drains its sources waits for that time.
+    """
     unterminated_wait: Duration = Field(5.0, alias="unterminated-wait")
-    """How long a run that drains its sources waits for the end of a half-written last line, counted from the last
-    change of its file. After that the line is left for a later run, with a warning."""
+    """How long a run that drains its sources waits for the end of a half-written last line, from the last change of its
+    file. After that the line is left for a later run, with a warning.
+    """
     read_unterminated: bool = Field(False, alias="read-unterminated")
     """Whether a run that drains its sources reads a last line without its line end as a record, after waiting for
     ``unterminated-wait``: for files whose writer never ends the last line. Text appended to that line later becomes a
-    record of its own."""
+    separate record.
+    """
     max_line: int = Field(268_435_456, alias="max-line", gt=0)
-    """Maximum line length in bytes. A longer line stops the pipeline: most likely it is not a file of lines at all."""
+    """Maximum line length in bytes. A longer line stops the pipeline: most likely the file does not consist of lines.
+    """
     header: bool = False
-    """Whether the first line of every file is a header. It is no record; the metadata ``file.header`` of the file's
-    records holds it, and ``csv.decode`` takes the names of the columns from there."""
+    """Whether the first line of every file is a header. It is not a record; the metadata ``file.header`` of the file's
+    records holds it, and ``csv.decode`` takes the names of the columns from there.
+    """
     collection: str = ""
-    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``,
-    or a regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` makes ``orders`` of
-    ``orders-2024.jsonl``. A file in whose name it is not found has none. Empty: records have no collection."""
+    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``, or a
+    regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` extracts ``orders`` from
+    ``orders-2024.jsonl``. Files that do not match have no collection. Empty: records have no collection.
+    """
 
     _check_path = field_validator("path")(valid_path)
     _check_collection = field_validator("collection")(check_collection)
@@ -63,7 +70,8 @@ class FileDestinationSettings(ConnectorSettings):
     """The template, such as ``{{ toJson .Payload.After }}``."""
     if_changed: Literal["fail", "adopt"] = Field("fail", alias="if-changed")
     """What to do when another process changed, replaced or removed the file: ``fail`` stops and reports it; ``adopt``
-    continues after the existing content. Only for one ordered file."""
+    continues after the existing content. Only for one ordered file.
+    """
 
     _check_path = field_validator("path")(valid_path)
 
@@ -83,10 +91,10 @@ class FileDestinationSettings(ConnectorSettings):
 
 
 def as_source(settings: Any) -> FileSourceSettings:
-    """Return the settings as the source's own model."""
+    """Return the settings, typed as the source's own model."""
     return cast(FileSourceSettings, settings)
 
 
 def as_destination(settings: Any) -> FileDestinationSettings:
-    """Return the settings as the destination's own model."""
+    """Return the settings, typed as the destination's own model."""
     return cast(FileDestinationSettings, settings)

@@ -33,17 +33,17 @@ from conduit_dagster.sdk import Block, ConnectorContext, KeptValues, Limit, Posi
 
 _LOOKS = 3
 _MOST_FILES = 1_000
-"""Maximum files per step: each is a split, and a step is recorded whole."""
+"""Maximum number of files per step: each is a split, and the whole step is stored."""
 
 
 class FileSource(Source):
     """Lines of files. A last line without its line end becomes a record only once it is ended or its file is complete.
 
-    Bytes, size and marks always come from one open descriptor. A file is the same as before while inode and birth agree
-    and the part already read is unchanged. Survives rotation by rename: the renamed file (``path.*`` or ``path-*`` in
-    the same folder) is finished first. A file that was truncated or replaced after all its known content had been read
-    is read from the start; content appended between the last look and that moment is lost without a trace, as no reader
-    could know of it.
+    Bytes, size and marks always come from one open descriptor. A file is considered the same while inode and birth
+    agree and the part already read is unchanged. Survives rotation by rename: the renamed file (``path.*`` or
+    ``path-*`` in the same folder) is finished first. A file that was truncated or replaced after all its known content
+    had been read is read from the start; content appended between the last scan and that moment is lost without a
+    trace, since no reader could know of it.
     """
 
     name = "file"
@@ -67,11 +67,11 @@ class FileSource(Source):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """Absolute path, as the spelling in the pipeline file does not change the data."""
+        """Absolute path: the spelling in the pipeline file does not change the data."""
         return {"plugin": self.name, "path": self._path}
 
     def attach_kept(self, kept: KeptValues) -> None:
-        """Keep the files that were read completely there, not in the position; only those of a folder or glob."""
+        """Store fully read files there instead of in the position; only for a folder or glob."""
         self._lists.attach(kept)
 
     def initial(self) -> Position:
@@ -117,7 +117,7 @@ class FileSource(Source):
             if step.after is not None:
                 changed[seen.file.number] = step.after
                 lines, read = self._steps.records(seen.file, step.after), step.after.offset - seen.file.offset
-                # the late end of a line that was read without it is no record
+                # the late end of a line that was read without it is not a record
                 if lines:
                     copied.read(self._labels.unchecked(seen.file), step.after)
                 left = Limit(left.records - lines, left.bytes - read)
@@ -133,9 +133,9 @@ class FileSource(Source):
         return msgspec.structs.replace(kept, copied=copied.ends).as_json()
 
     def _leave(self, copied: Copied, unread: Iterator[SeenFile], first: int) -> None:
-        """Note the collections of the files that a step has not come to; ``first``: number of the first new file.
+        """Record the collections of the files that a step has not reached; ``first``: number of the first new file.
 
-        Of a folder that takes no look at more of them than the first new one with something to read: others follow it.
+        In a folder it checks only the first new file with something to read: others follow it.
         """
         for seen in unread:
             if seen.found.size > seen.file.offset:
@@ -157,7 +157,7 @@ class FileSource(Source):
         """Return the position after a step, with only the files that still exist."""
         here = {file.number: found for file, found in survey.known}
         gone = [file for file in position.files if file.number not in here]
-        # a file renamed into an already listed part of the folder must not be taken for a new one later
+        # a file renamed into an already listed part of the folder must not be mistaken for a new one later
         if (gone or survey.rewritten) and self._surveyor.is_there([*gone, *survey.rewritten]):
             raise FileChanged
         there = [file for file in position.files if file.number in here]
@@ -174,13 +174,13 @@ class FileSource(Source):
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: Position, end: Position) -> None:
-        """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks tell."""
+        """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks show."""
         finder = self._surveyor.finder()
         for _, last in self._ranges(start, end):
             self._open(last, finder).close()
 
     def gives_up(self, start: Position, end: Position) -> bool:
-        """Return whether the range is gone and may be lost, which only ``on-gone: skip`` allows."""
+        """Return whether the range is missing and may be lost, which only ``on-gone: skip`` allows."""
         if self._settings.on_gone != "skip":
             return False
         try:
@@ -204,7 +204,7 @@ class FileSource(Source):
         return opened
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a boundary: files before the boundary's are read whole, those after it not at all."""
+        """Return the position at a boundary: files before the boundary's are fully read, those after it not at all."""
         cut, before, after = parse_tracked(boundary), parse_position(start), parse_position(end)
         changed: dict[int, TrackedFile] = {}
         for first, last in advanced(before, after, self._lists):
@@ -220,7 +220,7 @@ class FileSource(Source):
         return msgspec.structs.replace(position, copied=ends).as_json()
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Split between lines into pieces of about equal bytes."""
+        """Split between lines into pieces of about equal size."""
         finder, splits, ordinal = self._surveyor.finder(), list[Split](), 0
         ranges = list(self._ranges(start, end))
         modes = CopyModes(parse_position(start).copied, parse_position(end).copied)
@@ -280,13 +280,13 @@ class FileSource(Source):
         return opened
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of bytes not read yet."""
+        """Return the number of unread bytes."""
         where = parse_position(position)
         survey = self._surveyor.survey(where, self._lists.of(where))
         return sum(max(0, seen.found.size - seen.file.offset) for seen in self._surveyor.unread(survey))
 
     def collection_modes(self, position: Position) -> Mapping[str, Mode]:
-        """Return ``complete`` for each collection whose files are all read as far as they were looked at."""
+        """Return ``complete`` for each collection whose files are all read, as of the last scan."""
         where = parse_position(position)
         finished = self._lists.of(where)
         unread = {
@@ -298,7 +298,7 @@ class FileSource(Source):
         return modes_of(known, unread)
 
     def counts(self, position: Position) -> Mapping[str, int]:
-        """Return how many files are read completely, as far as they were looked at, and how many are not."""
+        """Return the number of fully read files, and of others, as of the last scan."""
         where = parse_position(position)
         active = {file.number for file in where.files}
         finished = sum(number not in active for number in self._lists.of(where).rows)
@@ -307,7 +307,7 @@ class FileSource(Source):
 
 
 def _cut_at_end(pieces: Iterator[tuple[Mark, Mark]], end: CopyEnd | None) -> Iterator[tuple[Mark, Mark]]:
-    """Yield the pieces of a file, of which one ends where a copy ends."""
+    """Yield the pieces of a file; a piece that contains the end of a copy is cut there."""
     for low, high in pieces:
         if end is not None and low.offset < end.offset < high.offset:
             yield low, Mark(end.offset, end.line)

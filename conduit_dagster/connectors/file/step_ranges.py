@@ -30,9 +30,9 @@ class FileReach(NamedTuple):
 
 
 def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max_line: int) -> FileReach:
-    """Return the end of as many whole lines before byte ``upto`` as the limit allows; at least one, however long.
+    """Return the end of as many complete lines before byte ``upto`` as the limit allows; at least one, however long.
 
-    ``final``: bytes after the last line end are a line as well.
+    ``final``: bytes after the last line end count as a line as well.
     """
     file, marks = opened(file), list[Mark]()
     for mark in scan(file, start, min(upto, start.offset + limit.bytes), max_line):
@@ -53,25 +53,25 @@ def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max
 
 
 def _first_line(file: Readable, start: Mark, upto: int, max_line: int) -> list[Mark]:
-    """Return the mark after the first line: a line longer than a batch is a batch of its own."""
+    """Return the mark after the first line: a line longer than a batch forms its own batch."""
     found = any(scan(file, start, upto, max_line))
     return [nth_end(file, start, 1)] if found else []
 
 
 _POLL: Final = 0.05
 _MOST_WAITS: Final = 10
-"""Maximum number of waiting times for a line that is written without pause and never ended."""
+"""Maximum number of waiting times for a line that is written continuously and never ended."""
 
 
 class Drain:
-    """Horizon of a run: the size of every file, taken after half-written lines had time to be ended."""
+    """Horizon of a run: the size of every file, after half-written lines had time to be ended."""
 
     def __init__(self, surveyor: FileScan, settings: FileSourceSettings) -> None:
         self._surveyor, self._settings = surveyor, settings
         self._quiet = Quiet()
 
     def horizon(self) -> dict[str, Bound]:
-        """Return by file how much of it to read. Waits only for files that end in half a line and changed recently."""
+        """Return how much of each file to read. Waits only for files that end in half a line and changed recently."""
         listed = self._surveyor.files()
         last = listed[-1].ident if listed else ""
         half = [found for found in listed if self._is_half(found, self._wait(found, last))]
@@ -112,7 +112,7 @@ class Drain:
                     waiting[ident] = found
 
     def _again(self, files: Iterable[FoundFile]) -> dict[str, FoundFile]:
-        """Return the current state of the files under their current names, without those that are gone."""
+        """Return the current state of the files under their current names, without missing ones."""
         looks = [(found, look(found.url, found.name)) for found in files]
         if all(now is not None and now.ident == found.ident for found, now in looks):
             return {now.ident: now for _, now in looks if now is not None}
@@ -120,7 +120,7 @@ class Drain:
 
 
 def _is_ended(found: FoundFile, size: int) -> bool:
-    """Return whether the file has a line end behind its former size, or is now shorter."""
+    """Return whether the file has a line end after its former size, or is now shorter."""
     if found.size <= size:
         return found.size < size
     opened = open_found(found)
@@ -144,15 +144,15 @@ class Step(NamedTuple):
     done: int
     """Offset up to which it is read afterwards."""
     upto: int
-    """Offset up to which it would be read if every line were whole and no limit were reached."""
+    """Offset up to which it would be read if every line were complete and no limit were reached."""
     after: TrackedFile | None = None
     """The file as recorded in the position after the step; None if nothing is read."""
     limited: bool = False
-    """Whether the limit leaves more whole lines to a later step."""
+    """Whether the limit leaves more complete lines to a later step."""
 
 
 class FileSteps:
-    """Steps in the files of one source. Remembers results, so that no byte is scanned twice without need."""
+    """Steps in the files of one source. Caches results, so that no byte is scanned twice without need."""
 
     def __init__(self, settings: FileSourceSettings) -> None:
         self._max_line, self._has_header = settings.max_line, settings.header
@@ -161,7 +161,7 @@ class FileSteps:
         self._warned: set[tuple[str, int]] = set()
 
     def take(self, seen: SeenFile, limit: Limit, bound: Bound | None) -> Step:
-        """Return a step of as many whole lines as the limit allows, up to the bound if there is one.
+        """Return a step of as many complete lines as the limit allows, up to the bound if given.
 
         Raises ``FileChanged`` if the file is not the one that was seen.
         """
@@ -189,14 +189,14 @@ class FileSteps:
     def first_record(self, file: TrackedFile, opened: OpenFile, upto: int) -> Mark:
         """Return where the next record of a file begins: not before the end of its header, if that is before ``upto``.
 
-        A header without its line end leaves the start of the file: it is read as a line is.
+        A header without its line end stays at the start of the file, and is read like a line.
         """
         if not self._has_header or file.offset:
             return next_line(file, opened)
         return header_end(opened, upto, self._max_line) or Mark(0, 0)
 
     def records(self, before: TrackedFile, after: TrackedFile) -> int:
-        """Return the number of lines between two states of a file that are not its header."""
+        """Return the number of lines between two states of a file, without its header."""
         return after.line - before.line - (self._has_header and before.offset == 0 < after.offset)
 
     def pop_marks(self, number: int) -> list[Mark] | None:
@@ -206,7 +206,7 @@ class FileSteps:
     def _warn(self, seen: SeenFile, begin: int, end: int) -> None:
         if (seen.found.ident, begin) not in self._warned:
             self._warned.add((seen.found.ident, begin))
-            import structlog  # commands that only read come by here as well, and log nothing
+            import structlog  # imported late: read-only commands get here as well, and log nothing
 
             structlog.get_logger("conduit.file").warning(
                 "a last line without its line end is left unread",

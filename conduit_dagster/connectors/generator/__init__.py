@@ -1,1 +1,1 @@
-"""The ``generator`` source: synthetic records at any rate, the same ones whenever a range is read again."""
+"""The ``generator`` source: synthetic records at any rate, identical whenever a range is read again."""

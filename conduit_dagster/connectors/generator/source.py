@@ -1,4 +1,4 @@
-"""The ``generator`` source: synthetic records at any rate, the same ones whenever a range is read again."""
+"""The ``generator`` source: synthetic records at any rate, identical whenever a range is read again."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ class GeneratorSettings(ConnectorSettings):
     open_keys: ClassVar[tuple[str, ...]] = ("format.options.*", "collections.*")
 
     record_count: int = Field(0, alias="recordCount", ge=0)
-    """How many records in all; 0 for no end."""
+    """Total number of records; 0 means unlimited."""
     rate: float = Field(0, ge=0)
-    """Records per second; 0 for as fast as possible."""
+    """Records per second; 0 means as fast as possible."""
     burst_sleep: Duration = Field(0.0, alias="burst.sleepTime")
-    """How long to sleep between bursts; 0 for no bursts."""
+    """Pause between bursts; 0 means no bursts."""
     burst_generate: Duration = Field(1.0, alias="burst.generateTime")
-    """How long a burst lasts."""
+    """Duration of a burst."""
     format_type: Literal["", "raw", "structured", "file"] = Field("", alias="format.type")
-    """What the payload is: raw bytes (JSON text), a document, or the content of a file."""
+    """Kind of payload: raw bytes (JSON text), a document, or the content of a file."""
     operations: str = "create"
-    """Comma separated operations to choose from: create, update, delete, snapshot."""
+    """Comma-separated operations to choose from: create, update, delete, snapshot."""
     seed: int = 0
-    """Another seed makes other records."""
+    """Seed of the generated values."""
 
     @field_validator("burst_generate")
     @classmethod
@@ -142,7 +142,7 @@ def mix(value: int) -> int:
 class GeneratorSource(Source):
     """Synthetic records. Record number n depends only on n, the seed and the step's clock; its position is n.
 
-    Without ``recordCount`` it never ends; a run that drains its sources then takes what is due at its rate, or one
+    Without ``recordCount`` it never ends; a run that drains its sources then takes the records due at its rate, or one
     batch.
     """
 
@@ -175,7 +175,7 @@ class GeneratorSource(Source):
         return max(start, min(due, start + limit.records))
 
     def _due(self, draining: bool) -> int:
-        """Return the position due by the rate since this run's start; draining to a known count ignores the rate."""
+        """Return the position due at the rate since this run's start; draining to a known count ignores the rate."""
         assert self._base is not None
         if draining and self._settings.record_count:
             return self._settings.record_count
@@ -250,7 +250,7 @@ class GeneratorSource(Source):
             raise from_os_error(error, f"can't read {path}") from error
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of records left; None if there is no end."""
+        """Return the number of records left; None if unlimited."""
         return self._settings.record_count - position if self._settings.record_count else None
 
 

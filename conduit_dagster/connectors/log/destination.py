@@ -34,7 +34,7 @@ class LogDestination(DriverDestination):
 
     @lazy_property
     def _log(self) -> Callable[..., Any]:
-        # every pipeline without a queue of its own has one of these, and most commands print no record
+        # imported late: every pipeline without its own queue has one of these, and most commands print no record
         import structlog
 
         context = self.context

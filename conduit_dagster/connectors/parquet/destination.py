@@ -29,15 +29,15 @@ class FolderColumns:
     """Columns of a folder: an Arrow schema in a file there, created by the first writer and binding for all others."""
 
     def __init__(self, folder: str, asked: Schema) -> None:
-        """``folder``: its URL; ``asked``: the columns in the setting, none if it is empty."""
+        """``folder``: its URL; ``asked``: the columns in the setting, empty if none are set."""
         self._folder, self._asked = folder, asked
         self._file = storage.join(folder, FILE)
 
     def agreed(self, offered: Callable[[], Schema] | None = None) -> Schema | None:
-        """Return the folder's columns; if it has none yet, fix them: those of the setting, else those ``offered``.
+        """Return the folder's columns; if it has none yet, set them: those of the setting, otherwise those ``offered``.
 
-        Returns None if there are no columns to agree on; without ``offered``, fixes none. Raises ``FatalError`` if the
-        setting names columns that the folder does not have.
+        Returns None without columns to agree on; without ``offered``, sets none. Raises ``FatalError`` if the setting
+        names columns that the folder does not have.
         """
         try:
             there = self._read()
@@ -88,9 +88,9 @@ def first_rows(file: pq.ParquetFile, rows: int) -> list[dict[str, Any]]:
 
 
 class ParquetDestination(PathDestination):
-    """Rows of Parquet files, each once after any crash. Each delivery is one folder, ``step=NUMBER-SKIP-HASH``.
+    """Rows of Parquet files, each exactly once after any crash. Each delivery is one folder, ``step=NUMBER-SKIP-HASH``.
 
-    Spark reads all of it with ``spark.read.parquet(path)`` and sees the step as a partition column; ``path/*`` leaves
+    Spark reads everything with ``spark.read.parquet(path)`` and sees the step as a partition column; ``path/*`` leaves
     that column out. Within a step's files, rows are in source order. All files have the same columns.
     """
 
@@ -111,7 +111,7 @@ class ParquetDestination(PathDestination):
         return named_columns(self._settings.columns)
 
     def row_count(self) -> int | None:
-        """Return the number of rows that the files' footers tell; None for many files."""
+        """Return the number of rows from the files' footers; None for many files."""
         files = visible_files(self._path)
         return None if len(files) > MOST_FILES else sum(pq.read_metadata(file).num_rows for file in files)
 

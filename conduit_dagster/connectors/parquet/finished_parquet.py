@@ -1,4 +1,4 @@
-"""Parquet files that were read completely: rows of lists outside the position."""
+"""Fully read Parquet files: rows of lists outside the position."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from conduit_dagster.sdk import ConnectorContext
 
 
 class FinishedParquet(msgspec.Struct, frozen=True):
-    """A file whose rows were all read, and its state when its footer was."""
+    """A file whose rows were all read, and its state when its footer was read."""
 
     name: str
     mark: str
     number: int
     rows: int
     seen: list[int]
-    """What was observed of it; empty where that tells nothing."""
+    """Its observed state; empty if that proves nothing."""
 
     @property
     def slot(self) -> str:
-        """Its name; empty for a row that hides an earlier one: its file is gone."""
+        """Its name; empty for a row that hides an earlier one whose file is gone."""
         return self.name
 
     @property
     def file(self) -> ReadFile:
-        """The file as a position has it."""
+        """The file in the form of a position."""
         return ReadFile(self.name, self.mark, self.number, self.rows, self.rows)
 
 
 def finished_row(file: ReadFile, found: FoundFile) -> FinishedParquet:
-    """Return a file that was read completely, as it was ``found``."""
+    """Return the row of a fully read file, in the state ``found``."""
     return FinishedParquet(file.name, file.mark, file.number, file.rows, seen_of(found))
 
 
@@ -44,9 +44,9 @@ class FinishedParquets(FinishedRows[FinishedParquet]):
     """The files in the lists of one position, by name. Immutable."""
 
     def settled(self, found: FoundFile) -> FinishedParquet | None:
-        """Return the file that the found one is, if it is unchanged since.
+        """Return the row of the found file if it has not changed since.
 
-        No tool can set the time of an inode's last change, so an equal state means equal content.
+        No tool can set an inode's change time, so equal states mean equal content.
         """
         rows = self.at(found.name)
         if not rows or not found.changed:
@@ -55,7 +55,7 @@ class FinishedParquets(FinishedRows[FinishedParquet]):
         return next((row for row in rows if seen and row.seen == seen), None)
 
     def only(self, name: str, inode: int) -> FinishedParquet | None:
-        """Return the one file that had this name, if it had this inode."""
+        """Return the only file that had this name, if it had this inode."""
         rows = self.at(name)
         return rows[0] if len(rows) == 1 and rows[0].seen[:1] == [inode] else None
 
@@ -68,15 +68,15 @@ NO_PARQUETS: Final = FinishedParquets({}, {})
 
 
 class ParquetStates:
-    """What a look found of the files that a position knows."""
+    """Scan results for the files that a position knows."""
 
     def __init__(self) -> None:
         self.here: dict[int, FoundFile] = {}
-        """Where those of the position that exist are, by number."""
+        """Current location of the existing files of the position, by number."""
         self.gone: list[ReadFile] = []
-        """Files of the position that were read completely and do not exist any more."""
+        """Fully read files of the position that no longer exist."""
         self.missing: list[int] = []
-        """Numbers of the files of the lists that do not exist any more."""
+        """Numbers of the files of the lists that no longer exist."""
         self.changed: list[FinishedParquet] = []
         """Files of the lists with the same content in another state, such as another time."""
 
@@ -92,10 +92,10 @@ class ParquetLists(KeptLists[FinishedParquet, FinishedParquets]):
         return self.view(position.read)
 
     def left(self, position: ParquetPosition, states: ParquetStates) -> ParquetPosition:
-        """Return the position without the files that it says are finished, once they are stored durably in a list.
+        """Return the position without its finished files, after they are stored durably in a list.
 
-        Files that are gone are forgotten: a copy that comes back is read again. ``position``: the start of a step,
-        without files that are gone.
+        Missing files are forgotten: a copy that comes back is read again. ``position``: the start of a step, without
+        missing files.
         """
         read = (position.read or FinishedLists()).moved(states.gone, ())
         leaving = [file for file in position.files if file.done == file.rows]

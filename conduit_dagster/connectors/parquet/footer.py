@@ -36,8 +36,9 @@ class Footer(NamedTuple):
     """Footer data that the source needs."""
 
     mark: str
-    """Digest of the whole file up to 8 MB: other content has another mark. Of a larger file, digest of pieces and of
-    the end, where the footer records the length of every column's data."""
+    """Digest of the whole file up to 8 MB: other content has another mark. For a larger file, digest of samples and of
+    the end, where the footer records the length of every column's data.
+    """
     groups: tuple[RowGroup, ...]
 
     @property
@@ -53,7 +54,7 @@ class Footer(NamedTuple):
 
 @contextmanager
 def open_planned(url: str, mark: str, seen: Sequence[int]) -> Generator[Any]:
-    """Open the file that was planned, as ``pyarrow.parquet.ParquetFile``.
+    """Open the planned file, as ``pyarrow.parquet.ParquetFile``.
 
     Accepts the file that was ``seen`` (see :func:`seen_of`), or one with the same mark, judging by the descriptor that
     is read, not by the path. Raises ``TransientError`` if it is another file, or not, or not yet, a Parquet file.
@@ -74,7 +75,8 @@ def open_planned(url: str, mark: str, seen: Sequence[int]) -> Generator[Any]:
 def read_footer(url: str) -> tuple[FoundFile, Footer]:
     """Return the footer, and the file that it was read from.
 
-    Raises ``TransientError`` if that is not, or not yet, a Parquet file, ``FatalError`` if two columns have one name.
+    Raises ``TransientError`` if that is not, or not yet, a Parquet file, ``FatalError`` if two columns have the same
+    name.
     """
     with _opened(url) as file, _parquet(file) as parquet:
         found, metadata = _found(file, url), parquet.metadata
@@ -87,7 +89,7 @@ def read_footer(url: str) -> tuple[FoundFile, Footer]:
 
 
 def seen_of(found: FoundFile) -> list[int]:
-    """Return the file's observable state: as long as it is unchanged, so is the content.
+    """Return the file's observable state: while it is unchanged, so is the content.
 
     Empty for a remote file, which has no such state.
     """
@@ -107,7 +109,7 @@ def _opened(url: str) -> Generator[IO[bytes]]:
 
 
 def _parquet(file: IO[bytes]) -> Any:
-    # Spark's own timestamps are INT96, which as nanoseconds would wrap in the years 1677 and 2262
+    # Spark's own timestamps are INT96, which as nanoseconds would overflow in the years 1677 and 2262
     return pq.ParquetFile(pa.PythonFile(file, "r"), coerce_int96_timestamp_unit="us")
 
 
@@ -120,7 +122,7 @@ def _found(file: IO[bytes], url: str) -> FoundFile:
 
 
 def _mark(file: IO[bytes]) -> str:
-    """Return the digest of all of a small file; of a large one, of its end (the footer) and of pieces of the rest."""
+    """Return the digest of a whole small file; for a large one, of its end (the footer) and of samples of the rest."""
     total = file.seek(0, io.SEEK_END)
     sha = hashlib.sha256(str(total).encode())
     step = max(_PIECE, (total - _END) // _PIECES)

@@ -1,4 +1,4 @@
-"""Files of a path to Parquet files. Of a large folder, files that were read completely are examined in turns."""
+"""Files of a path to Parquet files. In a large folder, fully read files are examined in turns."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquets
 from conduit_dagster.recovery.errors import TransientError
 
 Wanted = Callable[[str], bool] | None
-"""Whether a file with this name is to be listed; None if all are."""
+"""Whether to list a file with this name; None means all files."""
 
 
 class Listed(NamedTuple):
-    """What a listing found."""
+    """Result of a listing."""
 
     files: list[FoundFile]
     """Files that were examined, in reading order."""
     settled: set[int]
-    """Numbers of the finished files that were not: an entry with the same name and inode is there."""
+    """Numbers of finished files that were not examined: an entry with the same name and inode exists."""
     in_order: Callable[[list[FoundFile]], Iterator[FoundFile]]
-    """Yields those of the examined files that are given, and the new ones that were not examined yet, in reading order.
-    May raise ``OSError`` or a ``ConduitError``."""
+    """Yields the given examined files, and the new ones that were not examined yet, in reading order. May raise
+    ``OSError`` or a ``ConduitError``.
+    """
 
 
 def listed_whole(files: list[FoundFile]) -> Listed:
@@ -39,17 +40,17 @@ class Listing(Protocol):
     """Listing of a source's files."""
 
     ordered: bool
-    """Whether each new file's name sorts after all others, so that the last name read tells what was read."""
+    """Whether each new file's name sorts after all others, so that the last name read determines what was read."""
 
     def files(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
         """Return the existing files that are wanted. May raise ``OSError`` or a ``ConduitError``.
 
-        ``finished`` ones need not be examined, nor new ones; ``known``: names of others that must be.
+        ``finished`` files need not be examined, nor new ones; ``known``: names of others that must be.
         """
         ...
 
     def forget(self) -> None:
-        """Examine all files at the next look."""
+        """Examine all files in the next scan."""
 
 
 class ListedFiles:
@@ -63,11 +64,11 @@ class ListedFiles:
         self._folder: _Folder | None = None
 
     def forget(self) -> None:
-        """Examine all files at the next look."""
+        """Examine all files in the next scan."""
         self._folder = None
 
     def files(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
-        """Return the wanted files. Raises ``TransientError`` if the path names one file and that is missing.
+        """Return the wanted files. Raises ``TransientError`` if the path names one file, which is missing.
 
         A file of a folder that has two names, such as a link to the newest one, is listed once.
         """
@@ -87,7 +88,7 @@ class ListedFiles:
 
 
 class _Folder:
-    """Looks at one folder or glob."""
+    """Scans of one folder or glob."""
 
     def __init__(self, path: str, root: str) -> None:
         self._entries, self._fixed = FolderEntries(path, root), _fixed(path, root)
@@ -95,7 +96,7 @@ class _Folder:
         self._is_first = True
 
     def files(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
-        """Return the wanted files: finished ones in turns, if there are many, and of the new ones the first."""
+        """Return the wanted files: of the finished ones, if many, those whose turn it is; and the first new ones."""
         entries, settled = self._turned(self._entries.newest(), finished, known)
 
         def may_be_known(entry: FolderEntry) -> bool:
@@ -125,7 +126,7 @@ class _Folder:
 
         def number_of(entry: FolderEntry) -> int | None:
             path, inode = entry
-            # of a file with two names it depends on both which of them is listed
+            # which name of a file with two names is listed depends on both
             row = finished.only(self._name(path), inode) if inode and inode not in shared else None
             return row.number if row is not None and row.name not in known else None
 
@@ -147,14 +148,14 @@ class _Folder:
 
 
 class _SharedInodes:
-    """Inodes that several entries of a folder have, one of them perhaps by a symbolic link."""
+    """Inodes shared by several entries of a folder, possibly through a symbolic link."""
 
     def __init__(self) -> None:
         self._entries: list[FolderEntry] | None = None
         self._shared = frozenset[int]()
 
     def of(self, entries: list[FolderEntry]) -> frozenset[int]:
-        """Return those of the entries."""
+        """Return the shared inodes of the entries."""
         if entries is not self._entries:
             counts = Counter(inode or _linked(path) for path, inode in entries)
             self._entries, self._shared = entries, frozenset(inode for inode, n in counts.items() if n > 1)

@@ -1,4 +1,4 @@
-"""Position of a source of Parquet files: how much of each was read, and which lists hold those read completely."""
+"""Position of a source of Parquet files: how much of each was read, and the lists of fully read files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReadFile(msgspec.Struct, frozen=True):
 
     @property
     def placed(self) -> tuple[Any, ...]:
-        """What goes into a place: exactly these fields, for ever, as a stored sum can't be computed again."""
+        """Fields that go into a place. Never change them: a stored sum can't be recomputed."""
         return self.name, self.mark, self.number, self.rows, self.done
 
 

@@ -1,4 +1,4 @@
-"""Survey of a source's Parquet files."""
+"""Scan of a source's Parquet files."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition,
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 
 _KEPT = 10_000
-"""Number of cached footers above which those of files that are gone are dropped; and of paths that are remembered."""
+"""Limit of cached footers, above which those of missing files are dropped; and of cached paths."""
 There = dict[tuple[str, str], tuple[FoundFile, Footer]]
-"""Existing files by name and mark, each as it was when its footer was read; in reading order."""
+"""Existing files by name and mark, with the state in which their footers were read; in reading order."""
 
 
 class UnreadFiles(NamedTuple):
     """Unread files after a position."""
 
     still: ParquetPosition
-    """The position without files that it need not name any more: fully read, and gone or followed by another one."""
+    """The position without files that it need not name any more: fully read, and either missing or followed by another.
+    """
     unread: Iterator[tuple[ReadFile, Footer]]
-    """Files with rows after the position: partly read ones first, then new ones by name. Each is read as it comes."""
+    """Files with rows after the position: partly read ones first, then new ones by name. Each is read lazily."""
     states: ParquetStates
-    """What was found of the other files."""
+    """Scan results for the other files."""
 
 
 class ParquetScan:
-    """Survey of the files of one source. Reads each file's footer once."""
+    """Scan of the files of one source. Reads each file's footer once."""
 
     def __init__(self, listing: Listing, place: str) -> None:
         """``place``: location of the files, for error messages."""
         self._listing, self._place = listing, place
         self._footers: dict[FoundFile, tuple[FoundFile, Footer]] = {}
         self._places: dict[str, str] = {}
-        """Paths of files that were to be read, by name."""
+        """Paths of files to be read, by name."""
 
     @property
     def is_ordered(self) -> bool:
-        """Whether a position names only the last file, as each new file's name sorts after all others."""
+        """Whether a position names only the last file, because each new file's name sorts after all others."""
         return self._listing.ordered
 
     def _listed(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
@@ -74,7 +75,7 @@ class ParquetScan:
             self._footers = {found: self._footers[found] for found in listed if found in self._footers}
 
     def _forget_places(self) -> None:
-        # a step in flight asks for those of its own files
+        # a step in flight needs those of its own files
         self._places = dict(list(self._places.items())[-_KEPT:])
 
     def _read(self, files: Iterable[FoundFile]) -> There:
@@ -83,7 +84,7 @@ class ParquetScan:
         return {(name, footer.mark): (opened._replace(name=name), footer) for name, (opened, footer) in read}
 
     def _footer(self, found: FoundFile) -> tuple[FoundFile, Footer]:
-        """Return the file now at a path and its footer: another file may have the path since it was listed."""
+        """Return the file now at a path and its footer: the path may refer to another file since it was listed."""
         known = self._footers.get(found)
         if known is None:
             opened, footer = known = read_footer(found.url)
@@ -95,7 +96,7 @@ class ParquetScan:
         return known
 
     def named(self, names: Collection[str]) -> There:
-        """Return the existing files with these names. Lists all files only if one is not where it was last found."""
+        """Return the existing files with these names. Lists all files only if one is not at its last location."""
         there = self._where_found(names)
         return self._read(self._every(set(names).__contains__)) if there is None else there
 
@@ -123,10 +124,10 @@ class ParquetScan:
     def look(
         self, position: ParquetPosition, horizon: Any = None, finished: FinishedParquets = NO_PARQUETS
     ) -> UnreadFiles:
-        """Return the unread files after a position; only those of the ``horizon``, if that is given.
+        """Return the unread files after a position; if ``horizon`` is given, only those within it.
 
-        ``finished``: the files in the position's lists. Raises ``FatalError`` if a partly read file is gone or was
-        replaced. The footers of new files are read as the caller goes on, which may raise.
+        ``finished``: the files in the position's lists. Raises ``FatalError`` if a partly read file is missing or was
+        replaced. The footers of new files are read lazily, which may raise.
         """
         ordered = self._listing.ordered
         begun = [file for file in position.files if file.done < file.rows]
@@ -145,7 +146,7 @@ class ParquetScan:
         still = ParquetPosition(position.seen, tuple(kept), position.read)
         known = {file.ident for file in position.files} | {(row.name, row.mark) for row in states.changed}
         within = (found for found in self._in_order(listed, left) if _is_within(found, horizon))
-        # a file that was begun existed before the horizon, or was within it
+        # a partly read file existed before the horizon, or was within it
         older = [(file, there[file.ident][1]) for file in begun]
         self._forget_places()
         self._places.update((found.name, found.url) for found, _ in there.values() if found.inode)
@@ -165,7 +166,7 @@ class ParquetScan:
                 number += 1
 
     def gone(self, file: ReadFile) -> FatalError:
-        """Return the error for a file whose unread rows are gone."""
+        """Return the error for a file whose unread rows are missing."""
         return FatalError(
             f"{file.name} is gone or was changed; rows {file.done + 1} to {file.rows} of it were not read",
             code="parquet.range_gone",
@@ -175,7 +176,7 @@ class ParquetScan:
 
 
 def _settled(listed: Listed, finished: FinishedParquets) -> tuple[list[FoundFile], set[int]]:
-    """Return the files that are not as they were when they were finished, and the numbers of those that are."""
+    """Return the files that changed since they were finished, and the numbers of unchanged ones."""
     left, settled = list[FoundFile](), listed.settled
     for found in listed.files:
         row = finished.settled(found)
@@ -208,5 +209,5 @@ def _is_within(found: FoundFile, horizon: Any) -> bool:
 
 
 def _state(found: FoundFile) -> tuple[int, int, int]:
-    """Return what tells a file from one that replaces it under its name; a remote file has only its size."""
+    """Return the state that distinguishes a file from a replacement under its name; for a remote file only its size."""
     return found.inode, found.size, found.modified

@@ -1,4 +1,4 @@
-"""Sources of rows in Parquet files, whatever wrote the files."""
+"""Sources of rows in Parquet files, whichever program wrote them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from conduit_dagster.sdk import Block, KeptValues, Limit, Position, ReadOptions,
 _ROWS = 65_536
 """Maximum rows in a block that stays columnar."""
 _BYTES = 4 << 20
-"""Maximum size of a block, as encoded in the file."""
+"""Maximum encoded size of a block."""
 
 
 class RowFileReader:
     """Reader of the rows of one split."""
 
     def __init__(self, file: ReadFile, detail: dict[str, Any], metadata: dict[str, str], keys: Sequence[str]) -> None:
-        """``detail``: the split's own."""
+        """``detail``: that of the split."""
         self.file, self._url, self._to = file, detail["url"], detail["to"]
         # a split planned by an earlier version has no observed state of its file
         self._seen, self._row_bytes = detail.get("seen", []), detail["row_bytes"]
@@ -102,12 +102,14 @@ class _Made:
 
 
 _MOST_FILES = 1_000
-"""Maximum files per step: a step is recorded whole."""
+"""Maximum number of files per step: the whole step is stored."""
 
 
 class RowFiles(Source):
-    """A document per row, file after file. The position names every file that was read and still exists,
-    or the lists of those that were read completely."""
+    """A document per row, file after file.
+
+    The position names every file that was read and still exists, or the lists with fully read ones.
+    """
 
     sets_metadata = True
     gives_json = True
@@ -116,7 +118,7 @@ class RowFiles(Source):
 
     @lazy_property
     def survey(self) -> ParquetScan:
-        """Survey of the existing files, for the driver only: a task's split names its file."""
+        """Scan of the existing files, for the driver only: a task's split names its file."""
         return self._made_survey()
 
     @lazy_property
@@ -125,13 +127,13 @@ class RowFiles(Source):
         return ParquetLists(self.context)
 
     def attach_kept(self, kept: KeptValues) -> None:
-        """Keep the files that were read completely there, not in the position; only those of a folder or glob."""
+        """Store fully read files there instead of in the position; only for a folder or glob."""
         if not self.survey.is_ordered:
             self._lists.attach(kept)
 
     @abstractmethod
     def _made_survey(self) -> ParquetScan:
-        """Return the survey; called on its first use."""
+        """Return the scanner; called on its first use."""
 
     @property
     @abstractmethod
@@ -173,11 +175,11 @@ class RowFiles(Source):
         return still.with_files(moved).as_json()
 
     def verify(self, start: Position, end: Position) -> None:
-        """Raise ``FatalError`` unless every file of the range exists with the footer that it had."""
+        """Raise ``FatalError`` unless every file of the range still exists with the same footer."""
         self._found(start, end)
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a boundary: files before the boundary's are read whole, those after it not at all."""
+        """Return the position at a boundary: files before the boundary's are fully read, those after it not at all."""
         cut, before, after = parse_file(boundary), parse_position(start), parse_position(end)
         moved: dict[int, ReadFile] = {}
         for first, last in self._moved(before, after):
@@ -189,7 +191,7 @@ class RowFiles(Source):
         return before.like(after).with_files(moved).as_json() if moved else start
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Split between row groups into pieces of about equal bytes."""
+        """Split between row groups into pieces of about equal size."""
         found = self._found(start, end)
         weights = [(last.done - first.done) * footer.row_bytes for first, last, _, footer in found]
         share, splits, ordinal = max(1, sum(weights) // n), list[Split](), 0
@@ -202,7 +204,7 @@ class RowFiles(Source):
     def _moved(self, start: ParquetPosition, end: ParquetPosition) -> Iterator[tuple[ReadFile, ReadFile]]:
         """Yield each file with rows in the range, as at the range's start and as at its end, in reading order.
 
-        A file is looked up in the lists of both positions as well: a range may lie many steps apart.
+        Files are looked up in the lists of both positions as well: the two may lie many steps apart.
         """
         before, listed = {file.number: file for file in start.files}, self._lists.of(start)
         for last in _at(end, listed, self._lists.of(end)):
@@ -212,7 +214,7 @@ class RowFiles(Source):
                 yield first, last
 
     def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, FoundFile, Footer]]:
-        """Return each file of the range. Raises ``FatalError`` if one is gone or was replaced."""
+        """Return each file of the range. Raises ``FatalError`` if one is missing or was replaced."""
         ranges = list(self._moved(parse_position(start), parse_position(end)))
         there = self.survey.named([last.name for _, last in ranges])
         for _, last in ranges:
@@ -239,7 +241,7 @@ class RowFiles(Source):
 
     @abstractmethod
     def _describe(self, url: str) -> dict[str, str]:
-        """Return metadata of a file's records."""
+        """Return the metadata of a file's records."""
 
     def collection_modes(self, position: Position) -> Mapping[str, Mode]:
         """Return ``complete`` for each collection whose files are all read."""
@@ -253,12 +255,12 @@ class RowFiles(Source):
         return self._collection(file.name.rsplit("/", 1)[-1])
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of existing rows not read yet."""
+        """Return the number of unread rows in existing files."""
         where = parse_position(position)
         return sum(file.rows - file.done for file, _ in self.survey.look(where, None, self._lists.of(where)).unread)
 
     def counts(self, position: Position) -> Mapping[str, int]:
-        """Return how many existing files are read completely, and how many were begun; nothing for a landing."""
+        """Return the number of fully read files, and of partly read ones; nothing for a landing."""
         where = parse_position(position)
         if self.survey.is_ordered:
             return {}

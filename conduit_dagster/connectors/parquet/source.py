@@ -20,14 +20,15 @@ from conduit_dagster.sdk import ConnectorContext
 
 
 class ParquetSourceSettings(RowSourceSettings):
-    """Reads the rows of Parquet files, each a document. Files are read by name, and are not expected to change."""
+    """Reads the rows of Parquet files, each as a document. Files are read by name, and must not change."""
 
     path: str
-    """A file, a folder, or a glob such as ``in/*.parquet``. Files that appear later are read as they come."""
+    """A file, a folder, or a glob such as ``in/*.parquet``. Files that appear later are read too."""
     collection: str = ""
-    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``,
-    or a regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` makes ``orders`` of
-    ``orders-2024.parquet``. A file in whose name it is not found has none. Empty: records have no collection."""
+    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``, or a
+    regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` extracts ``orders`` from
+    ``orders-2024.parquet``. Files that do not match have no collection. Empty: records have no collection.
+    """
 
     _check_path = field_validator("path")(valid_path)
     _check_collection = field_validator("collection")(check_collection)
@@ -39,18 +40,18 @@ class ParquetDestinationSettings(ColumnsSettings):
     path: str
     """The folder. Every step becomes a folder of files in it, visible at once."""
     compression: Literal["zstd", "snappy", "gzip", "none"] = "zstd"
-    """How pages are compressed."""
+    """Compression of the pages."""
 
     _check_path = field_validator("path")(valid_path)
 
 
 def as_source(settings: Any) -> ParquetSourceSettings:
-    """Return the settings as the source's own model."""
+    """Return the settings, typed as the source's own model."""
     return cast(ParquetSourceSettings, settings)
 
 
 def as_destination(settings: Any) -> ParquetDestinationSettings:
-    """Return the settings as the destination's own model."""
+    """Return the settings, typed as the destination's own model."""
     return cast(ParquetDestinationSettings, settings)
 
 
@@ -81,7 +82,7 @@ class ParquetSource(RowFiles):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """Absolute path, as the spelling in the pipeline file does not change the data."""
+        """Absolute path: the spelling in the pipeline file does not change the data."""
         return {"plugin": self.name, "path": self._path}
 
     def _collection(self, file: str) -> str:

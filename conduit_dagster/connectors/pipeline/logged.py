@@ -18,7 +18,7 @@ from conduit_dagster.state.readers import log_unit, oldest
 
 
 class LogReadMode(ReadMode):
-    """Entries of the log by offset. A position is the offset after a record, and so is the record's own position.
+    """Entries of the log by offset. A position, also a record's own, is the offset after a record.
 
     Skips entries that were nacked before they were logged: they are dead letters of the other pipeline.
     """
@@ -28,7 +28,7 @@ class LogReadMode(ReadMode):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """Unit that makes this source a reader of the log, for which the log waits."""
+        """Unit that registers this source as a reader of the log, for which the log is kept."""
         return log_unit(*self._log)
 
     @property
@@ -55,7 +55,7 @@ class LogReadMode(ReadMode):
     def latest(self, start: int, limit: Limit, horizon: int | None) -> int:
         """Return how far a step may read, at most to the log's end.
 
-        Raises ``FatalError`` (``chain.*``) if an entry in between is gone.
+        Raises ``FatalError`` (``chain.*``) if an entry in between is missing.
         """
         end = self._end(start)
         first = self._first(start)
@@ -75,7 +75,7 @@ class LogReadMode(ReadMode):
         return end
 
     def _first(self, start: int) -> int:
-        """Return where reading begins: from position 0, at the log's first entry, as earlier records are not in it."""
+        """Return where reading begins: for position 0 at the log's first entry, since it has no earlier records."""
         parts = self._manifest.parts(0) if start == 0 else ()
         return max(start, parts[0].first) if parts else start
 
@@ -86,7 +86,7 @@ class LogReadMode(ReadMode):
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: int, end: int) -> None:
-        """Raise ``FatalError`` if an entry of the range is gone."""
+        """Raise ``FatalError`` if an entry of the range is missing."""
         self._end(max(start, end))
         self._require_whole(self._first(start), end)
 
@@ -110,7 +110,7 @@ class LogReadMode(ReadMode):
         return [_without(split, first, nacked) for split in cut(self._manifest, first, end, n)]
 
     def relocate(self, split: Split) -> Split:
-        """Return the split with the files that hold it now."""
+        """Return the split with the current files that hold it."""
         return msgspec.structs.replace(relocated(self._manifest, split), records=split.records)
 
     # -- reading, in tasks ----------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class LogReadMode(ReadMode):
 
 
 def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:
-    """Return the split with ordinal and count that leave out nacked entries, which are skipped."""
+    """Return the split with an ordinal and count that exclude nacked entries, which are skipped."""
     low, high = bisect_left(nacked, split.start), bisect_left(nacked, split.detail["to"])
     return msgspec.structs.replace(
         split, ordinal=split.start - start - low, records=split.detail["to"] - split.start - (high - low)
@@ -133,7 +133,7 @@ def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:
 
 
 def _given_on(block: Block, labels: Labels) -> Block:
-    """Return the block's good records under this source's name."""
+    """Return the block's good records, relabelled for this source."""
     rows = [row for row in range(len(block.records)) if row not in block.nacks]
     records, boundary = [block.records[row] for row in rows], block.boundary
     for row, record in zip(rows, records, strict=True):

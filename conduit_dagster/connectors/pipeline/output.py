@@ -23,7 +23,7 @@ from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Spl
 from conduit_dagster.state.readers import PLUGIN
 
 _MOST_FILES = 1_000
-"""Maximum files per step: each is a split, and a step is recorded whole."""
+"""Maximum number of files per step: each is a split, and the whole step is stored."""
 _LONGEST_LINE = 1 << 40
 """No practical limit: the other pipeline wrote the file, so it certainly consists of lines."""
 _OTHER = "it is another file"
@@ -43,15 +43,16 @@ class _Place(msgspec.Struct, frozen=True):
     modified: int = 0
     changed: int = 0
     length: int = 0
-    """Length of the file when it was read. Part files don't change: one that was read to here is not needed again."""
+    """Length of the file when it was read. Part files don't change: one that was read to its end is not needed again.
+    """
     files: int = 0
-    """How many part files were begun up to here; 0 for one ordered file. Only differences mean something."""
+    """Number of part files begun so far; 0 for one ordered file. Only differences are meaningful."""
     mark: str = ""
     """Digest of bytes before ``byte``."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing of a part file is left to read."""
+        """Whether a part file is fully read."""
         return 0 < self.length <= self.byte
 
     @property
@@ -102,7 +103,7 @@ class OutputReadMode(ReadMode):
         return {"plugin": PLUGIN, "pipeline": pipeline, "destination": destination, "output": str(self._path)}
 
     def place(self, position: Any) -> Any:
-        """Return the position without what identifies its file, which is mere observation."""
+        """Return the position without the identity of its file, which is a mere observation."""
         at = _place(position)
         return [at.file, at.byte, at.line]
 
@@ -151,7 +152,7 @@ class OutputReadMode(ReadMode):
         if read and at.file in known:
             self._require(known[at.file], at)
         elif read and at.file and not at.is_ended:
-            # the rest of it was never read: it is not passed over
+            # its rest was never read, and is not skipped
             raise self._gone(f"{self._path}/{at.file}", "it was removed")
         return pieces or []
 
@@ -160,7 +161,7 @@ class OutputReadMode(ReadMode):
         self._open(piece, upto).close()
 
     def _open(self, piece: Piece, *seen: _Place) -> OpenFile:
-        """Open the published file, which must be that of every place in it that was seen before.
+        """Open the published file, which must match every place in it that was seen before.
 
         Raises ``FatalError`` (``chain.output_gone``) if it is another file, or if bytes of it are missing.
         """
@@ -181,7 +182,7 @@ class OutputReadMode(ReadMode):
         return opened
 
     def _compare(self, opened: OpenFile, place: _Place, length: int) -> None:
-        """Raise if it is not the file of the place, or if what was read of it is no longer there."""
+        """Raise if it is not the file of the place, or no longer contains what was read from it."""
         tracked = place.tracked(opened)
         if not tracked.may_be(opened.found):
             raise self._gone(opened.url, _OTHER)
@@ -191,7 +192,7 @@ class OutputReadMode(ReadMode):
             raise self._gone(opened.url, f"it has other bytes before byte {place.byte}")
 
     def _at(self, piece: Piece, opened: OpenFile, to: Mark, before: _Place) -> _Place:
-        """Return a place in a file; ``before``: any place in it, or the last one in the file before it."""
+        """Return a place in a file. ``before``: any place in it, or the last one in the file before it."""
         found, files = opened.found, before.files + (piece.name != before.file)
         place = _Place(
             piece.name, inode=found.inode, birth=found.birth, modified=found.modified, changed=found.changed,
@@ -216,7 +217,7 @@ class OutputReadMode(ReadMode):
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: Any, end: Any) -> None:
-        """Raise ``FatalError`` unless all files of the range are there, and its ends are those of the positions."""
+        """Raise ``FatalError`` unless all files of the range exist, and its ends match the positions."""
         first, last = _place(start), _place(end)
         if first == last or last == _Place():
             return
@@ -232,7 +233,7 @@ class OutputReadMode(ReadMode):
         self._require(found[last.file], last)
 
     def _require_steps(self, first: _Place, last: _Place, found: dict[str, Piece]) -> None:
-        """Raise if a part was removed before a step was planned over it. A first read begins with what is there."""
+        """Raise if a part was removed before a step was planned over it. A first read begins with existing parts."""
         if not first.file or not last.file:
             return
         there = {step_of(name) for name in found}
@@ -241,7 +242,7 @@ class OutputReadMode(ReadMode):
                 raise self._gone(str(self._path), f"step {step} was published and is not there")
 
     def split(self, start: Any, end: Any, n: int) -> list[Split]:
-        """Split between lines into pieces of about equal bytes."""
+        """Split between lines into pieces of about equal size."""
         self.verify(start, end)
         at, last, splits, ordinal = _place(start), _place(end), list[Split](), 0
         before = at
@@ -282,7 +283,7 @@ class OutputReadMode(ReadMode):
                 yield Block(records, self._boundary(opened, at, marks, some))
 
     def _boundary(self, opened: OpenFile, at: _Place, marks: list[Mark], lines: list[bytes]) -> Callable[[int], Any]:
-        """Return the boundary function, for the file that was read, whatever its path refers to by now."""
+        """Return the boundary function, for the file that was read, whatever its path now refers to."""
 
         def boundary(i: int) -> Any:
             return at.moved(marks[i], self._mark(opened, marks[i].offset, (lines[i] + b"\n")[-MARK:])).as_json()

@@ -44,11 +44,11 @@ class ProjectView:
         path = self.project.state_url.removeprefix(_SQLITE)
         is_missing = path != self.project.state_url and not Path(path).is_file()
         if is_missing and not has_claim(self.project.home):
-            return open_database(f"{_SQLITE}:memory:")  # nothing ever ran, and reading must not create a store
+            return open_database(f"{_SQLITE}:memory:")  # nothing has ever run, and reading must not create a store
         return self._store
 
     def read(self, work: Callable[[sa.Connection], T], /) -> T:
-        """Return what ``work`` reads from one snapshot. Raises ``TransientError`` (``state.unreachable``)."""
+        """Return the result of ``work`` on one snapshot. Raises ``TransientError`` (``state.unreachable``)."""
         database = self._database
         try:
             with reading(database) as connection:
@@ -60,7 +60,7 @@ class ProjectView:
 
 
 class Piece(NamedTuple):
-    """A file and the number of its published bytes, with which the file is compared once it is open."""
+    """A file and the number of its published bytes, with the identity to compare once it is open."""
 
     name: str
     """Name in the folder of parts; empty for one ordered file."""
@@ -68,13 +68,13 @@ class Piece(NamedTuple):
     length: int
     inode: int
     birth: int
-    """Birth time in nanoseconds; 0 where it is not known."""
+    """Birth time in nanoseconds; 0 if unknown."""
 
 
 class Published:
     """Published files, on the driver. The state store determines how far deliveries are committed, not a file's length.
 
-    Bytes after that belong to a delivery in progress, or to a torn one that recovery writes again.
+    Later bytes belong to a delivery in progress, or to a torn one that recovery writes again.
     """
 
     def __init__(self, pipeline: str, destination: str, path: Path, project: ProjectView) -> None:
@@ -84,7 +84,7 @@ class Published:
     def pieces(self, after: str = "") -> list[Piece] | None:
         """Return the files in order, from ``after`` on; an empty list if nothing is published there yet.
 
-        Returns None if that pipeline has no such destination any more.
+        Returns None if the other pipeline no longer has such a destination.
         """
         row = self._project.read(self._row)
         if row is None:
@@ -95,7 +95,7 @@ class Published:
         return list(self._ordered(target) if "length" in target else self._parts(int(row[1]), after.partition("/")[0]))
 
     def steps_between(self, first: int, last: int) -> list[int]:
-        """Return the steps after ``first`` and before ``last`` that published records, still there or not."""
+        """Return the steps after ``first`` and before ``last`` that published records, even if their files are gone."""
         pipeline, consumer = self._mine
         joined = sa.select(steps.c.step, steps.c.decision).join(
             deliveries, sa.and_(deliveries.c.pipeline == steps.c.pipeline, deliveries.c.step == steps.c.step)
@@ -133,7 +133,7 @@ Parse = Callable[[bytes], Record]
 
 
 def parser(name: str) -> Parse:
-    """Return the parser of a format's lines: to whole records, to documents or, for a template, to raw lines.
+    """Return the parser of a format's lines: to complete records, to documents or, for a template, to raw lines.
 
     It raises ``ValueError`` for a line that is not a record; msgspec's decoding errors derive from that.
     """
@@ -145,7 +145,7 @@ def _whole(line: bytes) -> Record:
 
 
 def _payload(line: bytes) -> Record:
-    """Parse a document, or take the line as raw: raw payloads are written unchanged and may look like anything."""
+    """Parse a document, or take the line as raw: raw payloads are written unchanged and may have any content."""
     try:
         value = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError):

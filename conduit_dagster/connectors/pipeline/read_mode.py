@@ -14,7 +14,8 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Split
 
 PLUGIN = "pipeline"
-"""As in ``state.readers``, which imports SQLAlchemy: validating files that chain nothing must not wait for that."""
+"""Same value as in ``state.readers``, which imports SQLAlchemy: validating files without chains must not wait for that.
+"""
 KEY = "~upstream"
 """Setting that the planner adds. No file can contain it, since a file's settings are checked by name."""
 
@@ -41,7 +42,7 @@ learn(Upstream)
 
 
 def which_connector(pipeline: str) -> FatalError:
-    """Return the error for a source whose settings name no connector, and that no planner has resolved."""
+    """Return the error for a source whose settings name no connector and were not resolved by a planner."""
     return FatalError(
         f"which connector of pipeline {pipeline} is to be read is not known",
         code="chain.which_connector",
@@ -78,7 +79,7 @@ def _rewind(reader: str) -> str:
 
 
 def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
-    """Return the error for output that was read before, or was to be read, and is not there."""
+    """Return the error for missing output that was read before, or was to be read."""
     return FatalError(
         f"the output of {output} is not what it was when {reader} read it: {what}",
         code="chain.output_gone",
@@ -98,18 +99,18 @@ def no_record(place: str, why: str) -> FatalError:
 
 
 class Labels:
-    """Metadata that a chained source sets itself; the rest stays as the other pipeline wrote it."""
+    """Metadata that a chained source sets itself; the other entries stay as the other pipeline wrote them."""
 
     def __init__(self, context: ConnectorContext) -> None:
         self._own = {SOURCE_CONNECTOR_ID: context.full_id, READ_AT: str(context.clock.now_ns)}
 
     @property
     def own(self) -> dict[str, str]:
-        """Metadata of a record that has none of its own."""
+        """Metadata of a record that has no metadata itself."""
         return self._own
 
     def label(self, records: list[Record]) -> None:
-        """Set the metadata of these records. Records that share theirs continue to share it."""
+        """Set the metadata of these records. Records that share metadata still share it afterwards."""
         last: dict[str, str] | None = None
         labelled = self._own
         for record in records:
@@ -141,7 +142,7 @@ class ReadMode(ABC):
 
     @abstractmethod
     def verify(self, start: Position, end: Position) -> None:
-        """Raise ``FatalError`` if the range is not what it was."""
+        """Raise ``FatalError`` if the range has changed."""
 
     @abstractmethod
     def split(self, start: Position, end: Position, n: int) -> list[Split]:

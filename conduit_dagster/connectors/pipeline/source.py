@@ -23,12 +23,13 @@ class PipelineSourceSettings(ConnectorSettings):
     pipeline: str = Field(min_length=1)
     """The other pipeline's id."""
     connector: str = ""
-    """One of its connectors. A source: its records as they were logged; that pipeline needs ``log: records``. A
-    destination with the plugin ``file``: what has been published of its output. Left out: the only source."""
+    """One of its connectors. For a source: its records as they were logged; that pipeline needs ``log: records``. For a
+    destination with the plugin ``file``: the published part of its output. Default: the only source.
+    """
 
 
 def as_own(settings: Any) -> PipelineSourceSettings:
-    """Return the settings as the source's own model."""
+    """Return the settings, typed as the source's own model."""
     return cast(PipelineSourceSettings, settings)
 
 
@@ -36,7 +37,8 @@ class PipelineSource(Source):
     """Logged records of another pipeline of the project, or its published output.
 
     Records keep their metadata, except for source connector and read time, which this source sets. Every ack counts in
-    the other pipeline: its log keeps what this source has not handled end to end. Unpublished output is not read.
+    the other pipeline: its log keeps records that this source has not handled end to end. Unpublished output is not
+    read.
     """
 
     name = PLUGIN
@@ -74,7 +76,7 @@ class PipelineSource(Source):
     @property
     @override
     def unit(self) -> dict[str, Any]:
-        """Identity of the data: pipeline and connector, for an output its path as well."""
+        """Identity of the data: pipeline and connector; for an output also its path."""
         return self._mode.unit
 
     def initial(self) -> Position:
@@ -86,7 +88,7 @@ class PipelineSource(Source):
         return self._mode.horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Return how far one step may read. Raises ``FatalError`` (``chain.*``) if what comes next is gone."""
+        """Return how far one step may read. Raises ``FatalError`` (``chain.*``) if the next records are missing."""
         return self._mode.latest(start, limit, horizon)
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
@@ -102,7 +104,7 @@ class PipelineSource(Source):
         self._mode.verify(start, end)
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a boundary, as the read mode has it."""
+        """Return the position at a boundary, as defined by the read mode."""
         return self._mode.within(start, end, boundary)
 
     def place(self, position: Position) -> Any:
@@ -110,9 +112,9 @@ class PipelineSource(Source):
         return self._mode.place(position)
 
     def relocate(self, split: Split) -> Split:
-        """Return the split with the files that hold it now."""
+        """Return the split with the current files that hold it."""
         return self._mode.relocate(split)
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of logged records, or of published bytes, not read yet."""
+        """Return the number of unread logged records, or of unread published bytes."""
         return self._mode.lag(position)

@@ -57,7 +57,7 @@ class SparkDestination(StagedDestination):
         return named_columns(self._settings.columns)
 
     def field_of(self, column: str) -> str | None:
-        """Return the column's own name, but for that of the hash."""
+        """Return the column's own name; None for the hash column."""
         return None if column == self._settings.hash_column else column
 
     def writer(self, task: WriterTask) -> Writer:
@@ -70,8 +70,10 @@ class SparkDestination(StagedDestination):
         return ColumnsWriter(ParquetPart(task), "spark", reader, readable)
 
     def _agreed(self, task: WriterTask, offered: Callable[[], Schema]) -> Schema | None:
-        """Return the columns fixed by the first rows of any task, kept beside the executions' folders: a lost part is
-        staged again with the same columns."""
+        """Return the columns fixed by the first rows of any task.
+
+        Stored beside the executions' folders: a lost part is staged again with the same columns.
+        """
         execution, _, consumer = task.staging.rpartition("/")
         own = f"{consumer}-{self._settings.identity(self.name)}"
         folder = storage.join(execution.rpartition("/")[0], "~columns", own)
@@ -84,7 +86,7 @@ class SparkDestination(StagedDestination):
             with asked(self.context.pipeline, self.format, "be written to") as (spark, _):
                 register(spark, self.context.root, self._settings.register_)
                 if self._settings.register_:
-                    # makes it this thread's own session: a writer looks up Python data sources only there
+                    # makes it the current thread's session: a writer looks up Python data sources only there
                     spark.createDataFrame([], "nothing INT")
                 self._save(spark.read.parquet(*urls), delivery)
         return delivery.target

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def current_session() -> SparkSession:
     """Return the session that the pipeline runs on. Raises ``FatalError`` if this process has none."""
-    # here, because validating a pipeline must not import pyspark
+    # imported late: validating a pipeline must not import pyspark
     from pyspark.sql import SparkSession
 
     try:
@@ -48,9 +48,10 @@ def has_session() -> bool:
 
 @contextmanager
 def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
-    """Yield the session, and the event that is set when the pipeline is stopped by force, which ends Spark jobs inside.
+    """Yield the session, and an event that is set when the pipeline is stopped by force, which ends Spark jobs inside.
 
-    Spark's errors inside become a one-line ``TransientError`` that names the format; a forced stop ``JobCancelled``.
+    Spark's errors inside become a one-line ``TransientError`` that names the format; a forced stop becomes
+    ``JobCancelled``.
     """
     spark = current_session()
     try:
@@ -93,7 +94,7 @@ def _no_format(version: str, format_: str) -> FatalError:
 
 
 def register(spark: SparkSession, root: str, register: str) -> None:
-    """Register the Python data source ``FILE.py:CLASS`` of the project with the session; none if the text is empty.
+    """Register the project's Python data source ``FILE.py:CLASS`` with the session; does nothing for empty text.
 
     Raises ``FatalError`` if the file can't be loaded or has no such class.
     """

@@ -43,7 +43,7 @@ class Lander(ABC):
 
     @abstractmethod
     def is_due(self) -> bool:
-        """Return whether it is time to query Spark."""
+        """Return whether Spark is to be queried now."""
 
     @abstractmethod
     def land(self) -> bool:
@@ -65,10 +65,10 @@ class Lander(ABC):
 
 
 class SnapshotLander(Lander):
-    """Lander of one snapshot, and with ``refresh`` of another one when that is old."""
+    """Lander of one snapshot; with ``refresh``, of a new one whenever it is too old."""
 
     def is_due(self) -> bool:
-        """Return whether there is no snapshot, or the newest one is as old as ``refresh``."""
+        """Return whether there is no snapshot, or the newest one has reached the age ``refresh``."""
         batches = self._landing.batches()
         if not batches:
             return True
@@ -126,7 +126,7 @@ class StreamLander(Lander):
         return bool(fresh)
 
     def _sync(self, sink: int) -> None:
-        """Sync Spark's own records of the batches: if a power cut lost them, the batches would land once more."""
+        """Sync Spark's own records of the batches: if a power failure lost them, the batches would land again."""
         base = self._landing.url
         for folder in (f"{_STREAM}/{_LOG}", f"{_CHECKPOINT}/offsets", f"{_CHECKPOINT}/commits"):
             url = storage.join(base, folder)
@@ -146,7 +146,7 @@ class _Entry(msgspec.Struct):
 def _committed(url: str, seen: int) -> tuple[int, list[str]]:
     """Return the sink's newest batch, and the files of batches after ``seen`` in order, relative to the landing.
 
-    Every tenth batch, Spark puts all entries so far into one file; then older files are among them.
+    Every tenth batch, Spark compacts all entries so far into one file; it then contains older files.
     """
     log = storage.join(url, _LOG)
     names = {name for name in storage.files(log) if name[0].isdigit()}

@@ -1,7 +1,7 @@
-"""Landing of a Spark data source: its rows as Parquet files, which gives positions to rows that have no others.
+"""Landing of a Spark data source: its rows as Parquet files, which gives positions to rows without any.
 
 A landing is a folder with one list per batch: ``00000001.json`` and so on, each created atomically and never changed.
-Only files that a list names have landed, so a crash while rows land leaves nothing that counts.
+Only files that a list names have landed, so that a crash during landing leaves nothing that counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LandedBatch(msgspec.Struct, frozen=True):
     """Time of landing, in seconds since 1970."""
     files: tuple[LandedFile, ...]
     folder: str = ""
-    """Folder that belongs to this batch alone."""
+    """Folder that belongs to this batch only."""
     sink: int = -1
     """For a stream: the last batch of Spark's sink that it contains."""
 
@@ -89,10 +89,10 @@ class Landing:
         return listed_whole(found if wanted is None else [file for file in found if wanted(file.name)])
 
     def forget(self) -> None:
-        """Do nothing: every look reads the lists of all batches."""
+        """Do nothing: every scan reads the lists of all batches."""
 
     def next_number(self) -> int:
-        """Return the number of the next batch. Call before any work for that batch, see :meth:`land`."""
+        """Return the number of the next batch. Call it before any work for that batch, see :meth:`land`."""
         return max((batch.number for batch in self.batches()), default=0) + 1
 
     def land(self, number: int, names: Sequence[str], folder: str = "", sink: int = -1) -> None:
@@ -119,8 +119,8 @@ class Landing:
     def acked(self, upto: int, generation: int, keep: float) -> None:
         """Record that batches before number ``upto`` are acked; remove those acked at least ``keep`` seconds ago.
 
-        Keeps the newest one: its number determines the next. An ack of an older generation changes nothing: an owner
-        that thaws removes nothing that is being read again.
+        Keeps the newest one: its number determines the next. An ack of an older generation changes nothing: a thawed
+        owner removes nothing that is being read again.
         """
         names = self._names()
         notes = {name for name in names if _ACKED in name}
@@ -131,7 +131,7 @@ class Landing:
                 break
             at = self._acked_at(batch, generation, notes)
             if time.time() - at >= keep:
-                # renamed to removed first: a removal that was killed is finished by the next one
+                # renamed to removed first: if the removal is killed, the next one finishes it
                 old, new = (storage.join(self.url, f"{batch.number:08d}{suffix}") for suffix in (_SUFFIX, _REMOVED))
                 storage.rename(old, new)
                 names.append(f"{batch.number:08d}{_REMOVED}")
@@ -152,7 +152,7 @@ class Landing:
         return self._notes[name]
 
     def _remove(self, name: str, notes: Sequence[str]) -> None:
-        """Remove the files of a batch that was renamed to removed, and that list last."""
+        """Remove the files of a batch whose list was renamed to removed, and finally that list."""
         batch = self._read(name)
         for file in batch.files:
             storage.remove(storage.join(self.url, file.name))
@@ -163,8 +163,10 @@ class Landing:
             self._notes.pop(one, None)
 
     def clean(self, prefix: str) -> None:
-        """Remove folders with this prefix that no batch names. Call right after landing a batch: an owner still at work
-        on an earlier one comes too late for its number."""
+        """Remove folders with this prefix that no batch names.
+
+        Call it right after landing a batch: an owner still at work on an earlier one comes too late for its number.
+        """
         named = {batch.folder for batch in self.batches()}
         for name in storage.folders(self.url):
             if name.startswith(prefix) and name not in named:

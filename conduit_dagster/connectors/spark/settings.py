@@ -24,10 +24,11 @@ class FormatSettings(ConnectorSettings):
     open_keys: ClassVar[tuple[str, ...]] = ("*",)
 
     path: str = ""
-    """The path that Spark loads or saves, for formats that have one; a relative one starts at the project root."""
+    """The path that Spark loads or saves, for formats that have one; relative to the project root."""
     register_: str = Field("", alias="register")
     """``FILE.py:CLASS`` of a Python data source (``pyspark.sql.datasource.DataSource``) in the project, which is
-    registered with the session first. One that an installed package brings needs no setting."""
+    registered with the session first. Data sources of installed packages need no setting.
+    """
 
     _check_path = field_validator("path")(possible_path)
 
@@ -39,14 +40,14 @@ class FormatSettings(ConnectorSettings):
         return text
 
     def identity(self, *said: Any) -> str:
-        """Return a digest that identifies the data, with ``said``. Leaves out credentials, which do not identify it."""
+        """Return a digest that identifies the data, together with ``said``. Leaves out credentials, which do not."""
         options = {key: value for key, value in self.options.items() if not names_credential(key)}
         every = [self.path, self.register_, options, *said]
         return hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of the format: every setting that is not ours; ``option.NAME`` for one that is named like ours."""
+        """Options of the format: every setting that is not ours; ``option.NAME`` for one with the same name as ours."""
         given = {key: str(value) for key, value in (self.model_extra or {}).items() if not key.startswith("sdk.")}
         return {key.removeprefix(_OPTION): value for key, value in given.items()}
 
@@ -58,18 +59,19 @@ class SparkSourceSettings(FormatSettings, RowSourceSettings):
     """
 
     collection: str = ""
-    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``.
-    Empty: records have none. ``option.collection`` is the format's own option of that name."""
+    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``. Empty:
+    records have none. ``option.collection`` is the format's own option of that name.
+    """
     read: Literal["batch", "stream"] = "batch"
     """``batch``: existing rows, once; ``stream``: existing and new rows, from formats that Spark can stream."""
     ddl: str = Field("", alias="schema")
-    """The schema as Spark's DDL, such as ``id BIGINT, name STRING``, for formats that need one or would guess it."""
+    """The schema as Spark's DDL, such as ``id BIGINT, name STRING``, for formats that need one or would infer it."""
     refresh: Duration | None = None
-    """With ``batch``: how old a snapshot must be for the next one to be taken, such as ``1h``. Empty: just one."""
+    """With ``batch``: age at which a snapshot is followed by a new one, such as ``1h``. Empty: only one snapshot."""
     poll: Duration = 1.0
-    """With ``stream``: how long to wait before asking again after nothing was new."""
+    """With ``stream``: wait before the next query after one without new rows."""
     keep: Duration = 86_400.0
-    """How long landed rows stay after they were acked, for ``positions rewind``."""
+    """How long landed rows are kept after their ack, for ``positions rewind``."""
 
     _check_collection = field_validator("collection")(check_name)
 
@@ -81,4 +83,6 @@ class SparkDestinationSettings(FormatSettings, ColumnsSettings):
     """
 
     hash_column: str = Field("", alias="hash-column")
-    """A column to add, with the delivery hash: a repeated delivery has the same one, so readers can detect it."""
+    """Name of an additional column for the delivery hash: a repeated delivery has the same one, so readers can detect
+    it.
+    """

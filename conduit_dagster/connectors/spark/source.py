@@ -25,8 +25,8 @@ class SparkSource(RowFiles):
     """A document per row. Spark's rows have no positions, so they land beside the commit log and are read from there.
 
     With ``read: batch`` a snapshot lands once, with ``read: stream`` each micro-batch of a query whose checkpoint is
-    there as well: landed rows are never requested again. Nothing is lost or duplicated between Spark and the landing as
-    far as the format itself guarantees that: a stream that can't replay a batch loses the rows in flight.
+    stored there as well: landed rows are never requested again. Nothing is lost or duplicated between Spark and the
+    landing, as far as the format itself guarantees that: a stream that can't replay a batch loses the rows in flight.
     """
 
     name = "spark"
@@ -79,7 +79,7 @@ class SparkSource(RowFiles):
         return end
 
     def _require_rest(self, start: Position) -> None:
-        """Raise ``FatalError`` if batches after the position were removed, which happens to an old position."""
+        """Raise ``FatalError`` if batches after the position were removed, as happens with an old position."""
         there, read = self._landing.batches(), _batch_of(start)
         if there and there[0].number > read + 1:
             raise FatalError(
