@@ -1,4 +1,4 @@
-"""OpenLineage events of runs: START, then COMPLETE, ABORT or FAIL, with data sets and numbers of records."""
+"""OpenLineage events of runs: START, then COMPLETE, ABORT or FAIL, with data sets and record counts."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 PRODUCER = "https://pypi.org/project/conduit-dagster"
 _PATIENCE = 10.0
-"""Seconds that the end of a run waits for its events to be taken: they are never worth more."""
+"""Seconds that the end of a run waits for its events to be accepted: they are never worth more."""
 log = structlog.get_logger("conduit.lineage")
 
 
 def listener_of(project: Project) -> Listen:
-    """Return the listener that the project's settings ask for; one that does nothing if they ask for none.
+    """Return the listener configured in the project's settings; one that does nothing if none is configured.
 
     Raises ``FatalError`` (``lineage.not_installed``) if the client is missing.
     """
@@ -48,21 +48,21 @@ def listener_of(project: Project) -> Listen:
             place=str(project.root / "conduit.yaml"),
             fix=f"{install_command('lineage')}, or set lineage.openlineage: false",
         ) from None
-    # where events go is the client's own configuration: OPENLINEAGE_URL, openlineage.yml and so on
+    # the client's own configuration sets the destination of events: OPENLINEAGE_URL, openlineage.yml and so on
     emitter = _Emitter(OpenLineageClient())
     namespace = settings.namespace or project.root.name
     return lambda bound, about, progress: _LineageRun(emitter, namespace, bound, about).begin(progress)
 
 
 class _Emitter:
-    """Sends events in order, each in a thread of its own. A failure is logged and harms nothing."""
+    """Sends events in order, each in its own thread. A failure is logged and has no other effect."""
 
     def __init__(self, client: OpenLineageClient) -> None:
         self._client = client
         self._last: Thread | None = None
 
     def emit(self, event: Any) -> Thread:
-        # a daemon: the process does not wait for a collector that never answers, as it would for an executor's thread
+        # a daemon thread: the process must not wait for a collector that never answers, as it would with an executor
         self._last = Thread(target=self._emit, args=(event, self._last), name="openlineage", daemon=True)
         self._last.start()
         return self._last
@@ -85,7 +85,7 @@ class _LineageRun:
         self._id = _run_id(about)
 
     def begin(self, progress: RunProgress) -> Ended:
-        """Send START; return what is to be called with the run's result. ``progress`` goes on from earlier attempts."""
+        """Send START; return the callback for the run's result. ``progress`` continues from earlier attempts."""
         read, delivered = dict(progress.sources), dict(progress.delivered)
         self._send("START", {}, {}, {})
 
@@ -152,7 +152,7 @@ def _named(dataset: Dataset) -> tuple[str, str]:
 
 
 def _run_id(about: RunOrigin) -> str:
-    """Return the id of Dagster's run, which is a UUID; else a new one."""
+    """Return the id of Dagster's run if it is a UUID, otherwise a new one."""
     try:
         return str(uuid.UUID(about.run))
     except ValueError:

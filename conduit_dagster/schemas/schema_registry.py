@@ -21,14 +21,14 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class NoSchemaError(Exception):
-    """Avro has no schema for the document."""
+    """Raised for a document that Avro has no schema for."""
 
 
 def inferred(document: dict[str, Any]) -> dict[str, Any]:
     """Return a record schema with the fields sorted by name, so that the same fields give the same schema.
 
-    Whole numbers are ``long``, others ``double``; a null is a nullable text, for want of anything better. Documents in
-    a list share one schema: fields that some of them lack are nullable.
+    Integers are ``long``, other numbers ``double``; a null becomes a nullable string, since its type is unknown.
+    Documents in a list share one schema: fields missing in some of them are nullable.
 
     Raises :class:`NoSchemaError` for a name that Avro does not allow, or an integer beyond 64 bits.
     """
@@ -92,7 +92,7 @@ class Schema(NamedTuple):
 
 
 class UnknownSchemaError(Exception):
-    """The registry has no such schema."""
+    """Raised if the registry does not have the schema."""
 
 
 class SchemaRegistry(Protocol):
@@ -209,11 +209,11 @@ class Access(NamedTuple):
 
 
 class ConfluentRegistry:
-    """Registry behind Confluent's HTTP API. Safe for several threads."""
+    """Registry with Confluent's HTTP API. Thread-safe."""
 
     def __init__(self, url: str, access: Access) -> None:
         parts = urlsplit(url)
-        # a URL may hold the login; no message may
+        # a URL may contain the login; no message may
         username, password = access.username or parts.username or "", access.password or parts.password or ""
         self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
         self._headers = {"Accept": _TYPE, "Content-Type": _TYPE}

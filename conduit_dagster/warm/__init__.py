@@ -1,6 +1,7 @@
-"""Processes that start at once: forked from one that has imported already what they need.
+"""Processes that start at once: forked from a *parent* that has already imported what they need.
 
-A run of Dagster's imports for three seconds before it does anything, a worker of Spark's for two; ten at the same
-moment wait for each other. A *parent* imports it once and forks; it is started on demand, is the same user's, and ends
-after minutes of nothing to do. Linux only, and never necessary: who does not get a child from it starts a process.
+A Dagster run spends three seconds on imports before it does anything, a Spark worker two; ten that start at the same
+moment wait for each other. A parent imports once and forks. It is started on demand, belongs to the same user, and ends
+after some idle minutes. Linux only, and always optional: if no child can be forked, the client starts a process
+normally.
 """

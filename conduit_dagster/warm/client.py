@@ -1,4 +1,4 @@
-"""Asks a parent for a child."""
+"""Client that requests a forked child from a parent."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from conduit_dagster.processes import is_running, wait_for_end
 from conduit_dagster.warm.protocol import MODULES, ForkRequest, receive_answer, send_go, send_wanted, socket_path
 
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Threads of a numeric library would not survive the fork."""
+"""The threads of a numeric library would not survive the fork."""
 _TICK = 0.05
 _TRIES = 3
 
 
 class NotWarmError(Exception):
-    """There is no parent, or it gave no child: start a process in the usual way."""
+    """Raised if no parent provides a child: start a process in the usual way."""
 
 
 class ForkedProcess:
-    """A process that a parent forked. It is held until :meth:`begin`, and ends where that never comes.
+    """A process that a parent forked. It is held until :meth:`begin`, and ends if that never comes.
 
-    A context manager: at its end the connection is closed. A child that has begun lives on.
+    A context manager: leaving it closes the connection. A child that has begun keeps running.
     """
 
     def __init__(self, process: dict[str, Any], connection: socket.socket) -> None:
@@ -41,7 +41,7 @@ class ForkedProcess:
         self._connection.close()
 
     def begin(self) -> None:
-        """Let the child begin. Raises :class:`NotWarmError` if it is gone: then it has not begun."""
+        """Let the child begin. Raises :class:`NotWarmError` if it is gone; it has then not begun."""
         try:
             send_go(self._connection)
         except OSError as error:
@@ -57,7 +57,7 @@ class ForkedProcess:
         return 1
 
     def terminate(self) -> None:
-        """SIGTERM, if it still runs."""
+        """Send SIGTERM, if it is still running."""
         if is_running(self.process):
             os.kill(self.process["pid"], signal.SIGTERM)
 
@@ -65,10 +65,10 @@ class ForkedProcess:
 def spawn(
     role: str, wanted: ForkRequest, streams: list[int], python: str = sys.executable, seconds: float = 60.0
 ) -> ForkedProcess:
-    """Fork a child of the role's parent, and hold it; start the parent if there is none.
+    """Fork a child of the role's parent, and hold it; start the parent if none is running.
 
-    Raises :class:`NotWarmError` when ``seconds`` were not enough, where this system can't, and where its user does not
-    want it (``CONDUIT_WARM_SECONDS=0``).
+    Raises :class:`NotWarmError` if ``seconds`` were not enough, if this system does not support it, or if its user has
+    disabled it (``CONDUIT_WARM_SECONDS=0``).
     """
     if (reason := _unwanted(wanted.environment)) is not None:
         raise NotWarmError(reason)
@@ -85,7 +85,7 @@ def spawn(
 
 
 def prepare(role: str, environment: dict[str, str], python: str = sys.executable) -> None:
-    """Start the role's parent if there is none, without waiting for it: a :func:`spawn` will follow. Never raises."""
+    """Start the role's parent if none is running, without waiting: a :func:`spawn` will follow. Never raises."""
     if _unwanted(environment) is not None:
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
@@ -103,14 +103,14 @@ def _unwanted(environment: dict[str, str]) -> str | None:
 
 
 def _asked(connection: socket.socket, wanted: ForkRequest, streams: list[int], deadline: float) -> ForkedProcess | None:
-    """None where the parent's code has changed, or it ended just now."""
+    """Return the held child; None if the parent's code has changed, or if it has just ended."""
     answer = None
     try:
         connection.settimeout(max(0.1, deadline - time.monotonic()))
         send_wanted(connection, wanted, streams)
         answer = receive_answer(connection)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # as when it says nothing
+        pass  # treated like no answer
     finally:
         if answer is None:
             connection.close()
@@ -127,7 +127,7 @@ def _connected(role: str, path: Path, python: str, environment: dict[str, str], 
             connection.close()
         else:
             return connection
-        # of several that are started one serves, and the others end at once
+        # if several are started, one serves and the others end at once
         if parent is None:
             parent = _start(role, path, python, environment)
         elif parent.poll():

@@ -29,10 +29,10 @@ class ForkedChild:
 
 
 def become(held: ForkedChild) -> None:
-    """Run the module; return or raise as it does. Its streams, folder and environment are the client's."""
+    """Run the module; return or raise as it does. Streams, folder and environment are the client's."""
     with held.connection as connection:
         connection.settimeout(None)
-        # nothing runs that its client does not know of: one that gave up starts the same work elsewhere
+        # nothing runs without its client's knowledge: a client that gave up starts the same work elsewhere
         if not receive_go(connection):
             return
     wanted, streams = held.wanted, held.streams
@@ -56,7 +56,7 @@ def become(held: ForkedChild) -> None:
 
 
 def _open_streams() -> None:
-    """Reopen the standard streams: the parent's buffers belong to the parent."""
+    """Reopen the standard streams: the buffers belong to the parent."""
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
@@ -68,7 +68,7 @@ _REQUEST_SECONDS = 5.0
 
 
 class Parent:
-    """Answers one client after the other, and tells those that still listen how their child ended."""
+    """Serves one client after the other, and reports the exit of children to clients that are still connected."""
 
     def __init__(self, path: Path, listener: socket.socket) -> None:
         self._path, self._listener = path, listener
@@ -76,7 +76,7 @@ class Parent:
         self._code = _code()
         self._children: dict[int, socket.socket] = {}
         self._busy_at = time.monotonic()
-        # a child that ends wakes the loop
+        # an exiting child wakes the loop
         self._woken, self._wakes = socket.socketpair()
         self._woken.setblocking(False)
         self._wakes.setblocking(False)
@@ -84,9 +84,9 @@ class Parent:
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> ForkedChild | None:
-        """None at its end; in a forked child what that shall become.
+        """Return None at the end; in a forked child, its role.
 
-        The child leaves this stack behind, and with it all connections but its own.
+        The child abandons this stack, and with it all connections but its own.
         """
         while self._is_wanted():
             readable, _, _ = select.select([self._listener, self._woken], [], [], _LOOK_SECONDS)
@@ -99,7 +99,7 @@ class Parent:
         return None
 
     def close(self) -> None:
-        """Stop accepting clients. Its children live on."""
+        """Stop accepting clients. Its children keep running."""
         if not self._is_replaced():
             self._path.unlink(missing_ok=True)
 
@@ -124,7 +124,7 @@ class Parent:
             connection.close()
             return None
         if self._is_stale():
-            # never run code that is no longer what its file says: the client starts another parent
+            # never run code that differs from its file: the client starts another parent
             self._path.unlink(missing_ok=True)
             connection.close()
             return None
@@ -139,7 +139,7 @@ class Parent:
 
     def _is_stale(self) -> bool:
         before, self._code = self._code, _code()
-        # what was imported since the last look is new, not changed
+        # a module imported since the last check is new, not changed
         return any(self._code.get(name) != changed for name, changed in before.items())
 
     def _reap(self) -> None:
@@ -154,11 +154,11 @@ class Parent:
         try:
             send_answer(connection, **answer)
         except OSError:
-            pass  # it does not listen any more
+            pass  # it no longer listens
 
 
 def _code() -> dict[str, int]:
-    """When each file that was imported was last changed."""
+    """Return the modification time of each imported file."""
     names = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     return {name: _changed_at(name) for name in names if name}
 
@@ -173,7 +173,7 @@ def _changed_at(name: str) -> int:
 def _serve(path: Path, modules: list[str]) -> ForkedChild | None:
     with path.with_suffix(".lock").open("ab") as lock:
         if not try_lock(lock):
-            return None  # of two that are started at the same moment one serves
+            return None  # if two are started at the same moment, one serves
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))

@@ -8,7 +8,7 @@ from importlib import import_module
 
 
 def preload(modules: Iterable[str]) -> None:
-    """Import modules whose memory stays shared with all forks: a collection in one would copy every page it touches."""
+    """Import modules and freeze them: their memory is shared with all forks, and a collection would copy it."""
     for module in modules:
         import_module(module)
     gc.collect()

@@ -17,7 +17,7 @@ MODULES = {
     "runs": ("dagster._cli", "conduit_dagster.definitions", "pyspark.sql.connect.session"),
     "workers": ("pyspark.worker", "conduit_dagster.spark.worker_daemon", "conduit_dagster.engine.stage", "pandas"),
 }
-"""What each role's parent imports: nothing here may start a thread or open a connection."""
+"""Modules that each role's parent imports: importing them must not start a thread or open a connection."""
 
 
 def socket_path(role: str, python: str, path: str) -> Path:
@@ -38,7 +38,7 @@ _GO = b"+"
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A Python module to run as a process: ``python -m MODULE WORDS`` in a folder, with this whole environment."""
+    """A Python module to run as a process: ``python -m MODULE WORDS``, with its folder and complete environment."""
 
     module: str
     words: list[str]
@@ -56,7 +56,7 @@ def send_wanted(connection: socket.socket, wanted: ForkRequest, streams: list[in
 
 
 def receive_wanted(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
-    """Receive what :func:`send_wanted` sent. Raises ``OSError`` or ``ValueError`` for anything else."""
+    """Receive a request from :func:`send_wanted`. Raises ``OSError`` or ``ValueError`` for anything else."""
     head, streams, _, _ = socket.recv_fds(connection, _HEAD.size, _STREAMS)
     if len(head) != _HEAD.size or len(streams) != _STREAMS:
         raise ValueError("not a request")
@@ -69,10 +69,10 @@ def send_answer(connection: socket.socket, **answer: Any) -> None:
 
 
 def receive_answer(connection: socket.socket) -> dict[str, Any] | None:
-    """Receive the next line; none at the connection's end. Raises ``OSError``, for example on a timeout."""
+    """Receive the next line; None at the connection's end. Raises ``OSError``, for example on a timeout."""
     line = b""
     while not line.endswith(b"\n"):
-        # a byte at a time: what follows belongs to the next answer, and both are short
+        # a byte at a time: the next bytes belong to the next answer, and both are short
         byte = connection.recv(1)
         if not byte:
             return None
@@ -81,12 +81,12 @@ def receive_answer(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def send_go(connection: socket.socket) -> None:
-    """To a child that is held: it may begin."""
+    """Let a held child begin."""
     connection.sendall(_GO)
 
 
 def receive_go(connection: socket.socket) -> bool:
-    """Wait for :func:`send_go`; return whether it came, rather than the connection's end."""
+    """Wait for :func:`send_go`; return False if the connection ends instead."""
     try:
         return connection.recv(len(_GO)) == _GO
     except OSError:
