@@ -54,8 +54,8 @@ class AvroEncode(AvroProcessor):
     """Encode a document as Avro: a zero byte, the schema's ID in four bytes, and the data.
 
     A payload or the key becomes raw data, a field within a document Base64 text. A document that does not fit the
-    schema is nacked, and so is anything but a document; null stays null. With `autoRegister` fields are ordered by
-    name, whole numbers are `long`, and a null is a nullable string: records of one shape may give different schemas.
+    schema is nacked, and so is any other value; null stays null. With `autoRegister` fields are ordered by name,
+    integers are `long`, and a null is a nullable string: records of one shape may give different schemas.
 
     Without an external registry the schemas are files of the project. An unreachable registry is an outage: the step is
     repeated.

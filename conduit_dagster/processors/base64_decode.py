@@ -28,9 +28,9 @@ class Base64DecodeSettings(ConduitSettings):
 class Base64Decode(FieldProcessor):
     """Decode a field from Base64 (the standard alphabet, with padding; line breaks are ignored).
 
-    A whole payload or the key becomes raw data. Within a document and in metadata the bytes must be UTF-8 text, else
-    the record is nacked: a document can't hold other bytes, which Conduit would replace. A missing or null field stays
-    as it is.
+    A whole payload or the key becomes raw data. Within a document and in metadata the bytes must be UTF-8 text,
+    otherwise the record is nacked: a document can't hold other bytes, which Conduit would replace. A missing or null
+    field stays unchanged.
     """
 
     name: ClassVar[str] = "base64.decode"

@@ -29,7 +29,7 @@ class Base64EncodeSettings(ConduitSettings):
 class Base64Encode(FieldProcessor):
     """Encode a field as Base64: raw data, text, or the text of a number or boolean.
 
-    A document or a list is nacked: put json.encode before it. A missing or null field stays as it is.
+    A document or a list is nacked: put json.encode before it. A missing or null field stays unchanged.
     """
 
     name: ClassVar[str] = "base64.encode"

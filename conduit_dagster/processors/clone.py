@@ -65,7 +65,7 @@ class Clone(Processor):
     def _counted(self, metadata: dict[str, str]) -> list[dict[str, str]]:
         """Return the metadata of the original and its clones.
 
-        Records that shared their metadata share these: metadata is replaced, never changed in place.
+        Records that shared their metadata also share these: metadata is replaced, never changed in place.
         """
         return [{**metadata, INDEX: number} for number in self._numbers]
 

@@ -38,7 +38,7 @@ _BY_SPARK: Final = (
 )
 _LINE_END: Final = "new-line character seen in unquoted field"
 
-# fields have no limit of their own: the source limits lines
+# no limit on fields: the source limits lines
 csv.field_size_limit(sys.maxsize)
 
 
@@ -100,17 +100,17 @@ class CsvDecodeSettings(ProcessorSettings):
 class CsvDecode(InPlaceProcessor):
     """Decode a line of CSV to a document.
 
-    The names of the columns are those of the file's header, which the `file` source hands over with `header: true`;
-    without a header they are the setting `columns`. Values are text unless `columns` gives them a type, and null where
-    they are empty (`nulls`). An `int` has any length; a `float` whose digits a 64-bit number would not keep is nacked;
-    `bool` is `true`, `false`, `t`, `f`, `1` or `0`, in small letters, capitals, or with one capital.
+    The column names come from the file's header, which the `file` source passes on with `header: true`; without a
+    header they come from the setting `columns`. Values are text unless `columns` gives them a type, and null if they
+    are empty (`nulls`). An `int` has any length; a `float` whose digits a 64-bit number can't hold is nacked; `bool` is
+    `true`, `false`, `t`, `f`, `1` or `0`, in lower case, upper case or capitalised.
 
     A blank line is dropped; within a document, or for the key, it becomes null. A field that is missing, null or
     already a document is left unchanged. A byte-order mark and the carriage return of a CRLF line end are ignored.
 
-    A line is nacked that has another number of fields or a value that is not of its type, is not UTF-8, repeats the
-    names of two or more columns, ends within quotes, or has a quote in a field that is not in quotes. A quoted field
-    with line ends cannot be read line by line: read such files with the source `spark:csv` and `multiLine: true`.
+    A line is nacked if it has another number of fields or a value of another type, is not UTF-8, repeats the names of
+    two or more columns, ends within quotes, or has a quote in an unquoted field. A quoted field with line ends can't be
+    read line by line: read such files with the source `spark:csv` and `multiLine: true`.
     """
 
     name: ClassVar[str] = "csv.decode"
@@ -161,7 +161,7 @@ class CsvDecode(InPlaceProcessor):
         return results
 
     def _decode_all(self, records: list[Record]) -> bool:
-        """Decode the payloads of all records, which is several times as fast as one by one; of none if one is odd."""
+        """Decode the payloads of all records, several times as fast as one by one; of none if one is unusual."""
         try:
             documents = self._documents(records)
         except Exception:  # noqa: BLE001  # `change` decides about each record
@@ -171,7 +171,7 @@ class CsvDecode(InPlaceProcessor):
         return True
 
     def _documents(self, records: list[Record]) -> list[Document]:
-        """Return what all lines are decoded to. Raises for anything that is not the usual case."""
+        """Return the documents of all lines. Raises for anything but the usual case."""
         [header] = {record.metadata.get(FILE_HEADER, "") for record in records}
         payloads: Any = [record.after for record in records]
         text = b"\n".join(payloads).decode()
@@ -181,7 +181,7 @@ class CsvDecode(InPlaceProcessor):
         if self.settings.trim and not all(map(str.strip, lines)):
             raise ValueError
         rows = list(self._reader(lines))
-        # a quoted field that goes on takes more than one line, so that there are fewer rows
+        # a quoted field that continues on the next line gives fewer rows than lines
         if not len(rows) == len(lines) == len(records):
             raise ValueError
         if self.settings.quote in text and any(map(self._has_stray_quote, rows, lines)):
@@ -200,7 +200,7 @@ class CsvDecode(InPlaceProcessor):
         )
 
     def _has_stray_quote(self, row: list[str], line: str) -> bool:
-        """Return whether a quote stands in a field that is not in quotes: the rest of one with line ends, perhaps."""
+        """Return whether an unquoted field contains a quote: it may be the rest of a field with line ends."""
         quote = self.settings.quote
         if not quote or quote not in "".join(row):
             return False
@@ -256,7 +256,7 @@ class CsvDecode(InPlaceProcessor):
         return self._trimmed(row)
 
     def _columns(self, header: str) -> CsvColumns:
-        """Return the columns of the files with a header; it is empty for none. Raises ``ProcessError``."""
+        """Return the columns of files with this header, empty for none. Raises ``ProcessError``."""
         found = self._known.get(header)
         if found is None:
             found = self._made_columns(header)

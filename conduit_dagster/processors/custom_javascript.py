@@ -53,8 +53,9 @@ class CustomJavascriptSettings(ProcessorSettings):
 
 
 class CustomJavascript(Processor):
-    """Run ``process(record)`` of a script on each record. It returns the record, changed or not, or a new one; null
-    drops the record, and an exception nacks it.
+    """Run ``process(record)`` of a script on each record.
+
+    It returns the record, changed or not, or a new one; null drops the record, and an exception nacks it.
 
     A record has ``Operation``, ``Metadata``, ``Key`` and ``Payload`` with ``Before`` and ``After``; its position can't
     be changed. Documents are objects, raw data is an array of bytes: ``RawData("text")`` creates it, ``String(data)``
@@ -62,13 +63,13 @@ class CustomJavascript(Processor):
     Conduit; ``require`` is not available.
 
     Numbers are JavaScript's: integers beyond 2^53 lose digits, as in Conduit. ``Date`` is the time of the step, and
-    ``Math.random`` depends on the record alone, so that a repeat gives the same result. A script cannot rely on state
-    that it keeps between records: any record may be the first, and a record may be run twice.
+    ``Math.random`` depends on the record alone, so that a repeat gives the same result. A script must not rely on state
+    kept between records: any record may be the first, and a record may be processed twice.
 
-    Scripts run in a process of their own, one for each worker. A record that takes more than `limit.time` or
-    `limit.memory` is nacked (`javascript.too_long`, `javascript.memory`) wherever it spends it, and the others go on;
-    `validate` refuses a script whose top level does. A log entry's field gets the prefix `script_` where its name is
-    one of the log's own, such as `event`. There is no limit on how much a script logs.
+    Scripts run in a separate process, one per worker. A record that exceeds `limit.time` or `limit.memory` is nacked
+    (`javascript.too_long`, `javascript.memory`), and the others continue; `validate` refuses a script whose top level
+    exceeds them. A log entry's field gets the prefix `script_` if its name is reserved by the log, such as `event`. The
+    amount of logging is not limited.
     """
 
     name: ClassVar[str] = "custom.javascript"

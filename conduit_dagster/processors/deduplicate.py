@@ -33,7 +33,7 @@ _LEAST: Final = -(2**63)
 _MOST: Final = 2**63
 _DIGITS: Final = len(str(_MOST))
 _SHORT: Final = 32
-"""Length up to which a text takes no more room than its hash, in characters."""
+"""Length up to which a text takes no more space than its hash, in characters."""
 _DIGEST: Final = 16
 
 
@@ -67,14 +67,14 @@ class Deduplicate(StatefulProcessor):
 
     The keys are stored with the steps, so deduplication survives restarts and crashes: a record is a duplicate of any
     record that passed here, whatever happened to that one later. A dead letter that had already passed bypasses it when
-    replayed, and the pieces of one record are not duplicates of one another. All keys are forgotten once a source is
-    rewound or its settings make it another source. A key that can't be computed is a nack. Put the processor before any
-    that replaces the metadata (`unwrap.opencdc`): records are identified by their source, which is stored there, and
-    their position.
+    replayed, and the pieces of one record are not duplicates of one another. All keys are discarded when a source is
+    rewound or its settings make it another source. A record whose key can't be computed is nacked. Put the processor
+    before any that replaces the metadata (`unwrap.opencdc`): records are identified by their source, which is stored
+    there, and their position.
 
     It may be a processor of the pipeline or of a destination. All records of such a pipeline pass through one task, in
-    order, with one step in flight. A remembered key takes up to 40 bytes on disk and 200 in the task's memory, which
-    holds the keys of two windows and of the current block.
+    order, with one step in flight. A stored key takes up to 40 bytes on disk and 200 in the task's memory, which holds
+    the keys of two windows and of the current block.
     """
 
     name: ClassVar[str] = "deduplicate"
@@ -186,7 +186,7 @@ class Deduplicate(StatefulProcessor):
         self.count = self._turned = self._settled = count
         self._forgotten = 0
         self._kept, self._young = entries, dict[Key, int]()
-        # later entries of the same key come later, and win
+        # later entries with the same key come later in the list, and win
         self._old = dict(zip(entries.keys, entries.numbers, strict=True))
 
     @override
@@ -221,7 +221,7 @@ class Deduplicate(StatefulProcessor):
 
 
 def _digest(key: Any) -> bytes:
-    """Return the hash of a key's JSON. Raises for values that JSON can't hold: two of them would look the same."""
+    """Return the hash of a key's JSON. Raises for values that JSON can't hold: different ones could look the same."""
     if not is_json(key):
         raise EvaluationError("a part of the key can't be represented in JSON")
     text = b"\0" + key if isinstance(key, bytes) else _encode(key)
@@ -229,7 +229,7 @@ def _digest(key: Any) -> bytes:
 
 
 def _number_of(text: str) -> int:
-    """Return the number that a decimal text denotes if it fits into 63 bits, else a 63-bit hash of the text."""
+    """Return the number that a decimal text denotes if it fits into 63 bits, otherwise a 63-bit hash of the text."""
     if len(text) <= _DIGITS and text.isdecimal() and str(int(text)) == text and int(text) < _MOST:
         return int(text)
     return int.from_bytes(blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()) >> 1

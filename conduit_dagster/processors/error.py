@@ -36,8 +36,8 @@ class ErrorSettings(ConduitSettings):
 class Error(Processor):
     """Nack every record that reaches it.
 
-    Without a ``condition`` on the processor, every record is nacked. If the message fails on a record, its nack says
-    why.
+    Without a ``condition`` on the processor, every record is nacked. If the message template fails on a record, the
+    nack contains that failure.
     """
 
     name: ClassVar[str] = "error"

@@ -48,8 +48,8 @@ class FieldConvertSettings(ConduitSettings):
 class FieldConvert(FieldProcessor):
     """Convert a field to another type by Conduit's rules: the value as text, parsed as the type.
 
-    Text is parsed strictly: ``" 12"``, ``"1.5"`` and ``"0x10"`` are not integers. A value that cannot be converted
-    is nacked, and so is a missing or null field, except for ``string``, where it becomes ``<nil>``.
+    Text is parsed strictly: ``" 12"``, ``"1.5"`` and ``"0x10"`` are not integers. A value that can't be converted is
+    nacked, and so is a missing or null field, except for ``string``, where it becomes ``<nil>``.
     """
 
     name: ClassVar[str] = "field.convert"

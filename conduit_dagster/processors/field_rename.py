@@ -49,8 +49,8 @@ class FieldRenameSettings(ConduitSettings):
 class FieldRename(InPlaceProcessor):
     """Rename fields within their documents, one after the other.
 
-    As in Conduit, a missing field becomes null under the new name, and a record that has a field with the new name,
-    even null, is nacked.
+    As in Conduit, a missing field becomes null under the new name, and a record that already has a field with the new
+    name, even null, is nacked.
     """
 
     name: ClassVar[str] = "field.rename"
@@ -96,7 +96,7 @@ def _loop(renamings: list[Renaming]) -> Loop | None:
     names = [(field.path[0], name) for field, name in renamings]
     new = frozenset(name for _, name in names)
     if len(new) < len(names) or any(old == name for old, name in names):
-        return None  # one of them is nacked, and `change` does those before it
+        return None  # one of them is nacked, and `change` renames those before it
     return _one_loop(*names[0]) if len(names) == 1 else _several_loop(names, new)
 
 

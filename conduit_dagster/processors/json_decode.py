@@ -33,11 +33,10 @@ class JsonDecodeSettings(ConduitSettings):
 class JsonDecode(FieldProcessor):
     """Decode the JSON in a field. Keys keep their order and integers of any length stay exact.
 
-    A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data (also
-    a lone carriage return) become null; a list, number or boolean is a nack. A field inside a document
-    takes any JSON. A field that is missing, null or already a document is left unchanged. Of duplicate
-    keys the last one wins. As in Conduit, control characters in text need no escape, and half a character (a
-    lone surrogate) becomes U+FFFD.
+    A payload or the key accepts a document; a JSON string becomes raw data, ``null`` and empty data (also a lone
+    carriage return) become null; a list, number or boolean is nacked. A field inside a document accepts any JSON. A
+    field that is missing, null or already a document is left unchanged. Of duplicate keys the last one wins. As in
+    Conduit, control characters in text need no escape, and a lone surrogate becomes U+FFFD.
     """
 
     name: ClassVar[str] = "json.decode"
@@ -67,7 +66,7 @@ class JsonDecode(FieldProcessor):
 
     def _decoded(self, text: bytes | str) -> Any:
         try:
-            # a line of a file with CRLF ends keeps its carriage return: a blank one is blank all the same
+            # a line of a file with CRLF ends keeps its carriage return: a blank one still counts as blank
             value = None if text in _BLANK else decode_json(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise self._invalid(f"is not JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None

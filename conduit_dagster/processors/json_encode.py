@@ -28,7 +28,7 @@ class JsonEncodeSettings(ConduitSettings):
 class JsonEncode(FieldProcessor):
     """Encode a field's value as compact JSON.
 
-    Keys keep their order; Conduit sorts them. Raw data is encoded as in Conduit: base64 in quotes. A missing or null
+    Keys keep their order; Conduit sorts them. Raw data is encoded as in Conduit: Base64 in quotes. A missing or null
     field is left unchanged.
     """
 

@@ -55,14 +55,15 @@ class PythonSettings(ProcessorSettings):
 
 
 class Python(Processor):
-    """Call a function of a module in the project. The module travels to the tasks as text; it may import packages
-    installed there, but no other module of the project.
+    """Call a function of a module in the project.
 
-    Per record it returns a record, a list of records, or `DROP`; per block a list with such a result, or a `Nack`, for
+    The module is sent to the tasks as text; it may import packages installed there, but no other module of the project.
+
+    Per record it returns a record, a list of records, or `DROP`; per block, a list with such a result, or a `Nack`, for
     each record. An exception nacks the record; per block it fails the step. Per `arrow` it gets a table with one row
-    for each payload, which must be a document, and returns a table of the new payloads: with as many rows, or with a
-    column `_row` with the index of each row's original (no row: the record is dropped; several: it is split). A text in
-    a column `_error` nacks the record. A second parameter gets the processor's context.
+    per payload, each of which must be a document, and returns a table of the new payloads: with the same number of
+    rows, or with a column `_row` that holds the index of each row's original (no row: the record is dropped; several:
+    it is split). Text in a column `_error` nacks the record. A second parameter receives the processor's context.
 
     The result must depend on the record alone. The function runs with all rights of the worker: it is not sandboxed.
     """
@@ -152,7 +153,7 @@ class Python(Processor):
 
 
 def _shared_out(records: Sequence[Record], rows: Sequence[dict[str, Any]]) -> list[Result]:
-    """Return the result of each record from the rows made of it."""
+    """Return the result of each record from the rows derived from it."""
     made: list[list[Record]] = [[] for _ in records]
     failed: dict[int, str] = {}
     for place, row in enumerate(rows):
@@ -186,7 +187,7 @@ def _found(settings: PythonSettings, node: str) -> Callable[..., Any]:
     file = f"{module.replace('.', '/')}.py"
     try:
         function = getattr(module_of("conduit_modules", module.replace(".", "_"), settings.source, file), name, None)
-    except Exception as error:  # the author's module may raise anything while it loads
+    except Exception as error:  # the user's module may raise anything while it loads
         raise FatalError(
             f"the module can't be loaded: {type(error).__name__}: {error}",
             code="python.invalid",

@@ -54,7 +54,7 @@ class Remap(InPlaceProcessor):
     def _loop(self, rest: Iterator[Any]) -> None:
         names, last, changed = self._names, None, None
         for record in rest:
-            # records that shared their metadata keep sharing it
+            # records that shared their metadata still share it
             if record.metadata is not last:
                 last = changed = record.metadata
                 found = names.get(last.get(COLLECTION, ""))

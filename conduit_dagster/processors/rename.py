@@ -45,7 +45,7 @@ class Rename(DocumentProcessor):
     def made_of(self, field: str) -> Collection[str]:
         before = {field}
         for old, new in reversed(self._names):
-            # where the old name is missing, a field that had the new one keeps it
+            # if the old name is missing, a field that already has the new one keeps it
             before = (before - {old}) | ({old} if new in before else set())
         return before
 

@@ -1,4 +1,4 @@
-"""``schema``: hold the documents of a collection to a contract."""
+"""``schema``: check the documents of a collection against a contract."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ class SchemaSettings(ProcessorSettings):
 
 
 class SchemaProcessor(InPlaceProcessor):
-    """Hold documents to a declared contract per collection, with the modes of dlt's schema contracts.
+    """Check documents against a declared contract per collection, with the modes of dlt's schema contracts.
 
     `evolve` passes any data. `discard_row` nacks the record, so that it becomes a dead letter. `discard_value` removes
-    the field; it acts as `discard_row` for a collection without a contract and for a required field. `freeze` stops the
-    pipeline with an error that a restart does not fix: nothing of the step is delivered until the contract or the data
-    has changed. Values are not converted: use `field.convert`. Records without a payload, such as deletes, pass. Only
-    the top level is checked.
+    the field; for a collection without a contract and for a required field it acts like `discard_row`. `freeze` stops
+    the pipeline with an error that a restart does not fix: nothing of the step is delivered until the contract or the
+    data has changed. Values are not converted: use `field.convert`. Records without a payload, such as deletes, pass.
+    Only the top level is checked.
     """
 
     name: ClassVar[str] = "schema"
@@ -221,7 +221,7 @@ class SchemaProcessor(InPlaceProcessor):
 
 
 class _Frozen(BaseException):
-    """Breach of a frozen contract; bypasses the handlers that turn errors into nacks."""
+    """Raised for a breach of a frozen contract; bypasses the handlers that turn errors into nacks."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -71,10 +71,10 @@ class SkipSettings(ProcessorSettings):
 
 
 class Skip(Processor):
-    """Pass the records whose field matches; the others are dropped and acked, as Transporter's ``skip``.
+    """Pass the records whose field matches; the others are dropped and acked, as in Transporter's ``skip``.
 
     ``==`` compares value and type (1 and 1.0 are equal, 10 and "10" are not). ``>``, ``>=``, ``<`` and ``<=`` compare
-    numbers and numeric text; any other value is a nack, and so is a value that is not text for ``=~``.
+    numbers and numeric text; any other value is nacked, and so is a value that is not text for ``=~``.
     """
 
     name: ClassVar[str] = "skip"

@@ -35,7 +35,7 @@ class SplitProcessor(Processor):
     """Emit one record for each element of a list, with the element in place of the list.
 
     The metadata ``split.index`` is the element's index, from 0. A record with an empty list is dropped and acked. A
-    missing field, or one that is not a list, is a nack.
+    missing field, or one that is not a list, is nacked.
     """
 
     name: ClassVar[str] = "split"

@@ -64,12 +64,12 @@ class Sql(Processor):
     """Replace each record's document by the result of a Spark SQL SELECT; records failing WHERE are dropped and acked.
 
     The selected columns are the new `.Payload.After`, in their order. A column selected without an expression keeps its
-    value untouched. Expressions are computed by Spark in the stage's own task, by ANSI rules, in UTC and with
-    case-sensitive names, whatever the session's settings: a record for which Spark raises an error is nacked, and the
-    others pass. A result that JSON can't hold, such as NaN or a decimal with more digits than a JSON number keeps, is a
-    nack: cast it to STRING. Timestamps come back as ISO 8601 in UTC, binary data as Base64.
+    value unchanged. Spark computes expressions in the stage's own task, by ANSI rules, in UTC and with case-sensitive
+    names, whatever the session's settings: a record for which Spark raises an error is nacked, and the others pass. A
+    result that JSON can't hold, such as NaN or a decimal with more digits than a JSON number keeps, is nacked: cast it
+    to STRING. Timestamps are returned as ISO 8601 in UTC, binary data as Base64.
 
-    A record without a document is a nack; a delete without one passes unchanged. Aggregate, window, random and clock
+    A record without a document is nacked; a delete without one passes unchanged. Aggregate, window, random and clock
     functions are refused when the file is checked, and so are subqueries. `docs/sql.md` has more on types and cost.
     """
 

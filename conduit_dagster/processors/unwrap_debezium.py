@@ -39,9 +39,9 @@ class UnwrapDebeziumSettings(ConduitSettings):
 class UnwrapDebezium(InPlaceProcessor):
     """Replace the record by the one that Debezium wrapped, except for its position.
 
-    Operation and payloads are Debezium's. Its ``source`` becomes metadata, as do its other fields under ``debezium.``;
-    they replace existing entries. ``ts_ms`` becomes ``opencdc.readAt``. A key with a ``payload`` is replaced by that
-    payload. Anything but a Debezium record is a nack.
+    Operation and payloads are Debezium's. Its ``source`` becomes metadata, and so do its other fields, with the prefix
+    ``debezium.``; they replace existing entries. ``ts_ms`` becomes ``opencdc.readAt``. A key with a ``payload`` is
+    replaced by that payload. Any other record is nacked.
     """
 
     name: ClassVar[str] = "unwrap.debezium"
@@ -93,7 +93,7 @@ class UnwrapDebezium(InPlaceProcessor):
 
 
 def _unwrapped(rest: Iterator[Any]) -> None:
-    """Unwrap payloads that are already Debezium documents, without text in place of a document."""
+    """Unwrap payloads that are already Debezium documents, with no text in place of a document."""
     for record in rest:
         change = record.after["payload"]
         operation, before, after = _OPERATIONS[change["op"]], change.get("before"), change["after"]

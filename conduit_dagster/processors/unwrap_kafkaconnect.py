@@ -37,7 +37,7 @@ class UnwrapKafkaconnect(InPlaceProcessor):
     """Replace the payload by that of a Kafka Connect record: a create, without ``.Payload.Before``.
 
     A key with a ``payload`` is replaced by that payload; position and metadata stay. A record whose ``payload`` is not
-    a document is a nack.
+    a document is nacked.
     """
 
     name: ClassVar[str] = "unwrap.kafkaconnect"

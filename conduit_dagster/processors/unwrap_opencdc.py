@@ -33,7 +33,7 @@ class UnwrapOpencdc(InPlaceProcessor):
     """Replace the record by the OpenCDC record in one of its fields, except for its position.
 
     For records that passed through another system in the layout of ``opencdc/json``: raw data is Base64 text. A record
-    without an operation, metadata or payload is a nack.
+    without an operation, metadata or payload is nacked.
     """
 
     name: ClassVar[str] = "unwrap.opencdc"

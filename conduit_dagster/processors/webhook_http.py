@@ -39,14 +39,14 @@ _CONTENT_TYPE = "content-type"
 _SHOWN = 200
 _SCHEMES = ("http", "https")
 _SHORTEST, _LONGEST = 0.1, 10.0
-"""Waits in seconds where 0 is given, as in Conduit."""
+"""Waits in seconds that replace 0, as in Conduit."""
 _MOST_REQUESTS = 10
 """Go's limit of requests for one record, redirects included."""
 
 
 def _url(text: str) -> str:
     if text.startswith("{{"):
-        return text  # only known once there is a record
+        return text  # only known once a record is processed
     parts = urlsplit(text.partition("{{")[0])
     if parts.scheme not in _SCHEMES or not (parts.netloc or "{{" in text):
         raise refused("value", f"{text} is not a URL", "http://HOST/PATH or https://HOST/PATH", 0)
@@ -222,7 +222,7 @@ class WebhookHttp(Processor):
 
 
 def backoff_waits(settings: WebhookHttpSettings) -> Iterator[float]:
-    """Yield the waits between requests: none is shorter than the first or longer than the longest."""
+    """Yield the waits between requests, each at least the first and at most the longest."""
     wait = settings.shortest or _SHORTEST
     longest = settings.longest or _LONGEST
     while True:
@@ -252,7 +252,7 @@ class _PublicHTTP(HTTPConnection):
 
 
 class _PublicHTTPS(HTTPSConnection):
-    """As :class:`_PublicHTTP`; the certificate is that of the host's name."""
+    """Like :class:`_PublicHTTP`; the certificate must match the host's name."""
 
     @override
     def _new_conn(self) -> socket.socket:

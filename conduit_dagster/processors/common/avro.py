@@ -96,7 +96,7 @@ class AvroProcessor(Processor):
 
     @lazy_property
     def registry(self) -> SchemaRegistry:
-        """Registry of the schemas, asked only once for each schema."""
+        """Registry of the schemas, queried only once per schema."""
         settings = self._common
         url = settings.url or _FOLDER
         if not url.startswith(("http://", "https://")):
@@ -105,7 +105,7 @@ class AvroProcessor(Processor):
         return ConfluentRegistry(url, access)
 
     def schema(self, number: int) -> Parsed:
-        """Return the schema with this ID. Raises :class:`ProcessError` if there is none."""
+        """Return the schema with this ID. Raises :class:`ProcessError` if it does not exist."""
         if number not in self._parsed:
             self._parsed[number] = parsed(asking(self.registry.by_id, number).text)
         return self._parsed[number]
@@ -127,7 +127,7 @@ class AvroProcessor(Processor):
 
 
 class _Refused(BaseException):
-    """Carrier of an error past the handlers that turn errors into nacks."""
+    """Carries an error past the handlers that turn errors into nacks."""
 
     def __init__(self, error: FatalError) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def asking(ask: Callable[..., Schema], *arguments: Any) -> Schema:
 
 
 def parsed(text: str) -> Parsed:
-    """Parse a schema. Raises :class:`ProcessError` if the text is not a valid one."""
+    """Parse a schema. Raises :class:`ProcessError` if the text is invalid."""
     try:
         return fastavro.parse_schema(json.loads(text))
     except Exception as error:  # an invalid schema may fail in any way
@@ -156,7 +156,7 @@ def parsed(text: str) -> Parsed:
 
 
 def raw_bytes(value: Any) -> bytes | None:
-    """Return the bytes of a field: raw data, or Base64 text within a document; None for anything else."""
+    """Return the bytes of a field: raw data, or Base64 text within a document; None for any other value."""
     if isinstance(value, bytes):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Check of values that fastavro would write as something else: 5.5 as the long 5, any text as true or as a list."""
+"""Check for values that fastavro would write differently: 5.5 as the long 5, any text as true or as a list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_FLOAT: Final = 3.4028235677973366e38
 
 
 def lossless(schema: Any, names: dict[str, Fits]) -> Fits:
-    """Return a check that a value is written as it is. What fastavro itself refuses may pass.
+    """Return a check that a value is written unchanged. Values that fastavro itself refuses may pass.
 
     ``names`` collects the checks of named types, which a schema may refer to.
     """
@@ -29,7 +29,7 @@ def lossless(schema: Any, names: dict[str, Fits]) -> Fits:
 
 
 class _TypeCheck(frozenset[type]):
-    """Check of the value's type alone. Records and lists look into the set themselves, which is faster."""
+    """Check of the value's type alone. Records and lists test set membership directly, which is faster."""
 
     def __call__(self, value: Any) -> bool:
         return type(value) in self
@@ -80,7 +80,7 @@ def _any(_: Any) -> bool:
 
 
 def _int(value: Any) -> bool:
-    # fastavro writes more than 32 bits, though only for a long
+    # fastavro writes more than 32 bits, but only for a long
     return -(1 << 31) <= value < 1 << 31 if type(value) is int else type(value) is str
 
 
@@ -90,7 +90,7 @@ def _float(value: Any) -> bool:
 
 _SIMPLE: Final[dict[str, Fits]] = {
     "int": _int,
-    "long": _TypeCheck({int, str}),  # text may be a date or time, which fastavro reads; any other it refuses
+    "long": _TypeCheck({int, str}),  # text may be a date or time, which fastavro parses; it refuses any other
     "boolean": _TypeCheck({bool}),
     "float": _float,
     "double": _TypeCheck({int, float}),

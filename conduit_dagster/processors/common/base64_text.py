@@ -1,4 +1,4 @@
-"""Base64 as Go decodes it: line breaks are skipped, anything else but the alphabet and right padding is refused."""
+"""Base64 as Go decodes it: line breaks are skipped; only the alphabet and correct padding are accepted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def decode_base64(text: str | bytes) -> bytes:
 
 
 def quick_base64(text: str) -> bytes:
-    """Decode Base64 without line breaks. Raises ``ValueError``, also for text that :func:`decode_base64` decodes."""
-    if len(text) % 4 or text[-3:] == "===":  # Python ignores padding that is too long
+    """Decode Base64 without line breaks. Raises ``ValueError``, also for some text valid in :func:`decode_base64`."""
+    if len(text) % 4 or text[-3:] == "===":  # Python ignores excess padding
         raise Error("Incorrect padding")
     return a2b_base64(text, strict_mode=True)

@@ -10,7 +10,7 @@ from conduit_dagster.sdk import ProcessorSettings
 
 
 class ConduitSettings(ProcessorSettings):
-    """Settings read as Conduit reads them: blanks around keys and values are trimmed, an empty value means the default.
+    """Settings parsed as in Conduit: blanks around keys and values are trimmed, an empty value means the default.
 
     Settings with a pattern as name, such as ``headers.*``, may be empty.
     """

@@ -1,4 +1,4 @@
-"""Columns of CSV: their names, the types that their text is converted to, and documents made of rows."""
+"""Columns of CSV: their names, the types that their text is converted to, and conversion of rows to documents."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _PLAIN: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 _NUMBER: Final = re.compile(_PLAIN.pattern + r"(?:[eE][+-]?[0-9]+)?")
 _PLAIN_CHARACTERS: Final = "0123456789.+-"
-"""Of these alone, ``float`` accepts what ``_PLAIN`` does."""
+"""For text of only these characters, ``float`` accepts exactly what ``_PLAIN`` does."""
 _SAFE_DIGITS: Final = 15
-"""A 64-bit float keeps every decimal number of so many digits, unless an exponent takes it out of range."""
+"""A 64-bit float keeps every decimal number with this many digits, unless an exponent takes it out of range."""
 _MOST_DIGITS: Final = 800
-"""No 64-bit float has more significant digits."""
+"""Maximum number of significant digits of a 64-bit float."""
 _SHOWN: Final = 60
 _SHOWN_NAMES: Final = 12
 
@@ -78,7 +78,7 @@ class CsvColumns:
 
     @staticmethod
     def with_header(names: Sequence[str], kinds: Mapping[str, str], nulls: str) -> CsvColumns:
-        """Return the columns that a header names. Raises ``ProcessError`` for a header that does not fit ``kinds``."""
+        """Return the columns named in a header. Raises ``ProcessError`` for a header that does not fit ``kinds``."""
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise csv_error("header", f"is of a file whose header names a column twice: {shown(twice[0])}")
@@ -100,7 +100,7 @@ class CsvColumns:
         return dict(zip(self._names, values, strict=True))
 
     def documents(self, rows: list[list[str]]) -> list[Document]:
-        """Return all rows as documents, each as from :meth:`document`. Raises any error if that raises for one."""
+        """Return all rows as documents, like :meth:`document`. Raises some error if that raises for one of them."""
         if set(map(len, rows)) != {self._count} or (self._count > 1 and self._names in rows):
             raise ValueError
         columns = [
@@ -125,7 +125,7 @@ class CsvColumns:
 
 
 class _LossyError(ValueError):
-    """A number that its type does not keep."""
+    """Raised for a number that its type can't represent."""
 
 
 def to_int(text: str) -> int:
@@ -149,14 +149,14 @@ def to_float(text: str) -> float:
 
 
 def _keeps(value: float, text: str) -> bool:
-    """Return whether the float, written with as many digits or as few as identify it, is the same number again."""
+    """Return whether the float, written with the same number of digits or as few as identify it, is the same number."""
     if not math.isfinite(value):
         return False
     exact = Decimal(text)
     digits = len(exact.as_tuple().digits)
     if digits > _MOST_DIGITS:
         return False
-    # the shortest form may be rounded otherwise than the same number of digits is
+    # the shortest form may round differently from the form with the same number of digits
     return exact in (Decimal(repr(value)), Decimal(f"{value:.{digits - 1}e}"))
 
 
@@ -191,7 +191,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Sequence[str]], Sequence[Any]]]] = {
     "float": _floats,
     "bool": lambda column: [_BOOLEANS[text] for text in column],
 }
-"""Conversions of whole columns. They raise any error if one value has none."""
+"""Conversions of whole columns. They raise some error if one value can't be converted."""
 
 
 def shown(text: str) -> str:

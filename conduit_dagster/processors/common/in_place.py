@@ -23,8 +23,9 @@ from conduit_dagster.sdk import (
 )
 
 Loop = Callable[[Iterator[Any]], None]
-"""Fast path that changes one record after another. It may raise, for any reason, at a record that it has not
-changed yet: :meth:`InPlaceProcessor.change` then handles that record, and the loop continues after it."""
+"""Fast path that changes one record after another. It may raise, for any reason, at a record that it has not changed
+yet: :meth:`InPlaceProcessor.change` then handles that record, and the loop continues after it.
+"""
 
 
 def removing(names: Sequence[str]) -> Loop:
@@ -43,12 +44,12 @@ Parts = tuple[str, Data, Data, Data]
 
 
 def parts_of(record: Record) -> Parts:
-    """Return what :func:`put_back` needs: operation, key and payloads."""
+    """Return the parts that :func:`put_back` needs: operation, key and payloads."""
     return record.operation, record.key, record.before, record.after
 
 
 def put_back(record: Record, parts: Parts) -> None:
-    """Undo the replacement of whole parts, for a nack. As in Conduit, changes inside a document or metadata stay."""
+    """Undo the replacement of whole parts, for a nack. As in Conduit, changes inside a document or metadata remain."""
     record.operation, record.key, record.before, record.after = parts
 
 
@@ -57,9 +58,9 @@ class LookAgain(Exception):  # noqa: N818  # no error: the record is special
 
 
 class InPlaceProcessor(Processor, ABC):
-    """A processor that changes each record in place, or raises to nack it; one may also drop records.
+    """A processor that changes each record in place, or raises to nack it; it may also drop records.
 
-    A record that is nacked halfway keeps the changes made inside its documents and metadata, as in Conduit.
+    As in Conduit, a record that is nacked halfway keeps the changes made inside its documents and metadata.
     """
 
     shares_records: ClassVar[bool] = True
@@ -68,7 +69,7 @@ class InPlaceProcessor(Processor, ABC):
 
     @abstractmethod
     def change(self, record: Record) -> None:
-        """Change one record with any content. A raised error becomes its nack."""
+        """Change one record, whatever its content. A raised error becomes its nack."""
 
     @override
     def process(self, record: Record) -> Record | Drop:
@@ -110,7 +111,7 @@ class InPlaceProcessor(Processor, ABC):
 
 
 class FieldProcessor(InPlaceProcessor):
-    """A processor that changes the value of one field; a null or missing field stays as it is."""
+    """A processor that changes the value of one field; a null or missing field stays unchanged."""
 
     keeps_fields: ClassVar[bool] = True
     sees_null: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""JSON text as Conduit takes it: control characters in text need no escape, and half a character is no error."""
+"""JSON text as Conduit accepts it: unescaped control characters and lone surrogates are no errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HALF: Final = re.compile("[\ud800-\udfff]")
 
 
 def decode_json(text: bytes | str) -> Any:
-    """Decode JSON; half a character (a lone surrogate) becomes U+FFFD.
+    """Decode JSON; a lone surrogate becomes U+FFFD.
 
     Raises ``msgspec.DecodeError``, ``UnicodeError`` or ``RecursionError``.
     """

@@ -1,4 +1,4 @@
-"""Python modules of a project, which travel as text because they are not on the workers' disks."""
+"""Python modules of a project, sent to the workers as text because they are not on their disks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def module_of(package: str, name: str, text: str, file: str) -> types.ModuleType
 
     Raises any error that the text raises while it runs.
     """
-    # the name contains a hash of the text: a changed text is another module in a worker that outlives the change
+    # the name contains a hash of the text: in a worker that outlives a change, the changed text is another module
     full = f"{package}.{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     if full in sys.modules:
         return sys.modules[full]

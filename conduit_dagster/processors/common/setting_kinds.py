@@ -30,7 +30,7 @@ def refused(kind: LiteralString, message: str, fix: str | None, column: int | No
 
 
 def reference(text: str, start: int = 0) -> Reference:
-    """Parse the reference ``text``, which stands at column ``start`` of its setting. Raises a finding."""
+    """Parse the reference ``text``, which begins at column ``start`` of its setting. Raises a finding."""
     try:
         return Reference.parse(text)
     except ReferenceSyntaxError as error:
@@ -38,7 +38,7 @@ def reference(text: str, start: int = 0) -> Reference:
 
 
 def failure(error: Exception) -> str:
-    """Return the reason for the nack of a record that an expression or template does not fit."""
+    """Return the nack message for a record on which an expression or template fails."""
     return str(error) if isinstance(error, EvaluationError) else f"{type(error).__name__}: {error}"
 
 
@@ -90,7 +90,7 @@ def _expression(text: str) -> str:
 Field = Annotated[str, AfterValidator(_field)]
 """A reference to any part of a record."""
 ChangeableField = Annotated[str, AfterValidator(_changeable)]
-"""A reference to any part of a record but the position."""
+"""A reference to any part of a record except the position."""
 DataField = Annotated[str, AfterValidator(_data_field)]
 """A reference into the key or a payload."""
 Template = Annotated[str, AfterValidator(_template)]

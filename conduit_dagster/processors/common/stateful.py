@@ -1,4 +1,4 @@
-"""Processors with a memory of records from earlier steps, which is committed with each step."""
+"""Processors with state from earlier steps, which is committed with each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Key = int | str | bytes
 
 
 class Entries:
-    """Remembered entries, in order, as columns: an object for each would take much more memory and time."""
+    """Stored entries, in order, as columns: an object per entry would take much more memory and time."""
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
@@ -46,8 +46,8 @@ class Entries:
 class StatefulProcessor(Processor, ABC):
     """A processor whose result for a record depends on the records before it, in the pipeline's order.
 
-    The engine runs it in one task, restores its memory before each step, and stores new entries with the step: a
-    repeated step starts with the same memory, and a step that did not count leaves nothing in it.
+    The engine runs it in one task, restores its state before each step, and stores new entries with the step: a
+    repeated step starts with the same state, and a step that did not count leaves nothing behind.
     """
 
     count: int = 0
@@ -56,11 +56,11 @@ class StatefulProcessor(Processor, ABC):
     @property
     @abstractmethod
     def basis(self) -> str:
-        """Definition of the keys. Entries remembered under another definition are forgotten."""
+        """Definition of the keys. Entries stored under another definition are discarded."""
 
     @abstractmethod
     def recall(self, count: int, entries: Entries) -> None:
-        """Replace the whole memory by this count and these entries."""
+        """Replace the whole state by this count and these entries."""
 
     @abstractmethod
     def news(self) -> Entries:
@@ -72,11 +72,11 @@ class StatefulProcessor(Processor, ABC):
 
     @abstractmethod
     def entries(self) -> Entries:
-        """Return all entries that still matter, and forget those before them."""
+        """Return all entries that still matter, and forget the earlier ones."""
 
     @abstractmethod
     def forget(self, number: int) -> None:
-        """Forget all entries up to this number, whether over or not."""
+        """Forget all entries up to this number, whether they still matter or not."""
 
     @abstractmethod
     def is_over(self, number: int, at_ns: int) -> bool:

@@ -54,7 +54,7 @@ class DocumentProcessor(InPlaceProcessor):
 
 
 class MapSettings(ProcessorSettings):
-    """Settings whose keys are ``PREFIX.NAME``, one for each name."""
+    """Settings whose keys are ``PREFIX.NAME``, one per name."""
 
     model_config = ConfigDict(extra="allow")
     prefix: ClassVar[str]

@@ -16,7 +16,7 @@ from conduit_dagster.sdk import ProcessError
 
 INVALID = "unwrap.invalid"
 PAYLOADS: Final = frozenset({dict, type(None)})
-"""Types of payloads that are taken unchanged."""
+"""Types of payloads that are accepted unchanged."""
 _PLAIN_KEY: Final = frozenset(bytes([first]) for first in range(256) if first not in b"{ \t\n\r\v\f")
 """First bytes of raw keys that cannot be a JSON document."""
 

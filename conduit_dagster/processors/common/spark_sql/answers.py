@@ -19,7 +19,7 @@ _NUMBERS: Mapping[str, Any] = {
 
 
 class NotJsonError(Exception):
-    """A result that a document can't hold."""
+    """Raised for a result that a document can't hold."""
 
 
 class Answers:
@@ -44,7 +44,7 @@ class Answers:
 
 
 def _kind(of: Any) -> Any:
-    """Return the type that msgspec decodes. NaN and infinities are strings in Spark's JSON, not numbers."""
+    """Return the type for msgspec to decode. NaN and infinities are strings in Spark's JSON, not numbers."""
     if isinstance(of, str):
         return _simple(of)
     match of["type"]:
@@ -86,7 +86,7 @@ def _number(value: Decimal | None) -> float | None:
     if value is None:
         return None
     number = float(value)
-    # the shortest text of the float must equal the decimal, else a digit would be lost
+    # the shortest text of the float must equal the decimal, otherwise a digit would be lost
     if Decimal(repr(number)) != value:
         raise NotJsonError(
             f"a decimal of {len(value.as_tuple().digits)} digits has more digits than a JSON number keeps"

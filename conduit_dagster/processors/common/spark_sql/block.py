@@ -27,7 +27,7 @@ _PLAIN: Mapping[str, frozenset[type]] = {
 
 
 class TypeMisfit(Exception):  # noqa: N818  # names a value that does not fit
-    """A value that its type cannot hold."""
+    """Raised for a value that its type can't hold."""
 
     def __init__(self, expected: str, got: Any, path: str = "") -> None:
         super().__init__(expected)
@@ -38,12 +38,12 @@ class TypeMisfit(Exception):  # noqa: N818  # names a value that does not fit
         return TypeMisfit(self.expected, self.got, step + self.path)
 
     def said(self, name: str) -> str:
-        """Return the message for the nack. It names the kind of the value, not the value: it may be a secret."""
+        """Return the message for the nack. It names the kind of the value, never the value, which may be a secret."""
         return f"the field {name}{self.path} is not {self.expected}, but {kind_of(self.got)}"
 
 
 def plain(kind: ColumnType) -> frozenset[type]:
-    """Return the Python types whose values Arrow takes unchanged, or refuses by itself."""
+    """Return the Python types whose values Arrow accepts unchanged, or refuses itself."""
     return _PLAIN.get(kind, frozenset()) if isinstance(kind, str) else frozenset()
 
 
@@ -200,7 +200,7 @@ PART_OF: Mapping[str, Callable[[Record], Any]] = {
     "_operation": lambda record: record.operation,
     "_position": lambda record: str(record.position),
 }
-"""Parts of a record that a query may use besides the fields, in the form that Arrow takes."""
+"""Parts of a record that a query may use besides the fields, in the form that Arrow accepts."""
 
 
 class SqlBlock(NamedTuple):
@@ -245,7 +245,7 @@ class _Column:
         self._plain, self._fit = plain(kind), fitter(kind)
 
     def array(self, records: Sequence[Any]) -> tuple[Any, dict[int, TypeMisfit]]:
-        """Return the values as an Arrow array, with null for values that do not fit, and the misfits by index."""
+        """Return the values as an Arrow array, with null for misfits, and the misfits by index."""
         import pyarrow as pa
 
         name = self._name
@@ -266,7 +266,7 @@ class _Column:
         return bool(self._plain) and self._plain.issuperset(map(type, values))
 
     def _taken(self, values: list[Any]) -> Any:
-        """Return plain values as an Arrow array; None if Arrow refuses one, such as an integer that is too long."""
+        """Return plain values as an Arrow array; None if Arrow refuses one, such as an integer that is too large."""
         import pyarrow as pa
 
         if self._kind == "double" and _has_nan(values):

@@ -1,4 +1,4 @@
-"""Spark's functions: those that a query may use, and the reasons why it may not use the others."""
+"""Spark's functions: those that a query may use, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _REFUSED: Final = (
     (_ROWS, "makes several rows of one", "put the processor split behind, which makes records of a list's items"),
     (_RANDOM, "gives something else each time", "derive it from the record: sha2(...), hash(...)"),
     (_CLOCK, "gives something else each time", "set the time before, in field.set, by the expression now"),
-    # for a duplicate key Spark raises but keeps the map built so far, which the next record would then be given
+    # for a duplicate key Spark raises but keeps the map built so far, and the next record would get it
     (_KEYS, "may give the same key twice", "use map with keys that are written out, or named_struct"),
     (_OUTSIDE, "looks beyond the record", "use what the record holds"),
 )

@@ -25,7 +25,7 @@ class DocumentSelection:
     def __init__(self, items: Sequence[Item]) -> None:
         kept = Counter(item.source for item in items if isinstance(item, UnchangedColumn))
         whole = any(isinstance(item, Fields) for item in items)
-        # a field selected twice is copied, so that a later change touches only one of the two
+        # a field selected twice is copied, so that a later change affects only one of the two
         self._parts = [_part(item, whole or kept[getattr(item, "source", "")] > 1) for item in items]
         self.reads_position = kept["_position"] > 0
 
@@ -98,7 +98,7 @@ PARTS: Mapping[str, ColumnType] = {"_metadata": ("map", "string"), "_operation":
 
 @dataclass(frozen=True)
 class Fields:
-    """``*``: the record's fields unchanged, without those excepted."""
+    """``*``: the record's fields unchanged, without the excepted ones."""
 
     without: frozenset[str]
 
@@ -129,7 +129,7 @@ class Statement:
 
     items: Sequence[Item]
     where: str
-    """The WHERE condition as written; empty if there is none."""
+    """The WHERE condition as written; empty without one."""
     used: Sequence[str]
     """Columns passed to Spark, in the order of the columns of ``query``."""
     query: SqlQuery | None

@@ -127,7 +127,7 @@ class Text:
             raise SqlTextError(message, "set the time before, in field.set, by the expression now", self._first(node))
 
     def _check_map(self, node: Any) -> None:
-        """Check that a map's keys are different literal texts: see ``transform_keys``."""
+        """Check that a map's keys are distinct literals: see ``transform_keys``."""
         keys = list(getattr(node.args.get("keys"), "expressions", []))
         texts = {key.name for key in keys if key.is_string}
         if len(texts) < len(keys):
