@@ -1,7 +1,7 @@
 """Conditions and values: Python expressions and Go templates, compiled to functions of one record.
 
-They come from pipeline files and run in the workers, so they can reach the record and nothing else, and
-neither block nor grow without bound.
+They come from pipeline files and run in the workers, so they can access nothing but the record, and neither block nor
+grow without bound.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ __all__ = [
 def compile_condition(text: str, clock: Clock) -> Compiled:
     """Compile a condition to a function that returns a bool.
 
-    The text is a Go template if it contains ``{{`` or is one of Go's booleans (``true``), else a Python expression.
-    Raises :class:`ExpressionError`. The compiled function raises for a record that the condition does not fit.
+    The text is a Go template if it contains ``{{`` or is one of Go's booleans (``true``), otherwise a Python
+    expression. Raises :class:`ExpressionError`. The compiled function raises for a record that the condition does not
+    fit.
     """
     return template_condition(text) if "{{" in text or is_bool(text) else python_condition(text, clock)
 

@@ -40,10 +40,10 @@ def _rfc3339(now_ns: int) -> str:
 
 
 class ExpressionError(ValueError):
-    """Rejection of an expression or template when its file is checked.
+    """Raised for an expression or template that is rejected when its file is checked.
 
-    ``column`` is a character offset from the start of the whole text, from 0; line ends count. It is ``None`` where
-    no single place is at fault. ``fix`` is what to write instead.
+    ``column`` is a character offset from the start of the whole text, from 0; line ends count. It is ``None`` if no
+    single place is at fault. ``fix`` suggests a correction.
     """
 
     def __init__(self, message: str, column: int | None = None, fix: str | None = None) -> None:
@@ -54,7 +54,7 @@ class ExpressionError(ValueError):
 
 
 class EvaluationError(Exception):
-    """Failure of an expression on one record; nacks that record."""
+    """Raised by an expression for one record; nacks that record."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -99,9 +99,10 @@ class Compiled(Protocol):
     names: frozenset[str]
     """Parts of the record that the function reads, out of :data:`PARTS`."""
     literal: str | None
-    """The result if it is the same text for every record, else ``None``."""
+    """The result if it is the same text for every record, otherwise ``None``."""
     json_of: str | None
-    """The part whose JSON is the whole result (``{{ toJson … }}``; ``record``: the whole record), else ``None``."""
+    """The part whose JSON is the whole result (``{{ toJson … }}``; ``record``: the whole record), otherwise ``None``.
+    """
 
     def __call__(self, record: Record, /) -> Any:
         """Return the value for this record. Raises for a record that the expression does not fit."""

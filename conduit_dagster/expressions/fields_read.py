@@ -12,15 +12,15 @@ _TEXT: Final = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
 _FIELD: Final = re.compile(r"\.Payload\.After\.([A-Za-z_]\w*)(?:\.\w+)*")
 _HARMLESS: Final = re.compile(r"\.Operation\b")
 _UNCLEAR: Final = re.compile(r"\$|(?<!\w)\.|\b(?:range|with|define|template|block)\b")
-"""What may stand for a field, or for a document, that the text does not name."""
+"""Syntax that may stand for a field, or for a document, without naming it."""
 
 _PARTS: Final = frozenset({"before", "key", "metadata", "position"})
 
 
 def template_fields(text: str) -> frozenset[str] | None:
-    """Return the top-level fields that a Go template reads; None if its text doesn't show them.
+    """Return the top-level fields that a Go template reads; None if its text does not show them.
 
-    The operation counts as no field. What metadata, a key and a payload before hold may come from any field.
+    The operation counts as no field. Metadata, a key and a payload before may hold values of any field.
     """
     if any("}}" in quoted for quoted in _TEXT.findall(text)):
         return None
@@ -40,7 +40,7 @@ def expression_fields(text: str) -> frozenset[str] | None:
 
 
 class _UnclearError(Exception):
-    """A part of the record that is read as a whole."""
+    """Raised for a part of the record that is read as a whole."""
 
 
 def _read(node: ast.AST) -> Iterator[str]:

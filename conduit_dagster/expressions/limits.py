@@ -22,14 +22,16 @@ WORK = 10_000_000
 """Characters and items that one comprehension may touch: loops over a document stay linear in practice."""
 WIDTH = 100
 MADE = 32_000_000
-"""Characters and items that one evaluation may make altogether."""
+"""Total of characters and items that one evaluation may build."""
 OPERATIONS = 8
-"""Operations that make texts or lists, up to which an expression is not metered: each has its own limit."""
+"""Maximum number of operations that build texts or lists in an unmetered expression: each has its own limit."""
 REFERENCES = 16
-"""References to the record in lists and sums, up to which an expression is not metered: what it makes is then at most
-so many times as large as the record."""
+"""Maximum number of references to the record in lists and sums of an unmetered expression: its result is then at most
+this many times as large as the record.
+"""
 LOOP_WEIGHT = 50
-"""Weight of a loop's body up to which it is not looked at: a loop of :data:`ITEMS` turns stays within :data:`WORK`."""
+"""Weight of a loop's body below which it is not checked: a loop of :data:`ITEMS` iterations stays within :data:`WORK`.
+"""
 DIVISOR_BITS = 2048
 """Size limit of a divisor, in bits: long division takes quadratic time."""
 
@@ -41,7 +43,7 @@ def within(size: int, limit: int, what: str) -> None:
 
 
 def replace(text: str, old: str, new: str, count: int = -1) -> str:
-    """Replace as ``str.replace`` does, but check the size of the result before building it."""
+    """Replace like ``str.replace``, but check the size of the result before building it."""
     found = text.count(old)
     times = found if count < 0 else min(found, count)
     within(len(text) + times * max(0, len(new) - len(old)), TEXT_CHARS, "the replaced text")
@@ -49,14 +51,14 @@ def replace(text: str, old: str, new: str, count: int = -1) -> str:
 
 
 def within_text(value: Any) -> Any:
-    """Return ``value``; raise :class:`EvaluationError` for a text that is too long to make a longer one of it."""
+    """Return ``value``; raise :class:`EvaluationError` for text that is too long to build longer text from it."""
     if value.__class__ is str and len(value) > TEXT_CHARS:
         within(len(value), TEXT_CHARS, "the text")
     return value
 
 
 def joined(texts: Iterable[str], separator: str = "") -> str:
-    """Join texts that are made one by one; stop making them once they are larger than :data:`TEXT_CHARS`."""
+    """Join texts that are produced one by one; stop once they are larger than :data:`TEXT_CHARS`."""
     made: list[str] = []
     size = 0
     for text in texts:

@@ -1,4 +1,4 @@
-"""The process that runs scripts, as its parent sees it: started when needed, shared by all scripts, killed at will."""
+"""Client of the process that runs scripts: started on demand, shared by all scripts, killed at a limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from conduit_dagster.javascript.engine_process import ANSWER
 
 ENGINES = 16
-"""Scripts that the process holds at once; the one that was used least recently makes room for another."""
+"""Maximum number of scripts loaded at once; the least recently used one is unloaded first."""
 _STALLED_SECONDS = 30.0
 _ROOT = str(Path(__file__).parents[2])
 _BOOT = (
@@ -33,26 +33,26 @@ _BOOT = (
 
 
 class EngineAnswer(NamedTuple):
-    """What the process says of one record."""
+    """The process's answer for one record."""
 
     kind: int
     text: bytes
 
 
 class EngineDied(Exception):  # noqa: N818  # it says what happened; the caller decides whose error it is
-    """The process ended before it had answered everything."""
+    """Raised if the process ended before it had answered everything."""
 
     def __init__(self, answers: list[EngineAnswer], at: int | None, *, limit: bool, reason: str) -> None:
         super().__init__(reason)
         self.answers = answers
         self.at = at
-        """Index of the record that was at work, or None if none was."""
+        """Index of the record in progress, or None."""
         self.limit = limit
         """Whether the process was ended because the record took too long."""
 
 
 class ScriptSource(NamedTuple):
-    """A script and its limits: what identifies an engine."""
+    """A script and its limits, which identify an engine."""
 
     text: str
     seconds: float
@@ -60,7 +60,7 @@ class ScriptSource(NamedTuple):
 
 
 class EngineClient:
-    """A child process with JavaScript engines. Not thread-safe: :func:`engines` hands it to one thread at a time."""
+    """A child process with JavaScript engines. Not thread-safe: :func:`engines` lends it to one thread at a time."""
 
     def __init__(self) -> None:
         self._loaded: OrderedDict[ScriptSource, int] = OrderedDict()
@@ -85,7 +85,7 @@ class EngineClient:
         return self._process.pid
 
     def load(self, source: ScriptSource) -> str | None:
-        """Have an engine for the script; return why the script can't be used, or None. Raises :class:`EngineDied`."""
+        """Prepare an engine for the script; return why it can't be used, or None. Raises :class:`EngineDied`."""
         if source in self._loaded:
             self._loaded.move_to_end(source)
             return None
@@ -102,13 +102,13 @@ class EngineClient:
         return self._ask(("run", self._loaded[source], now_ms, records), len(records), source.seconds)
 
     def kill(self) -> None:
-        """End the process. Nothing is left behind, whatever it was doing."""
+        """Kill the process, whatever it is doing. Nothing is left behind."""
         self._process.kill()
         self._process.wait()
         self._close()
 
     def forget(self) -> None:
-        """Leave the process to the parent it belongs to: this one was forked from it."""
+        """Leave the process to its real parent, from which this process was forked."""
         self._process.returncode = 0
         self._close()
 
@@ -128,7 +128,7 @@ class EngineClient:
         except (BrokenPipeError, EOFError):
             self._died(answers)
         except BaseException:
-            # what it would answer next belongs to a request that nobody waits for any more
+            # its next answer belongs to an abandoned request
             self.kill()
             raise
         return answers
@@ -161,7 +161,7 @@ class EngineClient:
         return b"".join(pieces)
 
     def _await(self, seconds: float) -> None:
-        """Wait for bytes. A process that neither moves on nor uses its processor time is ended as well, but late."""
+        """Wait for bytes. A process that neither progresses nor uses CPU time is killed too, but late."""
         seen, since = self._at(), time.monotonic()
         while not self._poll.poll(1000):
             if (now_at := self._at()) != seen:
@@ -186,7 +186,7 @@ class EngineClient:
 
 
 class _Shared:
-    """The one client of this process, and its lock. A forked process has none of its own yet."""
+    """The only client of this process, and its lock. A forked process starts without one."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -211,7 +211,7 @@ atexit.register(_shared.close)
 
 @contextlib.contextmanager
 def engines() -> Generator[EngineClient]:
-    """Give this thread alone the process of engines, and start it if there is none."""
+    """Lend the engine process exclusively to this thread; start it if necessary."""
     with _shared.lock:
         client = _shared.client
         if client is None:

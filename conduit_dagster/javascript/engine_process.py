@@ -1,10 +1,10 @@
-"""Main program of the process that runs scripts: one JavaScript engine (QuickJS) for each script it was given.
+"""Main program of the process that runs scripts: one JavaScript engine (QuickJS) per script.
 
-It imports nothing but the standard library and QuickJS: it starts in 30 ms and takes 9 MB.
+It imports only the standard library and QuickJS: it starts in 30 ms and takes 9 MB.
 
-Limits: QuickJS looks at the time between instructions, and then only the record fails. Inside a native call it does
-not look (``Array.prototype.reverse.call({length: 2**40})``); then the kernel ends the process (``SIGPROF``), whatever
-holds Python's lock. A script's own memory is limited by QuickJS, the memory of the process by the kernel.
+Limits: QuickJS checks the time between instructions, and then only the record fails. Inside a native call it does not
+check (``Array.prototype.reverse.call({length: 2**40})``); then the kernel ends the process (``SIGPROF``), even while
+Python's lock is held. A script's own memory is limited by QuickJS, the memory of the process by the kernel.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from conduit_dagster.javascript.prelude import PRELUDE
 ANSWER: Final = 0
 """The record's answer, as JSON."""
 THROWN: Final = 1
-"""QuickJS stopped the script; its message."""
+"""QuickJS stopped the script; with its message."""
 UNFIT: Final = 2
-"""The record can't be given to a script; why."""
+"""The record can't be passed to a script; with the reason."""
 NO_MEMORY: Final = 3
-"""The record's memory went beyond the limit, and with it all that the script held."""
+"""The record exceeded the memory limit; the script's state is lost."""
 UNUSABLE: Final = 4
-"""The script can't be used; why."""
+"""The script can't be used; with the reason."""
 
 OWN_BYTES: Final = 512 << 20
 """Address space of the process itself."""
 COPIES: Final = 8
-"""Address space per byte of a script's limit: a result is held in several forms at once."""
+"""Address space per byte of a script's limit: a result exists in several forms at once."""
 _CAUGHT: Final = ('[null,"InternalError: out of memory', '[null,"null')
-"""What the prelude answers where the script ran out of memory: what the script held is discarded."""
+"""Answers of the prelude if the script ran out of memory: the script's state is discarded."""
 _FLUSH_SECONDS = 0.05
 _WATCH_SECONDS = 1.0
 
 
 class _Engine:
-    """A script in an engine; made again after it ran out of memory."""
+    """A script in an engine, which is recreated after it ran out of memory."""
 
     def __init__(self, text: str, seconds: float, limit: int) -> None:
         self._text, self._seconds, self.limit = text, seconds, limit
-        # beyond QuickJS's own limit: what it does not see is stopped by the kernel
+        # beyond QuickJS's own limit: the kernel stops what QuickJS does not notice
         self.kill_seconds = seconds * 1.25 + 0.05
         self._now = 0
         self._begin: Callable[[int], None] | None = None
@@ -102,7 +102,7 @@ class _Engine:
 
 
 def out_of_memory(text: str) -> bool:
-    """Return whether QuickJS says that the memory limit is reached; without memory for an error it throws null."""
+    """Return whether QuickJS reports the memory limit; without memory for an error it throws null."""
     return text.startswith("InternalError: out of memory") or text.strip() == "null"
 
 
@@ -116,7 +116,7 @@ def _unusable(error: Exception, seconds: float, limit: int) -> str:
 
 
 def arm(seconds: float) -> None:
-    """Have the kernel end this process after so much processor time; 0: never."""
+    """Let the kernel end this process after this much CPU time; 0 means never."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
@@ -157,7 +157,7 @@ class _Server:
             progress[0] = i
             answers.append(engine.run(text, seed))
             now = time.monotonic()
-            # processor time is never more than the time that passed: no system call per record
+            # CPU time never exceeds elapsed time: this saves a system call per record
             if now - armed > engine.kill_seconds * 0.05:
                 arm(engine.kill_seconds)
                 armed = now
@@ -203,21 +203,21 @@ def _limit_memory(size: int) -> None:
     for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
         hard = resource.getrlimit(kind)[1]
         wanted = size if hard == resource.RLIM_INFINITY else min(size, hard)
-        # macOS does not know every limit; QuickJS's own holds there
+        # macOS does not support every limit; QuickJS's own still applies there
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(kind, (wanted, hard))
 
 
 def _watch(parent: int) -> None:
-    """End with the parent even inside a script, when nobody reads the pipe: a killed parent tells nobody."""
+    """Exit when the parent has died, even inside a script, which does not read the pipe."""
     while os.getppid() == parent:
         time.sleep(_WATCH_SECONDS)
     os._exit(0)
 
 
 def main(parent: int, progress: int) -> None:
-    """Serve requests on standard input. ``progress``: file that says which record is at work, counted from 1."""
-    # the parent decides when this ends: a signal to the whole group lets it finish its step
+    """Serve requests on standard input. ``progress``: file with the number of the current record, counted from 1."""
+    # the parent decides when this process ends: after a signal to the whole group it still finishes its step
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

@@ -1,8 +1,8 @@
 """JavaScript environment of a script: Conduit's helpers, with deterministic time and random numbers.
 
 A record is passed as JSON: ``[position, operation, metadata, kinds, key, before, after]``. Each of the last three is a
-document, or raw data as text of one character per byte; ``kinds`` tells which, by ``d`` or ``r``. In both directions
-null stands for a missing value.
+document, or raw data as text with one character per byte; ``kinds`` distinguishes them by ``d`` or ``r``. In both
+directions null stands for a missing value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scripts: records to a script and back, with what happens to a record on which it fails."""
+"""Scripts: passing records to a script and back, and the outcome for a record on which it fails."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _LOG: Final = {
     "warn": _log.warning,
     "error": _log.error,
 }
-"""A script's log levels, and what writes them: a script gives a level, never the name of an attribute."""
+"""A script's log levels, with their log functions: a script passes a level, never an attribute name."""
 _INTERRUPTED: Final = EngineAnswer(THROWN, b"InternalError: interrupted")
-"""What QuickJS says when the time is over; said as well for a record at which the kernel ended the process."""
+"""QuickJS's message after the time limit; also used for a record at which the kernel ended the process."""
 _OURS: Final = frozenset(
     {"self", "event", "level", "timestamp", "logger", "logger_name", "exc_info", "stack_info", "stack", "exception"}
 )
-"""Names that mean something to the logger: a script's field of that name gets a prefix."""
+"""Names reserved by the logger: a script's field with such a name gets a prefix."""
 
 Level = Literal["trace", "debug", "info", "warn", "error"]
 _Made = tuple[str, dict[str, str], str, Any, Any, Any]
@@ -41,7 +41,7 @@ _Said = list[tuple[Level, str, dict[str, Any]]]
 
 
 class _Answer(msgspec.Struct, array_like=True):
-    """What the prelude says of one record. A script can tamper with its parts, so they are checked."""
+    """The prelude's answer for one record. A script can tamper with its parts, so they are checked."""
 
     made: _Made | None
     failure: str | None
@@ -54,11 +54,11 @@ _OUT_OF_MEMORY: Final = "InternalError: out of memory"
 
 
 class ScriptError(Exception):
-    """The script is unusable: it does not compile, or defines no function ``process``, or takes too long for that."""
+    """Raised for an unusable script: it does not compile, has no function ``process``, or takes too long to load."""
 
 
 class ScriptRecordError(Exception):
-    """The script fails on one record."""
+    """Raised if the script fails on one record."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -66,11 +66,11 @@ class ScriptRecordError(Exception):
 
 
 Outcome = Record | None | ScriptRecordError
-"""The record, changed in place; None if the script dropped it; or why it failed."""
+"""The record, changed in place; None if the script dropped it; or the error."""
 
 
 class Script:
-    """A script, run in the process of engines, where it can be stopped whatever it does. Any thread may use it."""
+    """A script, run in the engine process, where it can be stopped in any state. Thread-safe."""
 
     def __init__(self, text: str, seconds: float, megabytes: int) -> None:
         """``seconds``: CPU time limit for one record; ``megabytes``: memory limit of the script.
@@ -89,11 +89,11 @@ class Script:
         raise ScriptError(f"the process that compiles it died {_ATTEMPTS} times ({reason})")
 
     def run(self, records: Sequence[Record], seeds: Sequence[int], now_ns: int) -> list[Outcome]:
-        """Run the script on each record; return what became of each, in order. Raises :class:`ScriptError`.
+        """Run the script on each record; return the outcome of each, in order. Raises :class:`ScriptError`.
 
-        ``seeds``: seeds of ``Math.random``. ``now_ns``: the time that the script sees, the step's, so that a repeat
-        gives the same result. A record at which the process is ended fails, and the others go on; the script has then
-        lost what it held, as after running out of memory, and records before that one may have been run twice.
+        ``seeds``: seeds of ``Math.random``. ``now_ns``: the script's clock, the time of the step, so that a repeat
+        gives the same result. A record at which the process is ended fails, and the others continue; the script has
+        then lost its state, as after running out of memory, and records before that one may have been processed twice.
         """
         outcomes: list[Outcome] = [None] * len(records)
         given: list[tuple[str, int]] = []
@@ -137,7 +137,7 @@ class Script:
                 self._blame(died, batch, deaths, found)
             found.update(zip(batch, got, strict=False))
             waiting = [i for i in waiting if i not in found]
-            # a process that died by itself says little about the record: each one is given alone from here on
+            # a process that died by itself may not be the record's fault: from here on each record is sent alone
             batch = waiting[:1] if deaths else waiting
         return [found[i] for i in range(len(given))]
 

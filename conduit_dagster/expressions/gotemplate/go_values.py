@@ -91,7 +91,7 @@ def _quoted(character: str) -> str:
 
 
 def is_bool(text: str) -> bool:
-    """Return whether :func:`parse_bool` takes the text."""
+    """Return whether :func:`parse_bool` accepts the text."""
     return text in _TRUE or text in _FALSE
 
 
@@ -105,7 +105,7 @@ def parse_bool(text: str) -> bool:
 
 
 def basic(value: Any) -> str:
-    """Return the kind that decides comparability. Integers and floats are one kind: ours are exact."""
+    """Return the kind that determines comparability. Integers and floats are one kind: ours are exact."""
     return _BASIC.get(value.__class__, kind(value))
 
 
@@ -135,7 +135,7 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def check_order(left: Any, right: Any) -> None:
-    """Raise Go's error unless both values are numbers or both are strings: nothing else has an order."""
+    """Raise Go's error unless both values are numbers or both are strings: other values have no order."""
     if left.__class__ in _NUMBERS and right.__class__ in _NUMBERS:
         return
     if basic(left) != basic(right):

@@ -45,18 +45,18 @@ class PrintedAction(NamedTuple):
     call: Callable[[Record], str]
     """Function that returns the action's output."""
     field: str | None
-    """The field's name if the action is just ``.Payload.After.FIELD``, else ``None``."""
+    """The field's name if the action is just ``.Payload.After.FIELD``, otherwise ``None``."""
 
 
 def operations(node: Node) -> int:
-    """Return how many functions in ``node`` make a text."""
+    """Return the number of functions in ``node`` that build text."""
     if isinstance(node, Chain):
         return operations(node.base)
     return (node.function in MAKING) + sum(map(operations, node.arguments)) if isinstance(node, Call) else 0
 
 
 class TemplateBudget(threading.local):
-    """Budget of one evaluation of a template with many functions that make texts."""
+    """Budget of one evaluation of a template with many functions that build text."""
 
     left: int = 0
 
@@ -65,7 +65,7 @@ class TemplateBudget(threading.local):
         self.left = limits.MADE
 
     def charge(self, made: Any) -> Any:
-        """Return what a function made, after charging it."""
+        """Return a function's result, after charging its size."""
         self.left -= len(made)
         if self.left < 0:
             raise EvaluationError(f"the template makes more than {limits.MADE:,} characters")
@@ -73,11 +73,11 @@ class TemplateBudget(threading.local):
 
 
 _AT_ONCE = 16
-"""Pieces of a template that are printed before the size of its output is looked at."""
+"""Number of pieces of a template that are printed between checks of the output's size."""
 
 
 def joining_many(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
-    """Return :func:`joining`, for many pieces with a limit on the output: each may print the whole record."""
+    """Return :func:`joining`, for many pieces, with a limit on the output: each may print the whole record."""
     if len(pieces) <= 2 * _AT_ONCE:
         return joining(pieces)
     groups = [joining(pieces[i : i + _AT_ONCE]) for i in range(0, len(pieces), _AT_ONCE)]
@@ -99,7 +99,7 @@ def joining_many(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], st
 def joining(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
     """Return a function that concatenates the output of texts and actions."""
     scope: dict[str, Any] = {"as_is": _AS_IS, "printed": printed, "one_by_one": _one_by_one(pieces)}
-    # no template text enters the generated source: it is only the value of these names
+    # template text never enters the generated source: it is only the value of these names
     parts: list[str] = []
     for i, piece in enumerate(pieces):
         if isinstance(piece, str):
@@ -131,12 +131,12 @@ _DATA: dict[tuple[str, ...], str] = {
 
 
 def data_part(path: Path) -> str | None:
-    """Return ``after``, ``before`` or ``key`` if the path is that whole part, else ``None``."""
+    """Return ``after``, ``before`` or ``key`` if the path is that whole part, otherwise ``None``."""
     return _DATA.get(path.names)
 
 
 def after_field(node: Node) -> str | None:
-    """Return the field's name if the node is just ``.Payload.After.NAME`` and not a method, else ``None``."""
+    """Return the field's name if the node is just ``.Payload.After.NAME`` and not a method, otherwise ``None``."""
     if not isinstance(node, Path) or len(node.names) != 3 or node.names[:2] != ("Payload", "After"):
         return None
     return None if node.names[2] == "Bytes" else node.names[2]
@@ -238,7 +238,7 @@ def walk(value: Any, names: tuple[str, ...], written: str) -> Any:
 
 
 def no_field(value: Any, name: str, written: str) -> NoReturn:
-    """Raise Go's error for a field of a value that has no fields."""
+    """Raise Go's error for a field of a value without fields."""
     if isinstance(value, bytes):
         raise EvaluationError(
             f"cannot resolve field {name!r}: {written} is raw, not a document (put json.decode before)"
@@ -315,7 +315,7 @@ class _Compiler:
         return made
 
     def whole(self, function: Evaluate) -> Evaluate:
-        """Return the function of the whole template: it begins with a full budget, if there is one."""
+        """Return the function of the whole template, which starts each evaluation with a full budget, if it has one."""
         budget = self._budget
         if budget is None:
             return function
@@ -368,7 +368,7 @@ class _Compiler:
         return lambda record: charge(made(record))
 
     def _arguments(self, nodes: Sequence[Node]) -> list[Evaluate]:
-        """Return the arguments' functions. A text that was made is not made into a longer one beyond its limit."""
+        """Return the arguments' functions. Computed text over the limit is not built into longer text."""
         return [_limited(self.value(node)) if operations(node) else self.value(node) for node in nodes]
 
     def _and(self, node: Call) -> Evaluate:

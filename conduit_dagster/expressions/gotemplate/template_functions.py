@@ -41,7 +41,7 @@ def _joining(pieces: list[str | Format]) -> Callable[..., str]:
         following = iter(values)
         return join(piece if isinstance(piece, str) else piece(next(following)) for piece in pieces)
 
-    # a few values make a text that is a few times as large as the record, at most
+    # a few values give text at most a few times as large as the record
     join = "".join if len(pieces) <= 2 * limits.OPERATIONS + 1 else limits.joined
     return call
 
@@ -198,7 +198,7 @@ def _print(*values: Any) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Return compact JSON with keys in their original order; raw data becomes base64 text."""
+    """Return compact JSON with keys in their original order; raw data becomes Base64 text."""
     return _json(value).decode()
 
 
@@ -251,7 +251,7 @@ _MANY = 255
 MAKING = frozenset(
     {"printf", "print", "toString", "toJson", "quote", "replace", "upper", "lower", "trim", "trimPrefix", "trimSuffix"}
 )
-"""Functions that make a text."""
+"""Functions that build text."""
 BOOLEAN = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "not", "empty", "hasKey", "hasPrefix", "hasSuffix", "contains"}
 )

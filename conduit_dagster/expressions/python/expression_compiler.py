@@ -35,7 +35,7 @@ from conduit_dagster.record import Record
 _GUARDED: dict[type[ast.operator], str] = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}
 _COMPARING = frozenset({"min", "max", "sorted"})
 _UNMEASURED = 2
-"""Operations whose values may be made into text unmeasured: each has a limit of its own."""
+"""Maximum number of operations whose values may be converted to text unmeasured: each has its own limit."""
 _GLOBALS: dict[str, Any] = {
     **GUARDS,
     **{f"function_{name}": function.call for name, function in FUNCTIONS.items()},
@@ -57,9 +57,9 @@ def _call(name: str, *arguments: ast.expr, keywords: list[ast.keyword] | None = 
 
 
 class Guard(ast.NodeTransformer):
-    """The first pass. ``globals`` is all that the generated code can access.
+    """The first pass. ``globals`` is everything that the generated code can access.
 
-    A metered expression charges what it makes to ``made``, the budget of the evaluation.
+    A metered expression charges the values that it builds to ``made``, the budget of the evaluation.
     """
 
     def __init__(self, *, metered: bool) -> None:
@@ -67,7 +67,7 @@ class Guard(ast.NodeTransformer):
         self._metered = metered
         self._loop: str | None = None
         self._kept = False
-        """Whether the node's value becomes a part of what a loop makes."""
+        """Whether the node's value becomes a part of a loop's result."""
         self._inner_sums: set[ast.expr] = set()
 
     def guarded(self, node: ast.expr) -> ast.expr:
@@ -78,21 +78,21 @@ class Guard(ast.NodeTransformer):
         return made
 
     def _held(self, node: ast.expr) -> ast.expr:
-        """Return ``node`` with its guards, as a part of what a loop makes."""
+        """Return ``node`` with its guards, as a part of a loop's result."""
         kept, self._kept = self._kept, True
         made = cast(ast.expr, self.visit(node))
         self._kept = kept
         return made
 
     def _paid(self, node: ast.expr, made: ast.expr, *, making: bool = False) -> ast.expr:
-        """Charge ``made``, which comes of ``node``: in a loop always, outside of one if the expression is metered."""
+        """Charge ``made``, the result of ``node``: always in a loop, elsewhere only if the expression is metered."""
         if self._loop is None:
             return _call("made", made) if making and self._metered else made
         deep = self._kept and (self._metered or not is_part_of_record(node, self._loop))
         return _call("charge_deep" if deep else "charge", made)
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Rename a loop variable so that it cannot clash with our names; keep a part of the record."""
+        """Rename a loop variable so that it can't clash with our names; keep a part of the record."""
         if node.id != self._loop:
             return self._paid(node, node)
         item = ast.copy_location(ast.Name(f"item_{node.id}", node.ctx), node)
@@ -133,15 +133,15 @@ class Guard(ast.NodeTransformer):
         return ast.Compare(operands[0], node.ops, operands[1:])
 
     def visit_List(self, node: ast.List) -> ast.expr:
-        """Charge a list with all that is in it."""
+        """Charge a list with all its contents."""
         return self._display(node)
 
     def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
-        """Charge a tuple with all that is in it."""
+        """Charge a tuple with all its contents."""
         return self._display(node)
 
     def visit_Dict(self, node: ast.Dict) -> ast.expr:
-        """Charge an object with all that is in it."""
+        """Charge an object with all its contents."""
         return self._display(node)
 
     def _display(self, node: ast.expr) -> ast.expr:
@@ -155,18 +155,18 @@ class Guard(ast.NodeTransformer):
         return self._paid(node, _call("joined", *parts), making=True)
 
     def _printed(self, node: ast.expr) -> ast.expr:
-        """Measure what is made into text, unless it can be no more than a few times as large as the record."""
+        """Measure the value that is converted to text, unless it can be at most a few times as large as the record."""
         # counted first: visiting changes the tree
         plain = is_part_of_record(node) or not (self._metered or operations(node) > _UNMEASURED)
         made = self.guarded(node)
         return made if plain else _call("measured", made)
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        """Meter a loop: it is charged for what it touches."""
+        """Meter a loop: it is charged for every item it touches."""
         return ast.ListComp(*self._scoped(node))
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
-        """Meter a loop: it is charged for what it touches."""
+        """Meter a loop: it is charged for every item it touches."""
         return ast.GeneratorExp(*self._scoped(node))
 
     def _scoped(self, node: ast.ListComp | ast.GeneratorExp) -> tuple[ast.expr, list[ast.comprehension]]:
@@ -216,7 +216,7 @@ class Guard(ast.NodeTransformer):
             return _call("digest", self._paid(node, _call("canonical", self._printed(node.args[0])), making=True))
         if name == "str":
             return _call("function_str", self._printed(node.args[0]))
-        # lists are compared item by item: in a loop they are charged as what is kept
+        # lists are compared item by item: in a loop they are charged like kept values
         visit = self._held if name in _COMPARING and self._loop is not None else self.guarded
         arguments = [visit(argument) for argument in node.args]
         keywords = [ast.keyword(keyword.arg, self.guarded(keyword.value)) for keyword in node.keywords]
@@ -296,7 +296,7 @@ class Bind(ast.NodeTransformer):
         return self._inlined_product(made) if name == "multiply" and not self._loops else made
 
     def _inlined_field(self, call: ast.Call) -> ast.expr:
-        """Inline ``record.after.get(name)`` for the case that the part is a document, as it nearly always is."""
+        """Inline ``record.after.get(name)`` for a part that is a document, as it nearly always is."""
         part, name = call.args
         got = ast.Call(ast.Attribute(part, "get", ast.Load()), [name], [])
         return ast.IfExp(_is_a(part, "dict"), got, call)

@@ -71,12 +71,12 @@ def in_order(values: Iterable[Any], *, reverse: bool = False) -> list[Any]:
 
 
 def canonical(value: Any) -> bytes:
-    """Return the bytes that ``hash`` digests: text itself, anything else as JSON with sorted keys."""
+    """Return the bytes that ``hash`` digests: text itself, any other value as JSON with sorted keys."""
     return value.encode() if value.__class__ is str else _json(value)
 
 
 def digest(value: bytes) -> str:
-    """Return the first 16 hexadecimal digits of SHA-256: stable between machines and releases, not secret."""
+    """Return the first 16 hexadecimal digits of SHA-256: stable across machines and releases, not secret."""
     return hashlib.sha256(value).hexdigest()[:16]
 
 
@@ -94,9 +94,9 @@ def joined(*parts: Any) -> str:
 
 
 def search(pattern: str) -> Callable[[Any], bool]:
-    """Return a function that tells whether text contains a match, in time linear in the text (RE2).
+    """Return a function that checks whether text contains a match, in time linear in the text (RE2).
 
-    ``None`` has no match. Raises ``re2.error`` for a pattern that RE2 does not support: it has no look-around and no
+    ``None`` never matches. Raises ``re2.error`` for a pattern that RE2 does not support: it has no look-around and no
     back references.
     """
     options = re2.Options()
@@ -163,7 +163,7 @@ TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, 
 
 
 SHORT_ARGUMENT: Final = 8
-"""Characters up to which an argument is short."""
+"""Maximum length of a short argument, in characters."""
 
 
 class Method(NamedTuple):
@@ -275,9 +275,9 @@ METHODS: dict[str, Method] = {
 }
 
 SELECTING: Final = frozenset({"get", *_SEARCHES.split(), *(name for name in _PLAIN.split() if name.startswith("is"))})
-"""Methods that make nothing."""
+"""Methods that build nothing."""
 PARTING: Final = frozenset({"split", "rsplit", "partition", "rpartition"})
-"""Methods that make many small texts."""
+"""Methods that build many small texts."""
 LONG_ARGUMENTS: dict[str, Callable[..., Any]] = {
     name: _of(str, "text", name, native)
     for name, native in {
@@ -289,4 +289,4 @@ LONG_ARGUMENTS: dict[str, Callable[..., Any]] = {
         "rpartition": _rpartition,
     }.items()
 }
-"""Methods for an argument that may be long: Python's own take quadratic time then. Of linear time, but slower."""
+"""Methods for an argument that may be long, in linear time: Python's own are faster, but then take quadratic time."""

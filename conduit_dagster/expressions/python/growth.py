@@ -1,8 +1,8 @@
-"""How much an expression can make, counted in its syntax before it runs.
+"""Upper bound of the values that an expression can build, from its syntax.
 
-An operation has a limit of its own, so an expression of a few operations needs no more than that, and pays nothing.
-One of many operations, or one that refers to the record many times in what it builds, is metered: each evaluation has
-a budget (``sizes.MakingBudget``).
+Each operation has its own limit, so an expression with few operations needs no other, and pays nothing. An expression
+with many operations, or with many references to the record in the values that it builds, is metered: each evaluation
+has a budget (``sizes.MakingBudget``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHORT_TEXT = 16
 
 
 def operations(node: ast.AST) -> int:
-    """Return how many operations in ``node`` make a text or a list; a chain of ``+`` is one, a loop is two."""
+    """Return the number of operations in ``node`` that build text or a list; a chain of ``+`` is one, a loop is two."""
     found = _makes(node)
     for child in ast.iter_child_nodes(node):
         found += operations(child)
@@ -51,7 +51,7 @@ def is_metered(node: ast.AST) -> bool:
 
 
 def _references(node: ast.AST, *, within: bool) -> int:
-    """Return how many names stand in displays and sums, whose values hold or repeat what the names stand for."""
+    """Return the number of names in displays and sums, whose values contain or repeat the named ones."""
     if isinstance(node, ast.Name):
         return within and node.id not in FUNCTIONS
     within = within or isinstance(node, DISPLAYS) or _is_sum(node)
@@ -59,9 +59,9 @@ def _references(node: ast.AST, *, within: bool) -> int:
 
 
 def is_part_of_record(node: ast.AST, loop: str | None = None) -> bool:
-    """Return whether the value is made by nothing: a literal, or a part of the record or of the loop's item ``loop``.
+    """Return whether the value is not built: a literal, or a part of the record or of the loop's item ``loop``.
 
-    With ``loop``, parts of the record are none: what a turn of a loop repeats is to be charged.
+    With ``loop``, parts of the record do not count: values that each iteration repeats must be charged.
     """
     if isinstance(node, ast.Constant):
         return True
@@ -75,7 +75,7 @@ def is_part_of_record(node: ast.AST, loop: str | None = None) -> bool:
 
 
 def loop_weight(node: ast.AST) -> int:
-    """Return what one turn of a loop touches at least: long literals, and items of the lists and objects it builds."""
+    """Return the minimum work of one iteration: long literals, and items of the lists and objects it builds."""
     if isinstance(node, ast.Constant):
         return len(node.value) if isinstance(node.value, str) and len(node.value) > _SHORT_TEXT else 0
     found = sum(map(loop_weight, ast.iter_child_nodes(node)))

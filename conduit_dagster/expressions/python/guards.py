@@ -101,7 +101,7 @@ def remainder(left: Any, right: Any) -> Any:
 
 
 def quotient(left: Any, right: Any) -> Any:
-    """Return ``left // right``, inside a comprehension, where long divisions add up."""
+    """Return ``left // right`` inside a comprehension, where long divisions add up."""
     if right.__class__ is int and right.bit_length() > limits.DIVISOR_BITS:
         _long_divisor()
     return left // right
@@ -153,12 +153,12 @@ class WorkBudget:
         return value
 
     def charge_parts(self, value: Any) -> Any:
-        """Return the parts of a text after charging them: each takes the memory of a text of its own."""
+        """Return the parts of a text after charging them: each takes the memory of a separate text."""
         self.left -= _PART_WEIGHT * len(value)
         return self.charge(value)
 
     def charge_deep(self, value: Any) -> Any:
-        """Return ``value``, which the comprehension's result will hold, after charging all its depth."""
+        """Return ``value``, which the comprehension's result will contain, after charging its full depth."""
         if value.__class__ in CONTAINERS:
             self.left -= measure(value, self.left)
         return self.charge(value)

@@ -1,4 +1,4 @@
-"""Sizes of the values that an expression makes, measured and charged before more is made of them."""
+"""Sizes of the values that an expression builds, measured and charged before more is built from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONTAINERS: Final = frozenset({list, tuple, dict})
 
 
 def measure(value: Any, most: int) -> int:
-    """Return how many characters and items ``value`` has in all its depth: at least so long is its JSON.
+    """Return the number of characters and items in ``value`` at any depth: its JSON is at least that long.
 
     A part that occurs twice counts twice. Raises :class:`EvaluationError` beyond ``most``, without looking further.
     """
@@ -32,14 +32,14 @@ def measure(value: Any, most: int) -> int:
 
 
 def measured(value: Any) -> Any:
-    """Return a value that is to be made into text, after measuring it."""
+    """Return a value to be converted to text, after measuring it."""
     if value.__class__ in CONTAINERS or value.__class__ is str:
         measure(value, limits.TEXT_CHARS)
     return value
 
 
 def weighed(value: Any, weight: int) -> Any:
-    """Return what a loop goes through, if that many turns of such a weight are within the work of one loop."""
+    """Return a loop's input, if that many iterations of this weight are within the work limit of one loop."""
     if value.__class__ in CONTAINERS or value.__class__ is str:
         limits.within(len(value) * weight, limits.WORK, "the work of the comprehension")
     return value
@@ -54,7 +54,7 @@ class MakingBudget:
         self.left = limits.MADE
 
     def charge(self, value: Any) -> Any:
-        """Return ``value``, which an operation made, after charging its size in all its depth."""
+        """Return ``value``, which an operation built, after charging its size at any depth."""
         if value.__class__ is str or value.__class__ is bytes:
             self.left -= len(value)
         elif value.__class__ in CONTAINERS:
