@@ -25,7 +25,7 @@ from conduit_dagster.spark.spark_settings import SparkSettings
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession
 
-# the user's first run is still busy before that, and a container may be gone by then
+# the user's first run is busy until then, and a container may already have ended
 _DELAY = 20.0
 _START, _END = 300.0, 600.0
 
@@ -91,7 +91,7 @@ def _up(process: subprocess.Popen[bytes], about: dict[str, Any]) -> SparkServer:
 
 
 def _exercise(server: SparkServer) -> None:
-    """Run what the first step of a pipeline makes Spark do."""
+    """Run the Spark operations of a pipeline's first step."""
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.session import SparkSession
 

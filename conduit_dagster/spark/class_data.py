@@ -30,7 +30,7 @@ _OTHER_CLASSES = ("spark.driver.extraClassPath", "spark.driver.userClassPathFirs
 
 
 def archive_options(conf: Mapping[str, str]) -> list[str]:
-    """Return the JVM options that use the archive; none if there is no archive yet."""
+    """Return the JVM options that use the archive; empty if it does not exist yet."""
     path = archive_path()
     if path is None or not path.is_file() or any(key in conf for key in _OTHER_CLASSES) or " " in str(path):
         return []
@@ -41,7 +41,7 @@ def archive_options(conf: Mapping[str, str]) -> list[str]:
 
 
 def archive_path() -> Path | None:
-    """Return the path of the archive for this Spark and Java; ``None`` if it is disabled or not possible."""
+    """Return the path of the archive for this Spark and Java; ``None`` if it is disabled or unsupported."""
     if os.environ.get("CONDUIT_SPARK_ARCHIVE", "").lower() in ("off", "0", "false"):
         return None
     key = "\0".join(os.environ.get(name, "") for name in ("JAVA_HOME", "PATH", "SPARK_HOME", "XDG_CACHE_HOME", "HOME"))
@@ -66,7 +66,7 @@ def _path() -> Path | None:
 
 
 def make_archive_later() -> None:
-    """Start one low-priority process that makes the archive, if there is none and no attempt failed recently."""
+    """Start one low-priority process that makes the archive, unless it exists or an attempt failed recently."""
     path = archive_path()
     if path is None or path.exists() or _failed_lately(path):
         return
@@ -88,7 +88,7 @@ _makers: list[subprocess.Popen[bytes]] = []
 
 
 def distrust_archive() -> bool:
-    """Remove an archive with which Spark did not start; return whether there was one."""
+    """Remove an archive with which Spark failed to start; return whether one existed."""
     path = archive_path()
     if path is None or not path.exists():
         return False
@@ -106,7 +106,7 @@ def mark_failed(path: Path) -> None:
 
 
 def forget_unused(folder: Path) -> None:
-    """Remove archives with which no JVM was started for a month: those of environments that are gone."""
+    """Remove archives that no JVM has used for a month: those of deleted environments."""
     for archive in folder.glob("spark-*.jsa"):
         try:
             if time.time() - archive.stat().st_mtime > _UNUSED:

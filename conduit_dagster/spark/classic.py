@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def jvm_ended(within: float = 0) -> bool:
-    """Return whether this process started a JVM that is gone (killed, out of memory).
+    """Return whether this process started a JVM that has ended (killed, out of memory).
 
     A dying process closes its sockets a moment before it exits: ``within`` is how many seconds to wait for the exit.
     """
@@ -69,7 +69,7 @@ def inside_submit() -> bool:
 
 
 def has_classic() -> bool:
-    """Return whether this process has a classic session: then it cannot be a client of a Connect server."""
+    """Return whether this process has a classic session, and so can't be a client of a Connect server."""
     context = sys.modules.get("pyspark.core.context")
     return context is not None and context.SparkContext._active_spark_context is not None
 
@@ -101,12 +101,12 @@ def _built(settings: SparkSettings, app_name: str) -> SparkSession:
 
 
 def _launch_without_secrets(conf: Mapping[str, str]) -> None:
-    """Start the JVM first where a secret is among its settings: PySpark would write them all on its command line."""
+    """Start the JVM in advance if the settings include a secret: PySpark would put them on its command line."""
     from pyspark import SparkConf, SparkContext
 
     plain = [(key, value) for key, value in conf.items() if hide(value) == value]
     if len(plain) < len(conf) and not inside_submit():
-        # does nothing where there is a JVM; the context gets its settings from the builder all the same
+        # does nothing if a JVM exists; the context gets its settings from the builder in any case
         SparkContext._ensure_initialized(conf=SparkConf().setAll(plain))
 
 
@@ -126,7 +126,7 @@ def _conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def _worker_python(settings: SparkSettings) -> str:
-    """Return the workers' Python; Spark's default is ``python3`` on PATH. On a cluster ``PYSPARK_PYTHON`` counts."""
+    """Return the workers' Python; Spark's default is ``python3`` on PATH. On a cluster ``PYSPARK_PYTHON`` applies."""
     chosen = settings.conf.get("spark.pyspark.python")
     if chosen or settings.local:
         return chosen or sys.executable
@@ -134,7 +134,7 @@ def _worker_python(settings: SparkSettings) -> str:
 
 
 def _launch_environment(settings: SparkSettings) -> dict[str, str]:
-    """Return the environment for launching the JVM; ``conf`` cannot express any of it."""
+    """Return the environment for launching the JVM; ``conf`` can't express any of it."""
     own = {"PYSPARK_PYTHON": _worker_python(settings)}
     if settings.local:
         own["SPARK_LOCAL_IP"] = LOOPBACK
@@ -145,7 +145,7 @@ def _launch_environment(settings: SparkSettings) -> dict[str, str]:
     if not settings.verbose:
         options.append(f"-Dlog4j2.configurationFile={_QUIET.as_uri()}")
     if options:
-        # last, so that a caller's own log4j file wins
+        # last, so that a caller's own log4j file takes precedence
         own["SPARK_SUBMIT_OPTS"] = " ".join([*options, os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip()
     return own
 

@@ -1,7 +1,7 @@
 """Stand-in for the parent of the shared server's Python workers (``spark.python.daemon.module``).
 
 Spark starts one per session, that is, at each start of a pipeline, and its imports take two seconds. So this process
-requests a forked one that has imported them already, lends it its streams and exits with its exit code; if it gets
+requests a forked one that has already imported them, passes its streams to it and exits with its exit code; if it gets
 none, it does the work itself.
 """
 

@@ -39,7 +39,7 @@ def _raised_in_worker(text: str) -> str | None:
 
 
 def _ended_worker(text: str) -> str | None:
-    """Return what Spark says of a Python worker that died; Java's own cause is how its socket ended, which varies."""
+    """Return Spark's message about a dead Python worker; Java's own cause is how its socket ended, which varies."""
     found = _ENDED_WORKER.search(text)
     return _without_class(found.group()) if found else None
 
@@ -47,7 +47,7 @@ def _ended_worker(text: str) -> str | None:
 def _java_cause(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    # an EOFException without a message tells less than the error that it caused
+    # an EOFException without a message is less specific than the error that it caused
     told = [cause for cause in causes if _JAVA_CLASS.match(cause)]
     lost = _LOST_TASK.search(text)
     said = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling")]
@@ -55,7 +55,7 @@ def _java_cause(text: str) -> str:
 
 
 def _without_class(line: str) -> str:
-    """Return ``gone`` for ``org.apache.spark.SparkException: gone``; keep any class name not starting with Spark."""
+    """Return ``gone`` for ``org.apache.spark.SparkException: gone``; keep class names that don't begin with Spark."""
     named = _JAVA_CLASS.match(line)
     rest = line[named.end() :] if named else line
     name = f"{named.group(1)}: " if named and not named.group(1).startswith("Spark") else ""

@@ -127,7 +127,7 @@ def find_java(env: Mapping[str, str] | None = None) -> Java | None:
 
 
 def require_java(env: Mapping[str, str] | None = None) -> Java:
-    """Return the Java to use; raise ``FatalError`` (``environment.java_missing``) if there is none."""
+    """Return the Java to use; raise ``FatalError`` (``environment.java_missing``) if none is found."""
     found = find_java(env)
     if found is None:
         raise FatalError(
@@ -216,7 +216,7 @@ def _in_environment() -> Java | None:
 
 
 def main() -> int:
-    """Print which Java Spark will use; return exit code 3 if there is none."""
+    """Print which Java Spark will use; return exit code 3 if none is found."""
     try:
         java = require_java()
     except FatalError as error:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AGAIN = 0.2
-# how Spark reports that the server is gone, that it does not know the session, or that the context was stopped
+# Spark's reports of a lost server, an unknown session, or a stopped context
 _LOST = re.compile(
     r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_\w+\]"
     r"|SparkContext (?:was shut down|has been shutdown)|methods on a stopped SparkContext"
@@ -48,8 +48,8 @@ def run_job(spark: SparkSession, tag: str, action: Callable[[], T], owner: str =
 
     ``owner``: a second tag for these jobs, which other runs may share.
 
-    Runs ``action`` in the calling thread, since Spark keeps tags per thread. Only one run per session and tag at
-    a time. A cancelled task's Python worker may go on for a while.
+    Runs ``action`` in the calling thread, since Spark keeps tags per thread. Only one run per session and tag at a
+    time. A cancelled task's Python worker may keep running for a while.
     """
     with _registered(spark, tag) as run:
         try:
@@ -68,10 +68,10 @@ def run_job(spark: SparkSession, tag: str, action: Callable[[], T], owner: str =
 
 @contextmanager
 def cancellable(spark: SparkSession, tag: str) -> Generator[threading.Event]:
-    """Run the block as :func:`run_job` does, but leave Spark's errors unchanged.
+    """Run the block like :func:`run_job`, but leave Spark's errors unchanged.
 
-    Yields the event that is set when another thread cancels the block. Spark's error after a cancellation becomes
-    ``JobCancelled``; nothing is raised if the block finished all the same.
+    Yields an event that is set when another thread cancels the block. Spark's error after a cancellation becomes
+    ``JobCancelled``; nothing is raised if the block finished anyway.
     """
     with _registered(spark, tag) as run:
         try:
@@ -194,7 +194,7 @@ def tag_of(pipeline: str, spark: SparkSession) -> Generator[str]:
 def jobs_of(pipeline: str, spark: SparkSession) -> Generator[threading.Event]:
     """Run the block such that its jobs are cancelled with the pipeline; raise ``JobCancelled`` if that ended it.
 
-    Yields the event that is set on cancellation, for code that waits for more than Spark's jobs.
+    Yields an event that is set on cancellation, for code that waits for more than Spark's jobs.
     """
     with tag_of(pipeline, spark) as tag, cancellable(spark, tag) as cancelled:
         yield cancelled
@@ -203,7 +203,7 @@ def jobs_of(pipeline: str, spark: SparkSession) -> Generator[threading.Event]:
 def cancel_jobs_of(pipeline: str) -> None:
     """Cancel all jobs of the pipeline in this process in parallel, and wait for them as long as ``cancel_job`` does.
 
-    A job that is about to begin may be missed: call again. Raises the first job's error, once all were cancelled.
+    A job that is about to begin may be missed: call it again. Raises the first job's error, once all were cancelled.
     """
     with _lock:
         running = dict(_running.get(pipeline, {}))

@@ -1,6 +1,6 @@
 """Cancellation of a previous owner's jobs on a server that its successor shares, before anything is sent again.
 
-The operations of a killed or frozen client go on at a Spark Connect server. A session's operations are cancelled by
+The operations of a killed or frozen client continue at a Spark Connect server. A session's operations are cancelled by
 their tag, by any client of the same user that knows the session's id; the lease stores both.
 """
 
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger("conduit.spark")
 _PATIENCE, _AGAIN = 10.0, 0.1
 _WORKERS_END = 4.5
-"""Seconds after which the Python worker of a cancelled task is gone: Spark checks every two seconds whether a task was
-cancelled, gives its worker two more (``spark.python.task.killTimeout``), and notifies no client when it has ended."""
+"""Seconds after which the Python worker of a cancelled task has ended: Spark checks every two seconds whether a task
+was cancelled, gives its worker two more (``spark.python.task.killTimeout``), and notifies no client when it has ended.
+"""
 
 
 def owner_tag(pipeline: str, epoch: int) -> str:
-    """Return the tag for all jobs of one owner of a pipeline; valid as a tag whatever the pipeline's name is."""
+    """Return the tag for all jobs of one owner of a pipeline; a valid tag for any pipeline name."""
     return f"conduit-{hashlib.sha256(pipeline.encode()).hexdigest()[:16]}-{epoch}"
 
 
@@ -42,7 +43,7 @@ def whereabouts(spark: SparkSession, tag: str) -> dict[str, str]:
 def end_jobs_of(spark: SparkSession, owner: Mapping[str, str]) -> int:
     """Cancel the jobs that a previous owner still runs at this server and wait for their end; return their number.
 
-    ``owner`` is what :func:`whereabouts` returned for that owner. Not guaranteed if it used another server, or if the
+    ``owner``: the result of :func:`whereabouts` for that owner. Not guaranteed if it used another server, or if the
     server does not end a job within ten seconds: a direct destination is at-least-once.
     """
     if not owner or not is_connect(spark):

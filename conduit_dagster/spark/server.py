@@ -1,6 +1,6 @@
 """Life cycle of the shared server: starting it on demand, finding it, checking its health, stopping it.
 
-One local Spark Connect server per project, for its user alone: bound to the loopback, its token in a file that only
+One local Spark Connect server per project, for its user only: bound to the loopback, with its token in a file that only
 that user can read. PySpark has a similar server (``spark.local.connect.reuse``, experimental): one per user, identified
 only by its pid, without a health check and never stopped.
 """
@@ -40,8 +40,8 @@ _keepers: list[subprocess.Popen[bytes]] = []
 def join_server(settings: SparkSettings, name: str) -> tuple[SparkServer, SessionFile]:
     """Return the project's server, started if necessary, and the session's lock file: release it with the session.
 
-    Of two processes that call this at once, one starts the server. Raises ``TransientError``: ``spark.server_failed``
-    (it does not start), ``spark.unreachable`` (it runs but does not answer, and others use it), ``spark.server_busy``,
+    If two processes call this at once, one starts the server. Raises ``TransientError``: ``spark.server_failed`` (it
+    does not start), ``spark.unreachable`` (it runs but does not answer, and others use it), ``spark.server_busy``,
     ``spark.server_differs`` (others use one with a different Spark or Python).
     """
     files = ServerFiles(settings.home)
@@ -53,7 +53,7 @@ def join_server(settings: SparkSettings, name: str) -> tuple[SparkServer, Sessio
 
 
 def start_server(settings: SparkSettings) -> tuple[SparkServer, bool]:
-    """Return the server and whether this call started it. Raises as :func:`join_server` does."""
+    """Return the server and whether this call started it. Raises like :func:`join_server`."""
     files = ServerFiles(settings.home)
     before = files.read()
     server, mark = join_server(settings, "spark start")
@@ -73,7 +73,7 @@ def stop_server(home: Path) -> dict[str, Any] | None:
             files.forget()
             return None
         cut_off = files.sessions()
-        # first, so that a client whose job fails now knows why
+        # first, so that a client whose job fails now can find the reason
         files.forget(server)
         forced = end(server.pid, server.started, _STOP_SECONDS)
     return {"pid": server.pid, "forced": forced, "sessions": cut_off}
@@ -102,7 +102,7 @@ def server_status(home: Path) -> dict[str, Any]:
 
 @contextmanager
 def _locked_if_there(files: ServerFiles) -> Generator[None]:
-    """Lock the folder if it exists; go on without the lock if a start hangs, so that a stop can interrupt it."""
+    """Lock the folder if it exists; continue without the lock if a start hangs, so that a stop can interrupt it."""
     if not files.folder.is_dir():
         yield
         return
@@ -137,7 +137,7 @@ def _running(files: ServerFiles) -> SparkServer | None:
 
 
 def _came_up(server: SparkServer) -> bool:
-    """Wait for the server to listen, as the process that started it may have been killed; return whether it does."""
+    """Wait for the server to listen, since the process that started it may have been killed; return whether it does."""
     while server.is_alive() and time.time() - server.since < _START_SECONDS and not is_up(server.pid, server.port):
         time.sleep(_TICK)
     return is_up(server.pid, server.port)
@@ -149,7 +149,7 @@ def _started(files: ServerFiles, settings: SparkSettings) -> SparkServer:
             make_archive_later()
             return server
         said = _tail(files.log)
-        # the port was free a few seconds ago; anything else may be the archive's fault
+        # the port was free a few seconds ago; any other failure may be the archive's fault
         if not left or (not any(sign in said for sign in _PORT_TAKEN) and not distrust_archive()):
             break
     raise _failed(files)
@@ -176,7 +176,7 @@ def _attempt(files: ServerFiles, settings: SparkSettings) -> SparkServer | None:
 
 
 def _meanwhile(environment: dict[str, str]) -> None:
-    """Do what the first job needs as well while the JVM starts: imports of its workers, and of this client."""
+    """While the JVM starts, do other work that the first job needs: imports of its workers, and of this client."""
     prepare("workers", environment, environment["PYSPARK_PYTHON"])
     import_module("pyspark.sql.connect.session")
 
@@ -209,7 +209,7 @@ def _kept(files: ServerFiles, settings: SparkSettings) -> SparkServer:
 
 
 def _spawn_keeper(files: ServerFiles, plan: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start a keeper. It and the server inherit no stream and no lock: no reader of our output waits for them."""
+    """Start a keeper. It and the server inherit no stream and no lock: readers of our output don't wait for them."""
     command = [sys.executable, "-m", "conduit_dagster.spark.server_monitor"]
     with files.log.open("ab") as log:
         keeper = subprocess.Popen(

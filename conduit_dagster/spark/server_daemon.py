@@ -41,10 +41,10 @@ def _has_workers() -> bool:
 
 
 if __name__ == "__main__":
-    # of a warm process they are here already
+    # a warm process has already imported them
     preload(MODULES["workers"])
     daemon.worker = worker_daemon.serve
-    # only now: however long the imports took, Spark has its full time to ask for a first worker. A fork has no timer
+    # only now: however long the imports took, Spark has its full time to request a first worker. A fork has no timer
     signal.signal(signal.SIGALRM, _Watch().look)
     signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)
     daemon.manager()

@@ -1,4 +1,4 @@
-"""Files that the shared server's processes coordinate by: one folder, for its user alone. Standard library only.
+"""Files that coordinate the shared server's processes: one folder, for its user only. Standard library only.
 
 ``lock`` is held while a server is started or stopped, ``server.json`` holds its address and token, and each open
 session holds a lock on its own file in ``sessions``: the system releases it however the process ends.
@@ -26,7 +26,7 @@ _TICK = 0.1
 
 @dataclass(frozen=True, slots=True)
 class SparkServer:
-    """A server that was started. ``conf`` holds digests: a value may be a secret."""
+    """A started server. ``conf`` holds digests: a value may be a secret."""
 
     pid: int
     started: str
@@ -86,14 +86,14 @@ class ServerFiles:
             return False
 
     def read(self) -> SparkServer | None:
-        """Return the server that was started last, running or not; ``None`` if the file is missing or damaged."""
+        """Return the last started server, running or not; ``None`` if the file is missing or damaged."""
         try:
             return SparkServer(**json.loads(self._record.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
     def is_another(self, before: SparkServer | None) -> bool:
-        """Return whether a server was started since :meth:`read` gave ``before``."""
+        """Return whether a server was started since :meth:`read` returned ``before``."""
         now = self.read()
         return now is not None and (before is None or before.token != now.token)
 
@@ -123,7 +123,7 @@ class ServerFiles:
             yield
 
     def hold_session(self, name: str) -> SessionFile:
-        """Register an open session until it is released or this process ends. Call only under the lock."""
+        """Register an open session until it is released or this process ends. Call it only under the lock."""
         self._sweep()
         path = self._sessions / f"{os.getpid()}-{secrets.token_hex(4)}"
         return SessionFile(path, {"pid": os.getpid(), "name": name, "since": time.time()})

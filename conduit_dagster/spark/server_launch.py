@@ -45,7 +45,7 @@ def launch_plan(files: ServerFiles, settings: SparkSettings, archive: bool) -> d
 
 
 def runtime() -> dict[str, str]:
-    """Return what must be equal for client and server: the version of Spark and the Python executable."""
+    """Return the properties that client and server must share: the version of Spark and the Python executable."""
     import pyspark
 
     return {"spark": pyspark.__version__, "python": sys.executable}
@@ -85,7 +85,7 @@ def digests(conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def server_environment(settings: SparkSettings, archive: bool) -> dict[str, str]:
-    """Return the server's whole environment, and so its workers': mostly that of the process that starts it."""
+    """Return the complete environment of the server and its workers: mostly that of the process that starts it."""
     python = settings.conf.get("spark.pyspark.python") or sys.executable
     options = [f"-Dlog4j2.configurationFile={_LOG.as_uri()}", "-XX:+ExitOnOutOfMemoryError", QUIET_JVM]
     if archive:

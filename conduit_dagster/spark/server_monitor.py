@@ -72,7 +72,7 @@ class ServerMonitor:
         self._used = time.monotonic()
 
     def run(self) -> None:
-        """Watch the server until it has ended, by itself or because it was idle."""
+        """Watch the server until it ends, by itself or because it was idle."""
         while self._server.is_alive():
             self._look()
             time.sleep(_TICK)
@@ -82,7 +82,7 @@ class ServerMonitor:
         _cut(self._files.log)
         now = time.monotonic()
         if not self._files.folder.is_dir():
-            # the project is gone
+            # the project no longer exists
             end(self._server.pid, self._server.started, _PATIENCE)
         elif self._files.sessions():
             self._used = now
@@ -102,7 +102,7 @@ class ServerMonitor:
 
 
 def _cut(log: Path) -> None:
-    """Truncate a long log after copying it; the server appends, so its next line goes to the beginning."""
+    """Truncate a long log after copying it; the server appends, so that its next line goes to the beginning."""
     try:
         if log.stat().st_size > _MOST_LOG:
             shutil.copyfile(log, log.with_suffix(".log.1"))
@@ -112,7 +112,7 @@ def _cut(log: Path) -> None:
 
 
 def _launched(files: ServerFiles, plan: dict[str, Any]) -> SparkServer:
-    """Start the server in its own process session, so that no Ctrl-C from a terminal reaches it."""
+    """Start the server in its own process session, so that Ctrl-C in a terminal does not reach it."""
     with files.log.open("ab") as log:
         process = subprocess.Popen(
             plan["command"], cwd=files.folder, env=plan["env"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,

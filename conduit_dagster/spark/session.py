@@ -25,7 +25,7 @@ __all__ = [
     "parallelism",
 ]
 
-# partition ids are counted over a range with at least as many rows as any cluster has slots
+# partition ids are counted over a range with more rows than any cluster has slots
 _MOST_SLOTS = 65_536
 
 _SPLITS = re.compile(r"Range \(0, \d+, step=1, splits=(\d+)\)")
@@ -36,9 +36,9 @@ _slots: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
     """Return a session: the one that this process already has, or a new one.
 
-    A process with a classic session cannot also be a Connect client, and its JVM outlives the session: the
-    first call decides on ``verbose`` and Java. A session whose JVM or shared server was killed is replaced, so
-    call this again when restarting a pipeline. The caller's SIGINT handler is kept.
+    A process with a classic session can't also be a Connect client, and its JVM outlives the session: the first call
+    determines ``verbose`` and Java. A session whose JVM or shared server was killed is replaced, so call this again
+    when restarting a pipeline. The caller's SIGINT handler is kept.
     """
     if settings.shared:
         return open_shared(settings, app_name)
@@ -59,7 +59,7 @@ def close_session(spark: SparkSession) -> None:
 def default_url(lasting: bool) -> str:
     """Return the URL to use when none is configured: shared if a server may outlive this process.
 
-    A process that has a session, or that ``spark-submit`` runs, keeps what it has.
+    A process that has a session, or that ``spark-submit`` runs, keeps using it.
     """
     return SHARED if lasting and not has_classic() and not inside_submit() else LOCAL
 
@@ -78,7 +78,7 @@ def _count_slots(spark: SparkSession) -> int:
 
 
 def _planned_slots(spark: SparkSession) -> int | None:
-    """Return what the plan of a range says, without the half second of a job; None where its text is another."""
+    """Return the number of slots from the plan of a range, which saves a job; None if the plan looks different."""
     frame: Any = spark.range(_MOST_SLOTS)
     told = _SPLITS.search(frame._explain_string())
     return None if told is None else int(told.group(1))

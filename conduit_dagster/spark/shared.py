@@ -44,15 +44,15 @@ class _Open:
 
 _lock = threading.RLock()
 _open: _Open | None = None
-# sessions that were dropped: there is nothing left to release
+# dropped sessions, which need no release
 _left: WeakSet[SparkSession] = WeakSet()
 
 
 def open_shared(settings: SparkSettings, app_name: str) -> SparkSession:
     """Return the process's session on the project's server; a new one if the server has ended. Thread-safe.
 
-    Raises as :func:`~conduit_dagster.spark.server.join_server` does, and ``FatalError`` (``spark.session_taken``) in
-    a process that has a classic session.
+    Raises like :func:`~conduit_dagster.spark.server.join_server`, and ``FatalError`` (``spark.session_taken``) in a
+    process that has a classic session.
     """
     global _open
     if has_classic():
@@ -66,7 +66,7 @@ def open_shared(settings: SparkSettings, app_name: str) -> SparkSession:
 
 
 def close_shared(spark: SparkSession) -> bool:
-    """End the session if it is on the shared server; return whether it is. The server keeps running."""
+    """End the session if it is on the shared server; return whether it was. The server keeps running."""
     with _lock:
         if _open is not None and _open.spark is spark:
             _drop(_open)
@@ -84,7 +84,7 @@ def server_ended(spark: SparkSession) -> bool:
 
 
 def close_current() -> None:
-    """End this process's current session on the shared server, if there is one."""
+    """End this process's current session on the shared server, if any."""
     with _lock:
         if _open is not None:
             _drop(_open)
@@ -100,7 +100,7 @@ def _drop(old: _Open) -> None:
 
 
 def _leave(old: _Open) -> None:
-    """Drop the session without closing it: other threads may still learn from it that its server is gone."""
+    """Drop the session without closing it: other threads may still detect through it that its server is gone."""
     global _open
     _open = None
     _left.add(old.spark)

@@ -14,14 +14,14 @@ from conduit_dagster.secret_values import hide
 
 
 def spark_home() -> Path:
-    """Return ``SPARK_HOME``, else PySpark's own choice: usually its own folder."""
+    """Return ``SPARK_HOME``, otherwise PySpark's own choice: usually its own folder."""
     from pyspark.find_spark_home import _find_spark_home
 
     return Path(os.environ.get("SPARK_HOME") or _find_spark_home())
 
 
 _IN_PLAN = r'(?<=(?:value|expression|query): ")[^\n]+'
-"""Values of options, and queries, in the text of a plan: Spark Connect describes its jobs with that."""
+"""Values of options, and queries, in the text of a plan, which Spark Connect uses to describe its jobs."""
 
 
 def sql_conf(settings: SparkSettings) -> dict[str, str]:
@@ -32,7 +32,7 @@ def sql_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # a simplified traceback omits causes, and with them the class of a wrapped error
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-        # options of formats, of which any may be a password, in the plans that Spark's UI shows
+        # options of formats, in the plans that Spark's UI shows: any of them may be a password
         "spark.sql.redaction.options.regex": ".*",
         "spark.sql.redaction.string.regex": _IN_PLAN,
     }
@@ -44,11 +44,11 @@ def sql_conf(settings: SparkSettings) -> dict[str, str]:
 
 _REDACTED = "spark.redaction.regex"
 _REDACTED_KEYS = "(?i)secret|password|token|access[.]?key"
-"""Spark's default: the values of keys that match are masked in its UI and its event log."""
+"""Spark's default: the values of matching keys are masked in its UI and its event log."""
 
 
 def redaction_conf(conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the setting with which Spark also masks the values that are secrets here under any other key."""
+    """Return the setting with which Spark also masks our secrets under any other key."""
     keys = [key for key, value in conf.items() if hide(value) != value]
     if not keys:
         return {}
@@ -68,7 +68,7 @@ SHARED = "shared"
 LOCAL = "local[*]"
 LOOPBACK = "127.0.0.1"
 QUIET_JVM = "-XX:PerfDataSamplingInterval=1000"
-"""Option of a JVM that waits for most of the time: it counts for jstat once a second, not every 50 ms."""
+"""Option for a JVM that is idle most of the time: update jstat's counters once a second, not every 50 ms."""
 IDLE_SECONDS = 600.0
 
 
@@ -76,10 +76,10 @@ IDLE_SECONDS = 600.0
 class SparkSettings:
     """Where Spark runs and how it is configured.
 
-    ``url`` is a master (``local[*]``, ``spark://…``, ``yarn``), a Spark Connect server (``sc://…``), or ``shared``:
-    the local Connect server of the project with this ``home``, started on demand and stopped after ``idle`` seconds
-    without a session. ``conf`` overrides what this package sets. ``parallelism`` is the number of tasks per job;
-    without it, Spark's default. ``verbose`` shows Spark's log on stderr; a shared server logs to its file.
+    ``url`` is a master (``local[*]``, ``spark://…``, ``yarn``), a Spark Connect server (``sc://…``), or ``shared``: the
+    local Connect server of the project with this ``home``, started on demand and stopped after ``idle`` seconds without
+    a session. ``conf`` overrides this package's own settings. ``parallelism`` is the number of tasks per job; without
+    it, Spark's default. ``verbose`` shows Spark's log on stderr; a shared server logs to its file.
     """
 
     url: str = LOCAL
@@ -101,5 +101,5 @@ class SparkSettings:
 
     @property
     def local(self) -> bool:
-        """Whether the driver is this process's own and its tasks run on this machine."""
+        """Whether the driver belongs to this process and its tasks run on this machine."""
         return self.url.startswith("local")

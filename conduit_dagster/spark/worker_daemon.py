@@ -18,7 +18,7 @@ _serve = daemon.worker
 
 
 def serve(sock: socket.socket, authenticated: bool) -> int:
-    """Run a forked worker and return its exit code. A failed task does not show here: it was reported to the JVM."""
+    """Run a forked worker and return its exit code. A failed task is not visible here: it was reported to the JVM."""
     try:
         return _serve(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):

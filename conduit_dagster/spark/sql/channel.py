@@ -1,11 +1,11 @@
 """Channel by which a running task queries Spark: in one Spark task, ``asks`` → a Spark projection → ``answering``.
 
-``answering`` runs the stage's own function. A question from it goes to ``asks`` over a Unix socket; ``asks`` hands it
-to Spark as rows, and the answers arrive among the input rows of ``answering``. So the source is read once, order and
+``answering`` runs the stage's own function. Its questions go to ``asks`` over a Unix socket; ``asks`` passes them to
+Spark as rows, and the answers arrive among the input rows of ``answering``. So the source is read once, order and
 partitions are kept, and it is one Spark job without a shuffle.
 
 Spark passes rows on when its buffers are full, not when rows are available: each question is followed by filler rows
-that push it through. Should a version of Spark buffer more, more rows follow as long as an answer is outstanding.
+that push it through. In case a version of Spark buffers more, further rows follow as long as an answer is outstanding.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def question_schema(queries: Iterable[SqlQuery]) -> Any:
 
 
 def rows_of(query: SqlQuery, columns: Sequence[Any], why: bool, schema: Any) -> Any:
-    """Return a batch of questions to one query: one per row of ``columns``, of which there is at least one."""
+    """Return a batch of questions to one query: one per row of ``columns``, which must not be empty."""
     import pyarrow as pa
 
     count = len(columns[0])
@@ -93,7 +93,7 @@ def _batch(own: dict[str, Any], count: int, schema: Any) -> Any:
 
 
 _PUSHES = 300
-"""Maximum number of pushes while the other half has not connected; it is starting, or has ended."""
+"""Maximum number of pushes while the other half has not connected: it is still starting, or has ended."""
 _PUSH_AGAIN = 1.0
 """Seconds without an answer after which more filler rows follow."""
 _ANSWERED = b""
@@ -126,7 +126,7 @@ def _asked(number: int, schema: Any, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _accepted(server: socket.socket, schema: Any) -> Generator[Any, None, socket.socket | None]:
-    """Yield filler rows until the other half connects; return the connection, or None: Spark reports why better."""
+    """Yield filler rows until the other half connects; return the connection, or None (Spark then reports why)."""
     server.settimeout(_PUSH_AGAIN)
     for _ in range(_PUSHES):
         yield from _push(schema)
@@ -244,7 +244,7 @@ class _TaskEvaluator:
                 continue
             own = batch.filter(seq.is_valid())
             expected = range(len(answers), len(answers) + own.num_rows)
-            # each answer must belong to its record, or the step fails: only their order pairs them
+            # each answer must belong to its record, otherwise the step fails: only their order pairs them
             if own.column("seq").to_pylist() != list(expected):
                 raise TransientError("Spark's answers are out of order", code="spark.job_failed")
             answers += own.column("answer").to_pylist()

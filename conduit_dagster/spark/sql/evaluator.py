@@ -1,4 +1,4 @@
-"""The SQL evaluator of this process: the Spark task that it is part of, else a Spark session."""
+"""The SQL evaluator of this process: the Spark task that it is part of, otherwise a Spark session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class SqlEvaluator(Protocol):
     def ask(self, query: SqlQuery, columns: Sequence[Any], why: bool = False) -> list[Answer]:
         """Return an answer for each row of the Arrow ``columns``, in order.
 
-        ``why``: return which parts of the query raise instead: ``1`` for each that does, else ``0``; condition first.
+        ``why``: return instead which parts of the query raise, condition first: ``1`` for each that does, otherwise
+        ``0``.
         """
         ...
 
@@ -45,7 +46,7 @@ def evaluating_with(own: SqlEvaluator) -> Generator[None]:
 
 
 def open_with(opener: Callable[[], SparkSession]) -> None:
-    """Set how to open the session, by the project's settings, that answers outside of a task."""
+    """Set the opener of the session, with the project's settings, that answers outside of a task."""
     _openers[:] = [opener]
 
 

@@ -108,7 +108,7 @@ def with_queries(
 ) -> DataFrame:
     """Return a frame with a task for each number from 0 to ``count`` - 1, whose ``function`` may use these queries.
 
-    ``spark``: a session for SQL. ``queries``: by node. Raises as :func:`types_of` does.
+    ``spark``: a session for SQL. ``queries``: by node. Raises like :func:`types_of`.
     """
     types = {query.name: types_of(spark, node, query) for node, query in queries.items()}
     # nodes with the same text share a query

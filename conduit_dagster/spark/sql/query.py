@@ -74,7 +74,7 @@ class SqlQuery(msgspec.Struct, frozen=True):
     """The columns' names in the record."""
 
     def told(self, text: str) -> str:
-        """Return a message of Spark's with the columns' names in the record."""
+        """Return Spark's message with the columns' names in the record."""
         for i, name in reversed(list(enumerate(self.names))):
             text = text.replace(f"{self.name}.c{i}", name)
         return text

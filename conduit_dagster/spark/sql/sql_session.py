@@ -1,4 +1,4 @@
-"""The session for SQL: a separate one, so that the meaning of a query does not depend on anyone's settings."""
+"""The session for SQL, separate so that the meaning of a query does not depend on user settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BATCH = 256
-"""Rows per batch that Spark hands to a Python worker; a smaller block is padded to this size."""
+"""Rows per batch that Spark passes to a Python worker; a smaller block is padded to this size."""
 _CONF = {
     # an overflow or a failed cast is an error, which nacks its record, never a wrong value
     "spark.sql.ansi.enabled": "true",
@@ -19,7 +19,7 @@ _CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.legacy.timeParserPolicy": "CORRECTED",
     "spark.sql.adaptive.enabled": "false",
-    # a common subexpression is computed up front, outside of the expression that catches a record's error
+    # a common subexpression would be computed up front, outside of the expression that catches a record's error
     "spark.sql.subexpressionElimination.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
@@ -29,7 +29,7 @@ _origins: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
 
 
 def sql_session(spark: SparkSession) -> SparkSession:
-    """Return the session for SQL that goes with ``spark``, on the same context or server; created once."""
+    """Return the session for SQL that belongs to ``spark``, on the same context or server; created once."""
     if spark not in _sessions:
         # a cloned Connect session keeps its settings and artifacts; with a classic one the context has them all
         own: SparkSession = spark.cloneSession() if is_connect(spark) else spark.newSession()  # type: ignore[attr-defined]  # pyright: ignore
@@ -46,7 +46,7 @@ def origin_of(spark: SparkSession) -> SparkSession:
 
 
 def close_sql_session(spark: SparkSession) -> None:
-    """Release the SQL session on its server, if there is one; a server that is gone has lost it anyway."""
+    """Release the SQL session on its server, if any; a server that has ended has lost it anyway."""
     own = _sessions.pop(spark, None)
     if own is not None and is_connect(own):
         try:
