@@ -48,9 +48,9 @@ class Check:
 
 
 def all_checks(deep: bool, paths: Sequence[str] = ()) -> Iterator[Check]:
-    """Yield the result of every check in turn; a check that fails does not prevent the others.
+    """Yield the result of every check in turn; a failing check does not prevent the others.
 
-    ``paths``: pipeline files whose sources and destinations are tried, whether they are to run or not.
+    ``paths``: pipeline files whose sources and destinations are checked, whatever their status.
     """
     project = Project.find(Path.cwd())
     checks: list[Callable[[Project], Check]] = [_python, _packages, _extras, _settings, _java]
@@ -168,7 +168,7 @@ def _staging(project: Project) -> Check:
 
 
 def _creatable(name: str, folder: Path, shown: str) -> Check:
-    """Check whether a file can be created in a folder or, if the folder is missing, whether that can be created."""
+    """Check whether a file can be created in a folder, or, if the folder is missing, whether that can be created."""
     there = _nearest(folder)
     if not there.is_dir():
         return Check(name, "fail", f"{shown}: {there} is not a folder", "choose another path in conduit.yaml")
@@ -227,13 +227,13 @@ def _failures(project: Project) -> Check:
 
 
 def _tried(project: Project, paths: Sequence[str]) -> list[BoundPipeline]:
-    """Return the pipelines of the files, else those that are to run."""
+    """Return the pipelines of the given files, otherwise those with status running."""
     bound = open_catalogue(project, paths).bound
     return bound if paths else [one for one in bound if one.config.status == "running"]
 
 
 def _sources(paths: Sequence[str], project: Project) -> Check:
-    """Check the sources of pipelines, as far as they can tell without reading."""
+    """Check the sources of pipelines, as far as possible without reading."""
     checked = 0
     for bound in _tried(project, paths):
         for source_node in bound.compiled.sources:

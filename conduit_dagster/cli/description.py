@@ -43,7 +43,7 @@ def source_rows(store: sa.Engine | None) -> SourceRows:
 def listed(catalogue: Catalogue, store: sa.Engine | None, sources: SourceRows | None = None) -> list[Facts]:
     """Return one row per pipeline in the files, then one per pipeline known only to the store.
 
-    ``sources``: rows that were read already.
+    ``sources``: rows of sources, if already read.
     """
     known = {} if store is None else _rows(store)
     sources = source_rows(store) if sources is None else sources
@@ -57,7 +57,7 @@ def listed(catalogue: Catalogue, store: sa.Engine | None, sources: SourceRows | 
 
 
 class Counts(NamedTuple):
-    """Numbers of one pipeline."""
+    """Counters of one pipeline."""
 
     read: int
     letters: int
@@ -88,7 +88,7 @@ def _rows(store: sa.Engine) -> dict[str, Facts]:
 
 
 def _restart(row: Facts) -> Facts | None:
-    """Return the restart that is pending or under way, or None."""
+    """Return the restart that is pending or in progress, or None."""
     state = row["recovery"]
     if row["status"] != PipelineStatus.RECOVERING:
         return None

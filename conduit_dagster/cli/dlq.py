@@ -97,13 +97,13 @@ def list_(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """How many dead letters there are by reason, and the newest ones; also while the pipeline runs."""
+    """Show counts of dead letters by reason, and the newest letters. Works while the pipeline runs."""
     perform("dlq list", as_json, lambda: _list(pipeline, files, filters, state, 0 if by_reason else limit))
 
 
 @app.command("show")
 def show(letter: Id, reveal: Reveal = False, files: Files = None, as_json: AsJson = False) -> None:
-    """One dead letter: its records, what each processor does to the original now, and the error it failed with."""
+    """Show one dead letter: its records, the error, and what each processor now does with the original."""
     perform("dlq show", as_json, lambda: _show(letter, reveal, files))
 
 
@@ -118,7 +118,7 @@ def export(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write dead letters to a file: what the index says of each, the failed record and the original."""
+    """Write dead letters to a file: their index entries, failed records and originals."""
     perform("dlq export", as_json, lambda: _export(subject(pipeline, files), Path(file), filters, state, force))
 
 
@@ -133,7 +133,7 @@ def replay(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send open dead letters through the pipeline as it is now, each exactly once; what fails again stays open."""
+    """Send open dead letters through the current pipeline, each exactly once. A letter that fails again stays open."""
     perform("dlq replay", as_json, lambda: _replay(subject(pipeline, files), filters, start, edits or [], dry_run))
 
 

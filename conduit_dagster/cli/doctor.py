@@ -1,4 +1,4 @@
-"""``doctor``: check everything that a run needs, with a fix for what is missing."""
+"""``doctor``: check all requirements of a run, with a fix for each missing one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Deep = Annotated[
 def doctor(paths: Paths = None, deep: Deep = False, as_json: AsJson = False) -> None:
     """Check Python, packages, extras, Java, Spark, state store, staging, disk, pipelines, sources and destinations.
 
-    With files: try the sources and destinations of their pipelines: servers, rights, tables, topics, slots.
+    With files: check the sources and destinations of their pipelines: servers, rights, tables, topics, slots.
     """
     perform("doctor", as_json, lambda: _examined(deep, paths or []))
 

@@ -1,4 +1,4 @@
-"""Two commands per verb, shown below its help. Tests check that each is a command that exists."""
+"""Two example commands per verb, shown below its help. Tests check that each command exists."""
 
 from __future__ import annotations
 

@@ -35,15 +35,15 @@ _FILES: Final = {
 
 
 def init(folder: Folder = Path(), name: Name = None, as_json: AsJson = False) -> None:
-    """Make a project with a first pipeline that runs, or a plugin to begin with: init processor NAME.
+    """Create a project with a first pipeline that runs, or a plugin to start from: init processor NAME.
 
-    Files that are there already stay as they are.
+    Existing files are kept.
     """
     perform("init", as_json, lambda: _made(folder) if name is None else _plugin(str(folder), name))
 
 
 def write_project(folder: Path) -> tuple[list[str], list[str]]:
-    """Write the files of a project with a first pipeline; return the names of the new ones and of those kept."""
+    """Write the files of a project with a first pipeline; return the names of new and of kept files."""
     created: list[str] = []
     kept: list[str] = []
     for template, name in _FILES.items():

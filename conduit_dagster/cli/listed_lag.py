@@ -1,4 +1,4 @@
-"""What waits at the sources of many pipelines, asked in threads, so that one that hangs holds up no list."""
+"""Lag of many pipelines, queried in threads, so that a hanging source does not block a list."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 Lag = dict[str, int]
 """An amount by unit."""
 _PATIENCE = 0.05
-"""Seconds without an answer after which another thread goes on beside those that wait: threads cost quick sources."""
+"""Seconds without an answer after which another thread starts beside the waiting ones: threads slow down quick sources.
+"""
 _THREADS = 32
 
 
 class LagsFound(NamedTuple):
-    """What waits, as far as the sources have told."""
+    """Lag of the pipelines, as far as their sources have answered."""
 
     known: dict[str, Lag | None]
-    """By pipeline; None where a source can't tell."""
+    """By pipeline; None if a source can't determine it."""
     open: set[str]
-    """Pipelines that were not asked, or whose sources have not answered yet."""
+    """Pipelines that were not queried, or whose sources have not answered yet."""
 
 
 def ask_lags(
@@ -41,10 +42,10 @@ def ask_lags(
     positions: Mapping[str, list[dict[str, Any]]],
     seconds: float | None,
 ) -> LagsFound:
-    """Return what the sources of the pipelines tell within ``seconds``; None: wait for all of them.
+    """Return the sources' lags that are known within ``seconds``; None waits for all of them.
 
-    ``positions``: rows of the sources of each pipeline that ever ran. A thread that hangs is left behind; it does not
-    keep the process alive.
+    ``positions``: rows of the sources of each pipeline that ever ran. A hanging thread is abandoned; it does not keep
+    the process alive.
     """
     until = math.inf if seconds is None else time.monotonic() + seconds
     question, known, threads = _Question(pipelines, store, positions, until), dict[str, Lag | None](), 0
@@ -61,7 +62,7 @@ def ask_lags(
 
 
 class _Question:
-    """The pipelines that are still to be asked, in the order of the list, and the answers."""
+    """Pipelines still to be queried, in the order of the list, and the answers."""
 
     def __init__(
         self,
@@ -77,14 +78,14 @@ class _Question:
             self._left.put(bound)
 
     def ask(self) -> None:
-        """Ask one pipeline after the other, while there is time. Several threads may."""
+        """Query one pipeline after the other until time runs out. Several threads may call it."""
         with suppress(queue.Empty):
             while time.monotonic() < self._until:
                 bound = self._left.get_nowait()
                 self.answers.put((bound.id, self._lag(bound)))
 
     def _lag(self, bound: BoundPipeline) -> Lag | None:
-        """Return the lag of a pipeline; None if one of its sources can't tell, or fails."""
+        """Return the lag of a pipeline; None if one of its sources fails, or can't determine it."""
         with suppress(BaseException):  # any plugin's code; without an answer the list would wait for it
             if self._store is not None:
                 attach_kept_to_look(bound.compiled, self._store)
@@ -94,7 +95,7 @@ class _Question:
     def _total(self, bound: BoundPipeline) -> Lag | None:
         rows = self._positions.get(bound.id, ())
         known, logged = {row["id"]: row["position"] for row in rows}, sum(row["undelivered"] for row in rows)
-        # what is logged waits as well, though not at its source
+        # logged records count as well, although they no longer wait at their source
         total: Lag = {"records": logged} if logged else {}
         for node in bound.compiled.sources:
             lag = node.lag(known)
@@ -105,7 +106,7 @@ class _Question:
 
 
 def lag_text(lag: Lag | None) -> str:
-    """Return a pipeline's lag for people: ``12 records, 1.2 MB``, ``none``; empty if it is unknown."""
+    """Return a pipeline's lag as text: ``12 records, 1.2 MB``, ``none``; empty if unknown."""
     if lag is None:
         return ""
     return ", ".join(amount(number, unit) for unit, number in lag.items() if number) or "none"

@@ -1,4 +1,4 @@
-"""Logging, always to stderr, so that stdout holds only a verb's result."""
+"""Logging, always to stderr, so that stdout contains only a verb's result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Stderr:
 
 
 def configure_logs(settings: LogSettings) -> None:
-    """Apply the project's settings. Loggers that are already bound keep the old ones, so call this first."""
+    """Apply the project's settings. Call it first: loggers that are already bound keep the old ones."""
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -41,7 +41,7 @@ def configure_logs(settings: LogSettings) -> None:
 
 
 def _hidden(_logger: Any, _method: str, event: Any) -> Any:
-    # before it is JSON: a value may look like a part of an escape
+    # before encoding as JSON: a value may look like a part of an escape
     return hide_in(event)
 
 

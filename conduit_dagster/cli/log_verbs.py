@@ -54,13 +54,13 @@ _WIDTH = 80
 
 @app.command("current")
 def current(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
-    """The newest entry of each source's log, and the log's size; also while the pipeline runs."""
+    """Show the newest entry and the size of each source's log. Works while the pipeline runs."""
     perform("log current", as_json, lambda: _ends(subject(pipeline, files), newest=True))
 
 
 @app.command("oldest")
 def oldest(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
-    """The oldest entry of each source's log, and the log's size; also while the pipeline runs."""
+    """Show the oldest entry and the size of each source's log. Works while the pipeline runs."""
     perform("log oldest", as_json, lambda: _ends(subject(pipeline, files), newest=False))
 
 
@@ -74,7 +74,7 @@ def show(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Entries from one offset to another; without --from those that are not handled yet. --json has whole records."""
+    """Show entries from one offset to another; without --from, unhandled ones. --json prints whole records."""
     perform("log show", as_json, lambda: _show(subject(pipeline, files), first, last, source, limit))
 
 
@@ -82,7 +82,7 @@ def show(
 def compact(
     pipeline: Pipeline, source: Source = None, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
 ) -> None:
-    """Remove what every consumer has handled from closed segments; each namespace keeps its last entry."""
+    """Remove entries that every consumer has handled from closed segments. Each namespace keeps its last entry."""
     perform("log compact", as_json, lambda: _compact(subject(pipeline, files), source, dry_run))
 
 
@@ -97,7 +97,7 @@ def export(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write entries to a file, in the binary layout of the message delivery design."""
+    """Write entries to a file, in the binary layout of Transporter's commit log."""
     perform("log export", as_json, lambda: _export(subject(pipeline, files), Path(file), source, (first, last), force))
 
 
@@ -113,7 +113,7 @@ def import_(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put the entries of a file, with their offsets, at the end of a log; the next run delivers them."""
+    """Append the entries of a file, with their offsets, to a log. The next run delivers them."""
 
     def work() -> Outcome:
         one = subject(pipeline, files, accept_new)

@@ -36,7 +36,7 @@ from conduit_dagster.cli.verb import INTERRUPTED, INVALID, Outcome, broken_pipe,
 
 NAME = "conduit-dagster"
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
-"""Most of a verb's objects live until its end: the default of 700 spends a quarter of its time looking through them."""
+"""Most of a verb's objects live until its end: with the default of 700, a quarter of its time goes into collections."""
 
 app = typer.Typer(
     name=NAME,
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
-    # the interpreter would look through all that was imported once more, only to throw it away
+    # the interpreter would traverse everything imported once more, only to discard it
     atexit.register(gc.freeze)
     try:
         code = app(words, prog_name=NAME, standalone_mode=False)

@@ -29,7 +29,7 @@ _ENDS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = False) -> None:
-    """Print or serve the metrics of all pipelines of the project. PATH: files that lie elsewhere, for the lag."""
+    """Print or serve the metrics of all pipelines of the project. PATH: files elsewhere, for the lag."""
     perform("metrics", as_json, lambda: _metrics(address, paths or []))
 
 

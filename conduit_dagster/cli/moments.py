@@ -1,4 +1,4 @@
-"""Times for people: how long ago something was, and when something is due."""
+"""Times as text: how long ago something was, and when something is due."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def span(seconds: float) -> str:
-    """Return a length of time in its largest whole unit: ``40 s``, ``5 min``, ``3 h``, ``12 d``."""
+    """Return a duration in its largest whole unit: ``40 s``, ``5 min``, ``3 h``, ``12 d``."""
     whole = max(0, round(seconds))
     size, name = next((one for one in _UNITS if whole >= one[0]), _UNITS[-1])
     return f"{whole // size} {name}"

@@ -33,13 +33,13 @@ Force = Annotated[bool, typer.Option("--force", help="Also backwards: what lies 
 
 @app.command("list")
 def list_(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
-    """Every consumer's offset, how far it is behind, and its open delivery; also while the pipeline runs."""
+    """Show every consumer's offset, lag and open delivery. Works while the pipeline runs."""
     perform("offsets list", as_json, lambda: _list(pipeline, files))
 
 
 @app.command("show")
 def show(pipeline: Pipeline, consumer: Only = None, files: Files = None, as_json: AsJson = False) -> None:
-    """One consumer's offsets, namespace by namespace; also while the pipeline runs."""
+    """Show one consumer's offsets by namespace. Works while the pipeline runs."""
     perform("offsets show", as_json, lambda: _show(pipeline, consumer, files))
 
 
@@ -77,7 +77,7 @@ def step(
 def drop(
     pipeline: Pipeline, reader: Reader, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
 ) -> None:
-    """Let the log wait no more for READER, another pipeline that reads it. What it has not read may be compacted."""
+    """Stop keeping the log for READER, another pipeline that reads it. Its unread entries may then be compacted."""
     perform("offsets drop", as_json, lambda: _drop(pipeline, reader, dry_run, files))
 
 

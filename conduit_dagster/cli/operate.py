@@ -40,9 +40,9 @@ def subjects(files: Sequence[str] | None, accept_new: bool = False) -> list[Subj
 
 
 def subject(pipeline: str, files: Sequence[str] | None, accept_new: bool = False) -> Subject:
-    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one.
+    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``), suggesting the nearest.
 
-    ``accept_new``: as ``state.accept-new``.
+    ``accept_new``: same as ``state.accept-new``.
     """
     from conduit_dagster.engine.operate.subject import subject as find
 

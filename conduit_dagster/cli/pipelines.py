@@ -32,18 +32,18 @@ AskLag = Annotated[
     ),
 ]
 _LAG_SECONDS = 0.3
-"""How long all sources together may take to tell how much waits."""
+"""Time in which all sources together must report their lag."""
 
 
 @app.command("list")
 def list_(paths: Paths = None, ask_lag: AskLag = None, as_json: AsJson = False) -> None:
-    """All pipelines: status, what waits at their sources, how many findings there are. Without PATH: the project's."""
+    """List all pipelines: status, lag of their sources, number of findings. Without PATH: the project's."""
     perform("pipelines list", as_json, lambda: _list(paths or [], ask_lag))
 
 
 @app.command("describe")
 def describe(pipeline: Id, paths: Paths = None, as_json: AsJson = False) -> None:
-    """One pipeline: its parts, where it stands, what went wrong. PATH: its file, where that is elsewhere."""
+    """Describe one pipeline: its parts, positions and errors. PATH: its file, if it is elsewhere."""
     perform("pipelines describe", as_json, lambda: _describe(pipeline, paths or []))
 
 
@@ -79,7 +79,7 @@ def _summary(pipelines: int, findings: int, lags_open: int) -> str:
 
 
 def _lag_cells(row: dict[str, Any], lags: LagsFound | None) -> list[str]:
-    """Return the cell of a pipeline's lag; none where the sources were not to be asked."""
+    """Return the cell of a pipeline's lag; empty if the sources were not to be queried."""
     from conduit_dagster.cli.listed_lag import lag_text
 
     if lags is None:
@@ -164,7 +164,7 @@ def start(pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files =
 
 
 def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json: AsJson = False) -> None:
-    """Stop a pipeline, wherever it runs, and wait for its end; a pending restart never happens."""
+    """Stop a pipeline, wherever it runs, and wait for its end. A pending restart is cancelled."""
     perform("pipelines stop", as_json, lambda: _stop(pipeline, force, files))
 
 
@@ -187,7 +187,7 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The new
 def history(
     pipeline: Pipeline, since: Since = None, limit: Limit = 100, files: Files = None, as_json: AsJson = False
 ) -> None:
-    """What happened to a pipeline, the newest last; also while it runs, and after its file is gone."""
+    """Show the events of a pipeline, the newest last. Works while it runs, and after its file is removed."""
     perform("pipelines history", as_json, lambda: _history(pipeline, since, limit, files))
 
 
@@ -196,7 +196,7 @@ def _history(pipeline: str, since: str | None, limit: int, files: list[str] | No
     from conduit_dagster.engine.operate.source_positions import moment
 
     since_ns = 0 if since is None else moment(since, time.time_ns(), "--since")
-    # one more than is shown, to know whether there are more
+    # one more than is shown, to know whether further ones exist
     found = _read(pipeline, files, limit + 1, since_ns)
     shown = found[-limit:]
     facts = {"pipeline": pipeline, "events": [_facts(one) for one in shown], "more": len(found) > limit}
@@ -269,7 +269,7 @@ _SECONDS = 120.0
 
 
 def reload(url: Url = "http://127.0.0.1:3000", as_json: AsJson = False) -> None:
-    """Have a running Dagster load the project again: needed where pipelines or connectors came or went."""
+    """Make a running Dagster reload the project. Required after adding or removing pipelines or connectors."""
     perform("pipelines reload", as_json, lambda: _reload(url))
 
 

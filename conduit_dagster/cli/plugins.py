@@ -23,25 +23,25 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The plugin's name, su
 
 @connectors.command("list")
 def list_connectors(as_json: AsJson = False) -> None:
-    """All connectors."""
+    """List all connectors."""
     perform("connectors list", as_json, lambda: _list("connector"))
 
 
 @connectors.command("describe")
 def describe_connector(name: Name, as_json: AsJson = False) -> None:
-    """One connector, as a source and as a destination, with its settings."""
+    """Describe one connector, as a source and as a destination, with its settings."""
     perform("connectors describe", as_json, lambda: _describe("connector", name))
 
 
 @processors.command("list")
 def list_processors(as_json: AsJson = False) -> None:
-    """All processors."""
+    """List all processors."""
     perform("processors list", as_json, lambda: _list("processor"))
 
 
 @processors.command("describe")
 def describe_processor(name: Name, as_json: AsJson = False) -> None:
-    """One processor with its settings."""
+    """Describe one processor with its settings."""
     perform("processors describe", as_json, lambda: _describe("processor", name))
 
 

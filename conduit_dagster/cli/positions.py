@@ -61,7 +61,7 @@ Force = Annotated[
 
 @app.command("show")
 def show(pipeline: Every = None, files: Files = None, as_json: AsJson = False) -> None:
-    """Each source's position, offset and lag, and how far its collections are; also while the pipeline runs."""
+    """Show each source's position, offset and lag, and its collections' progress. Works while the pipeline runs."""
     perform("positions show", as_json, lambda: _show(pipeline, files))
 
 
@@ -82,7 +82,7 @@ def rewind(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let a source go on from an earlier place: its records are read and delivered again, under new names."""
+    """Continue a source from an earlier position: its records are read and delivered again, under new hashes."""
 
     def work() -> Outcome:
         from conduit_dagster.engine.operate.send_again import resent

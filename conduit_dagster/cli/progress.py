@@ -35,7 +35,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Row:
-    """Counters of one pipeline. Its own thread writes them, the display reads them."""
+    """Counters of one pipeline. Written by its own thread, read by the display."""
 
     def __init__(self, bound: BoundPipeline) -> None:
         self.id = bound.id
@@ -109,7 +109,7 @@ def amount(number: int, unit: str) -> str:
 
 @contextmanager
 def live(rows: Iterable[Row], console: Console, errors_too: bool) -> Generator[None]:
-    """Show the rows until the end; ``errors_too``: stderr is a terminal too and would tear the table."""
+    """Show the rows until the end; ``errors_too``: stderr is also a terminal and would tear the table."""
     rows = list(rows)
 
     def render() -> Table:

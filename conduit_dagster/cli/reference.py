@@ -142,7 +142,7 @@ def _hyphened(name: str) -> str:
 
 
 def default_text(field: FieldInfo) -> str | None:
-    """Return the default as written in a file; None if there is none, or if it depends on other fields."""
+    """Return the default as written in a file; None if it has none, or if it depends on other fields."""
     value = None if field.is_required() else field.default
     if isinstance(value, bool):
         return str(value).lower()
@@ -182,7 +182,7 @@ class Setting:
 
     @property
     def shown_default(self) -> str:
-        """Default as shown in tables: ``required`` for a required setting, empty if there is none."""
+        """Default as shown in tables: ``required`` for a required setting, empty without a default."""
         return "required" if self.required else self.default or ""
 
 

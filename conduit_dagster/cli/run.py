@@ -34,7 +34,7 @@ def run(
     accept_new: AcceptNewState = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run pipelines until stopped or drained. Without PATH: the project's, those with status: running."""
+    """Run pipelines until stopped or drained. Without PATH: those of the project with status: running."""
     asked = _Asked(once, verbose, not no_server, as_json)
     perform("run", as_json, lambda: _run(paths or [], asked, metrics, accept_new))
 
@@ -65,7 +65,7 @@ def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool)
     if obstacle is not None:
         result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
         return Outcome(obstacle.message, result, INVALID, obstacle.fields())
-    # a --once run may go on beside a long one, which holds the project's address
+    # a --once run may run beside a long one, which holds the project's address
     address = metrics or (None if asked.once else project.settings.metrics.listen)
     return _moved(catalogue, chosen, findings, asked, run_metrics(address))
 
@@ -105,12 +105,12 @@ def _print(findings: list[Finding], as_json: bool) -> None:
 
 
 def _obstacle(catalogue: Catalogue, findings: list[Finding], chosen: list[BoundPipeline]) -> ConduitError | None:
-    """Return the error that prevents the whole run, or None: all pipelines start, or none does."""
+    """Return the error that prevents the whole run, or None: either all pipelines start, or none does."""
     errors = [finding for finding in findings if finding.is_error]
     if errors:
         from conduit_dagster.cli.terminal import count
 
-        # each finding is shown by itself
+        # each finding is shown separately
         message = f"nothing was started: {count(len(errors), 'error')} in the pipelines' files"
         fix = "fix what is listed; conduit-dagster validate shows it again"
         return FatalError(message, code="validation.failed", fix=fix)

@@ -1,4 +1,4 @@
-"""Pipelines run side by side on one Spark session, with signals and progress."""
+"""Pipelines run in parallel on one Spark session, with signals and progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from conduit_dagster.metrics.live import LiveMetrics
 
 _TICK = 0.25
-"""Seconds between two looks at the pipelines and at the signals that came."""
+"""Seconds between two checks of the pipelines and of received signals."""
 OpenSession = Callable[[], "SparkSession"]
 
 
@@ -60,15 +60,15 @@ def run_together(
 ) -> RunsEnded:
     """Run until all pipelines have ended. ``quiet``: no progress, even on a terminal. ``metrics``: metrics to update.
 
-    ``server``: whether Spark may outlive the run where the project doesn't say where it is.
-    Raises if none of them can start: no Java, no Spark, no state store.
+    ``server``: whether Spark may outlive the run if the project does not configure it. Raises if none of the pipelines
+    can start: no Java, no Spark, no state store.
     """
     stop = StopFlag()
     signals = CommandSignals(stop, lambda text: print(text, file=sys.stderr))
     shown = not quiet and console().is_interactive
     with handled(signals):
         database = project_store(project)
-        # one pipeline that goes on for days gains nothing from a server
+        # a single pipeline that runs for days gains nothing from a server
         server = server and (once or len(pipelines) > 1)
         with spark_session(project, verbose, signals, shown, server):
             # the session has installed its own handler; from here on a second signal can be obeyed
@@ -120,7 +120,7 @@ class _Member:
         self._stop = StopFlag()
         self._bound, self._once = bound, once
         drain = once or bound.config.trigger.kind != "continuous"
-        # --once waits for the end, and a failure is one: no recovery
+        # --once waits for the end, and a failure is final: no recovery
         about = RunOrigin(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}")
         self._options = RunOptions.of(project, drain, about, listener_of(project))
 
@@ -136,7 +136,7 @@ class _Member:
         if self._stop.requested:
             self.result = RunResult(self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, RunProgress())
             return
-        # a daemon: a third signal must not wait for it
+        # a daemon thread: a third signal must not wait for it
         self._thread = threading.Thread(
             target=self._run, args=(session, database), name=f"pipeline-{self._bound.id}", daemon=True
         )

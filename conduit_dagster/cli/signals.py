@@ -19,7 +19,7 @@ _SHOW_CURSOR: Final = b"\x1b[?25h"
 class CommandSignals:
     """Signals received so far, passed on from the main thread's own loop.
 
-    The handler itself neither raises, which would leave py4j out of step, nor touches the flag, whose lock
+    The handler itself never raises, which would corrupt py4j's protocol state, and never touches the flag, whose lock
     the interrupted code may hold.
     """
 
@@ -52,7 +52,7 @@ class CommandSignals:
             signal.signal(number, self._note)
 
     def note(self, number: int) -> None:
-        """Record a signal that arrived another way, as an exception."""
+        """Record a signal that arrived differently, as an exception."""
         self._seen.append(number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -21,19 +21,19 @@ app = typer.Typer(no_args_is_help=True, help="The Spark server that the project'
 
 @app.command("start")
 def start(as_json: AsJson = False) -> None:
-    """Start the server, unless it runs. A run starts it by itself; it ends after spark.idle-timeout without one."""
+    """Start the server, unless it runs. A run starts it automatically; it ends after spark.idle-timeout without one."""
     perform("spark start", as_json, _start)
 
 
 @app.command("stop")
 def stop(as_json: AsJson = False) -> None:
-    """End the server, after ten seconds by force. Pipelines that run on it fail and recover on a new one."""
+    """Stop the server, by force after ten seconds. Pipelines that run on it fail and recover on a new one."""
     perform("spark stop", as_json, _stop)
 
 
 @app.command("status")
 def status(as_json: AsJson = False) -> None:
-    """Whether the server runs and answers, where, since when, its memory and who uses it. Starts nothing."""
+    """Show whether the server runs and answers, its address, start, memory and users. Starts nothing."""
     perform("spark status", as_json, _status)
 
 

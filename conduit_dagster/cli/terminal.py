@@ -15,7 +15,7 @@ from conduit_dagster.secret_values import HidingStream
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# a table in a pipe is read by the next program: nothing is cut off or wrapped
+# a table in a pipe is read by the next program: nothing is truncated or wrapped
 _UNBOUNDED = 10_000
 _STYLES = {
     "running": "green",
@@ -30,7 +30,7 @@ _STYLES = {
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """Return a console on stdout, or on ``stream``, that prints no secret of a setting."""
+    """Return a console on stdout, or on ``stream``, that masks secrets of settings."""
     stream = sys.stdout if stream is None else stream
     terminal = stream is not None and stream.isatty()
     return Console(
@@ -72,7 +72,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 
 def print_error(to: Console, error: dict[str, Any], indent: str = "") -> None:
-    """Print an error on one line, with node, place and fix below it where known."""
+    """Print an error on one line, with node, place and fix below it if known."""
     line = Text.assemble(indent, ("error", _STYLES["error"]), f" {error['code']}: {error['message']}")
     to.print(line)
     for name in ("node", "place", "fix"):

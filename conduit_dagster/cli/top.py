@@ -32,9 +32,9 @@ Once = Annotated[bool, typer.Option("--once", help="Print the table once, with t
 
 
 def top(interval: Interval = 1.0, once: Once = False, as_json: AsJson = False) -> None:
-    """All pipelines, live: status, records per second, open dead letters, last activity. Ctrl-C ends it.
+    """Show all pipelines live: status, records per second, open dead letters, last activity. Ctrl-C ends it.
 
-    Elsewhere than on a terminal it prints the table once.
+    If stdout is not a terminal, it prints the table once.
     """
     perform("top", as_json, lambda: _top(interval, once or as_json))
 
@@ -69,7 +69,7 @@ def _follow(rates: _Rates, interval: float) -> None:
 
 
 class _Rates:
-    """Rows of the table, with rates over the last looks."""
+    """Rows of the table, with rates over the last polls."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
@@ -77,7 +77,7 @@ class _Rates:
         self._seen: dict[str, deque[tuple[float, int, int]]] = {}
 
     def rows(self) -> list[Facts]:
-        """Look at the store, which the first run creates, and return one row per pipeline."""
+        """Poll the store, which the first run creates, and return one row per pipeline."""
         from conduit_dagster.cli.description import listed
         from conduit_dagster.state.existing_store import existing_store
         from conduit_dagster.state.overview import delivered_counts

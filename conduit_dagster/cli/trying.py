@@ -26,12 +26,12 @@ Facts = dict[str, Any]
 
 
 def dry_run(file: File, records: Records = 5, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
-    """Read the first records of each source and show what each processor makes of them. Writes to no destination."""
+    """Read the first records of each source and show the output of each processor. Writes to no destination."""
     perform("dry-run", as_json, lambda: _dry_run(file, records, pipeline))
 
 
 def test(paths: Paths = None, only: Only = "", as_json: AsJson = False) -> None:
-    """Run the tests of pipeline files: no source, no destination. Without PATH: those of the project's pipelines."""
+    """Run the tests of pipeline files; no source or destination is used. Without PATH: those of the project."""
     perform("test", as_json, lambda: _test(paths or [], only))
 
 

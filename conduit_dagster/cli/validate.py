@@ -22,7 +22,7 @@ StrictLint = Annotated[bool, typer.Option("--strict", help="Fail on warnings and
 
 
 def validate(paths: Paths = None, strict: Strict = False, debug: Debug = False, as_json: AsJson = False) -> None:
-    """Find everything that running would refuse, offline. Without PATH: the project's pipelines."""
+    """Find everything that a run would refuse, offline. Without PATH: the project's pipelines."""
     perform("validate", as_json, lambda: _validated(paths or [], strict, debug))
 
 
@@ -67,7 +67,7 @@ def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True,
 
 
 def show_findings(console: Console, findings: list[Finding], debug: bool = False) -> None:
-    """Print every finding with its place and fix; ``debug``: and its traceback."""
+    """Print every finding with its place and fix; with ``debug`` also its traceback."""
     from conduit_dagster.cli.terminal import styled
 
     for finding in findings:

@@ -24,7 +24,7 @@ FAILED: Final = 1
 INVALID: Final = 2
 ENVIRONMENT: Final = 3
 
-# by the first part of an error's code; everything else is a failure at run time
+# by the first part of an error's code; all others are failures at run time
 _EXITS: Final = {
     "environment": ENVIRONMENT,
     "state": ENVIRONMENT,
@@ -43,7 +43,7 @@ class Outcome:
     exit: int = OK
     error: dict[str, Any] | None = None
     show: Callable[[Console], None] | None = None
-    """Function that prints the result for people."""
+    """Function that prints the result as text."""
 
     def envelope(self, command: str) -> str:
         """Return the line that ``--json`` prints, without secrets."""
@@ -67,7 +67,7 @@ def unforeseen(error: Exception) -> ConduitError:
     """Return the error for an exception: itself, a state store outage, or an internal error with its place."""
     if isinstance(error, ConduitError):
         return error
-    if "sqlalchemy" in sys.modules:  # else the store is unused, and the import takes half a second
+    if "sqlalchemy" in sys.modules:  # otherwise the store is unused, and the import takes half a second
         from conduit_dagster.state.database import is_outage, loss_of, unreachable
 
         if is_outage(error) or loss_of(error):
@@ -142,7 +142,7 @@ def _show(outcome: Outcome) -> None:
 
 @contextmanager
 def _reserved_stdout() -> Generator[Callable[[str], None]]:
-    """Send all other output to stderr meanwhile: that of plugins, and of Spark's JVM, which inherits stdout."""
+    """Redirect all other output to stderr meanwhile: that of plugins, and of Spark's JVM, which inherits stdout."""
     stdout, sys.stdout = sys.stdout, sys.stderr
     saved = _swap_descriptor(stdout)
     try:
@@ -177,7 +177,7 @@ def _write(stdout: object, saved: int | None, text: str) -> None:
 
 
 def broken_pipe() -> int:
-    """Discard all further output, even at exit, as its reader is gone; return the exit code."""
+    """Discard all further output, even at exit, because its reader has ended; return the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     return FAILED

@@ -29,7 +29,7 @@ _NAME = "conduit-dagster"
 def spark_settings(project: Project, verbose: bool = False, server: bool = True) -> SparkSettings:
     """Return the project's Spark settings. ``server``: by default the command uses the project's shared server.
 
-    It stays for the commands after this one, as Gradle's daemon does; where ``CI`` is set nothing is left behind.
+    It stays for later commands, as Gradle's daemon does; if ``CI`` is set nothing is left behind.
     """
     settings = project.settings.spark
     url = settings.named_url or default_url(lasting=server and not _is_ci())
@@ -47,7 +47,7 @@ def session_opener(project: Project, verbose: bool = False, server: bool = True)
 
 
 def _session(settings: SparkSettings) -> SparkSession:
-    """Return the session; tell the user about a server that was started for it and stays."""
+    """Return the session; report a server that was started for it and keeps running."""
     if not settings.shared:
         return open_session(settings, _NAME)
     files = ServerFiles(settings.home)
@@ -72,7 +72,7 @@ def spark_session(
     On exit the process's session is closed: this one, or the one that :func:`session_opener` replaced it with.
     """
     wanted = spark_settings(project, verbose, server)
-    # inside spark-submit there is a JVM already, and Connect needs none here
+    # spark-submit already provides a JVM, and Connect needs none here
     if not wanted.connect and "PYSPARK_GATEWAY_PORT" not in os.environ:
         require_java()
     with console().status("starting Spark") if shown else nullcontext():
