@@ -1,1 +1,1 @@
-"""Alerts: what is worth one, what it says, and how it is sent. Knows nothing of Dagster."""
+"""Alerts: when to send one, its content, and its delivery. Independent of Dagster."""

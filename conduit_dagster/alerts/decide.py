@@ -1,4 +1,4 @@
-"""Decision on alerts: a pure function of what was reported and of the pipelines' current state."""
+"""Decision on alerts: a pure function of the reported state and of the pipelines' current state."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ class PipelineStanding:
     pipeline: str
     status: str
     outage: str = ""
-    """Names the run and the failure that ended it: another one is another outage."""
+    """Identifies the run and the failure that ended it: a different value is a different outage."""
     reason: str = ""
     error: dict[str, Any] | None = None
     dead_letters: int = 0
-    """In all."""
+    """Total number of dead letters."""
 
 
 def standings(database: sa.Engine) -> list[PipelineStanding]:
-    """Return all pipelines in the store except those whose file is gone for good. Raises what the store raises."""
+    """Return all pipelines in the store except those whose file was removed for good. Errors of the store propagate."""
     recoveries, letters, away = recovery_rows(database), _dead_letters(database), gone(database)
     found = list[PipelineStanding]()
     for name, row in pipeline_rows(database).items():
@@ -116,17 +116,17 @@ class LetterCounts(msgspec.Struct, frozen=True):
     """The window in which new dead letters are counted."""
 
     base: int
-    """How many there were at its beginning, or when the last alert was sent."""
+    """Number at its beginning, or when the last alert was sent."""
     since_ns: int
     told: bool = False
-    """An alert was sent in this window: the next one waits for its end."""
+    """Whether an alert was sent in this window: the next one waits for its end."""
 
 
 class ReportedPipeline(msgspec.Struct, frozen=True):
     """Last reported state of one pipeline."""
 
     outage: str = ""
-    """The outage that was reported; empty where the pipeline is not degraded."""
+    """The reported outage; empty if the pipeline is not degraded."""
     letters: LetterCounts | None = None
 
 
@@ -136,7 +136,7 @@ class ReportedState(msgspec.Struct, frozen=True):
     pipelines: dict[str, ReportedPipeline] = {}
 
     def of(self, pipeline: str) -> ReportedPipeline:
-        """Return what was reported of a pipeline; nothing for a new one."""
+        """Return the reported state of a pipeline; empty for a new one."""
         return self.pipelines.get(pipeline, ReportedPipeline())
 
     def but(self, pipeline: str, one: ReportedPipeline) -> ReportedState:
@@ -149,7 +149,7 @@ class ReportedState(msgspec.Struct, frozen=True):
 
 
 def seen_of(cursor: str | None) -> ReportedState | None:
-    """Parse a cursor; return None if it is lost, or not one of ours."""
+    """Parse a cursor; return None if it is missing, or not one of ours."""
     if not cursor:
         return None
     try:
@@ -166,18 +166,18 @@ Kind = Literal["degraded", "dead-letters"]
 
 @dataclass(frozen=True)
 class AlertRules:
-    """An alert to report."""
+    """Rules for reporting an alert."""
 
     on: frozenset[Kind] = frozenset({"degraded", "dead-letters"})
     growth: int = 1
-    """So many new dead letters within the interval are."""
+    """Number of new dead letters within the interval that triggers an alert."""
     interval: float = 300.0
     """Seconds."""
 
 
 @dataclass(frozen=True)
 class Alert:
-    """Something worth a message."""
+    """A reportable event."""
 
     kind: Kind
     standing: PipelineStanding
@@ -197,8 +197,10 @@ class AlertDecision:
 def decide(
     seen: ReportedState | None, standings: Iterable[PipelineStanding], rules: AlertRules, now_ns: int
 ) -> AlertDecision:
-    """``seen`` None: nothing is known of what was reported. Then every degraded pipeline is, and dead letters count
-    from now on.
+    """Decide which alerts to send.
+
+    ``seen`` None: the reported state is unknown. Then every degraded pipeline is reported, and dead letters count from
+    now on.
     """
     alerts, pipelines = list[Alert](), dict[str, ReportedPipeline]()
     for one in standings:
@@ -223,7 +225,7 @@ def _letters(
 ) -> tuple[LetterCounts, Alert | None]:
     window = known or LetterCounts(0, now_ns)
     if one.dead_letters < window.base:
-        return LetterCounts(one.dead_letters, now_ns), None  # another store
+        return LetterCounts(one.dead_letters, now_ns), None  # a different store
     if window.since_ns > now_ns:
         window = replace(window, since_ns=now_ns)  # the clock was set back
     over = now_ns - window.since_ns >= rules.interval * 1e9
@@ -241,7 +243,7 @@ def unsent(decided: ReportedState, before: ReportedState | None, alert: Alert) -
     known, was = decided.of(pipeline), ReportedPipeline() if before is None else before.of(pipeline)
     if alert.kind == "degraded":
         return decided.but(pipeline, replace(known, outage=was.outage))
-    # the window goes on, however long it is: what is in it was not reported
+    # the window continues, however long: its letters were not reported
     return decided.but(
         pipeline, replace(known, letters=LetterCounts(alert.standing.dead_letters - alert.new, alert.since_ns))
     )

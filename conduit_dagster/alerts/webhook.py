@@ -1,4 +1,4 @@
-"""Sends JSON to a webhook. Who knows its URL may write to it: errors and logs name its host only."""
+"""Posts JSON to a webhook. Its URL grants access to post: errors and logs contain its host only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ATTEMPTS, _WAIT, _IN_ALL = 3, 0.2, 10.0
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """The headers hold secrets, which are for the host that was named."""
+    """Refuses redirects: the headers hold secrets, which are for the configured host only."""
 
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         return None
 
 
 class Webhook:
-    """One receiver. ``timeout``: seconds, for connecting and for the answer each."""
+    """One receiver. ``timeout``: seconds, for the connection and for the answer each."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout: float = 5.0, allow_private: bool = True) -> None:
         self._url, self._timeout = url, timeout
@@ -56,7 +56,7 @@ class Webhook:
         except (OSError, HTTPException, ValueError) as error:
             if isinstance(getattr(error, "reason", None), PrivateAddressError):
                 raise self._private() from None
-            # from None: what the library says may quote the URL or a header
+            # from None: the library's message may quote the URL or a header
             raise self._failed(_why(error)) from None
 
     def _answered(self, status: int) -> TransientError:

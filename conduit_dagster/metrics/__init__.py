@@ -1,1 +1,1 @@
-"""Prometheus metrics: of the pipelines that run in this process, and of all that the state store knows."""
+"""Prometheus metrics: of the pipelines that run in this process, and of all pipelines in the state store."""

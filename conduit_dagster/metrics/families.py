@@ -1,4 +1,4 @@
-"""The names of all metrics, and facts as samples under them. ``docs/metrics.md`` is their reference."""
+"""The names of all metrics, and conversion of facts to samples. ``docs/metrics.md`` is their reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, SourceLag
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper ends of the classes of step seconds; the last class has none."""
+"""Upper bounds of the histogram buckets of step seconds; the last bucket is unbounded."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DestinationFacts:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long steps took; ``classes`` counts them by :data:`BUCKETS`, one more for what is longer."""
+    """Durations of steps; ``classes`` counts them by :data:`BUCKETS`, with one more class for longer ones."""
 
     classes: tuple[int, ...]
     seconds: float
@@ -51,12 +51,12 @@ class LastStep:
 
     seconds: float
     at: float
-    """When it was done, in seconds since the epoch."""
+    """Time of its end, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """Numbers of one pipeline at one moment."""
+    """Figures of one pipeline at one moment."""
 
     pipeline: str
     status: str
@@ -71,7 +71,7 @@ class PipelineFacts:
 
 
 Sample = tuple[Sequence[str], float | None]
-"""The values of the labels, and the number; None: nothing is exported."""
+"""Label values, and the number; with None nothing is exported."""
 _SOURCE = ("pipeline", "source")
 _DESTINATION = ("pipeline", "destination")
 _PIPELINE = ("pipeline",)

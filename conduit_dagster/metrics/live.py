@@ -1,4 +1,4 @@
-"""Metrics of the pipelines that run in this process, counted since it began."""
+"""Metrics of the pipelines that run in this process, counted since its start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Lag = Callable[[Source, object], SourceLag]
 
 
 class PipelineMetrics:
-    """One pipeline's counts. Its own thread writes them, a scrape reads them: always those of whole steps."""
+    """Counters of one pipeline. Its own thread writes them, a scrape reads them: always those of complete steps."""
 
     def __init__(self, bound: BoundPipeline, status: Callable[[], str], lag: Lag) -> None:
         self._readers = _readers(bound)
@@ -96,11 +96,11 @@ class PipelineMetrics:
                 self._facts = replace(self._facts, restart_at=restart.at_ns / 1e9)
 
     def facts(self) -> PipelineFacts:
-        """Return the pipeline's current numbers. No histogram before the first step."""
+        """Return the pipeline's current figures. No histogram before the first step."""
         with self._lock:
             times = StepTimes(tuple(self._classes), self._seconds) if any(self._classes) else None
             status = self._status()
-            # a stop while it waits takes the restart with it
+            # a stop during the wait cancels the restart
             restart_at = self._facts.restart_at if status == PipelineStatus.RECOVERING else None
             return replace(self._facts, status=status, times=times, restart_at=restart_at)
 
@@ -110,7 +110,7 @@ def _unknown(source: Source) -> SourceLag:
 
 
 def _readers(bound: BoundPipeline) -> dict[str, Source]:
-    """Return what steps read of each source: itself, or its log, which knows the source's own position."""
+    """Return the source that steps read for each source: itself, or its log, which knows the source's own position."""
     found = dict[str, Source]()
     for source_node in bound.compiled.inputs:
         found.update(
@@ -137,7 +137,7 @@ class LiveMetrics(Collector):
         self._tallies: list[PipelineMetrics] = []
 
     def add(self, bound: BoundPipeline, status: Callable[[], str], lag: Lag) -> PipelineMetrics:
-        """Start to count a pipeline. ``status`` is called at every scrape, ``lag`` after every step."""
+        """Add a pipeline. ``status`` is called at every scrape, ``lag`` after every step."""
         tally = PipelineMetrics(bound, status, lag)
         self._tallies.append(tally)
         return tally

@@ -1,4 +1,4 @@
-"""The page of metrics over HTTP, in a thread of its own."""
+"""The metrics page over HTTP, in its own thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger("conduit.metrics")
 
 @dataclass(frozen=True)
 class MetricsServer:
-    """A page that is served."""
+    """A metrics page that is being served."""
 
     url: str
     server: WSGIServer
@@ -35,7 +35,7 @@ class MetricsServer:
 
 
 class _Guarded(Collector):
-    """A scrape that fails, because the state store is away for example, says so instead of nothing at all."""
+    """Reports a failed scrape, for example when the state store is unreachable, instead of exporting nothing."""
 
     def __init__(self, collector: Collector) -> None:
         self._collector, self._turn = collector, threading.Lock()
@@ -43,7 +43,7 @@ class _Guarded(Collector):
     def collect(self) -> Iterator[Metric]:
         up, found = 1, list[Metric]()
         try:
-            # one after the other: a source is not asked by two threads
+            # one after the other: two threads must not query a source at once
             with self._turn:
                 found = list(self._collector.collect())
         except Exception as error:  # noqa: BLE001  # of any library: the next scrape may get through
@@ -54,7 +54,7 @@ class _Guarded(Collector):
 
 
 def serve(host: str, port: int, collector: Collector) -> MetricsServer:
-    """Serve ``/metrics`` until it is closed, or the process ends. Port 0: any free one.
+    """Serve ``/metrics`` until closed, or until the process ends. Port 0: any free one.
 
     Raises ``FatalError`` (``environment.metrics_address``).
     """

@@ -24,9 +24,9 @@ _SLACK = 1000
 
 
 class StoredMetrics(Collector):
-    """Asks the store at every scrape. Raises what the store raises.
+    """Queries the store at every scrape. Errors of the store propagate.
 
-    Pipelines whose file is gone for good are left out. What the store does not keep is not exported.
+    Pipelines whose file was removed for good are left out, and so are figures that the store does not keep.
     """
 
     def __init__(self, database: sa.Engine, lags: Lags) -> None:
@@ -71,8 +71,8 @@ class StoredMetrics(Collector):
     def _steady(self, what: str, pipeline: str, name: str, value: int) -> int:
         """Keep a counter from going back a little: Prometheus would take that for a restart and count everything again.
 
-        The store's do, by nacks of a step that is not done yet and by what at-most-once drops. Much less than before
-        is another store.
+        The store's counters go back by nacks of a step that is not done yet, and by records dropped with at-most-once.
+        A much lower value means another store.
         """
         key = (what, pipeline, name)
         known = self._highest.get(key, 0)

@@ -8,7 +8,7 @@ _SECOND = 1_000_000_000
 
 
 class FakeClock:
-    """Unix time that moves only when told to. Threads may share it."""
+    """Unix time that changes only when advanced. Thread-safe."""
 
     def __init__(self, now_ns: int = 0) -> None:
         self._now_ns = now_ns
@@ -19,7 +19,7 @@ class FakeClock:
         return self._now_ns
 
     def advance(self, seconds: float) -> int:
-        """Move the clock, back if ``seconds`` is negative; return the new time in nanoseconds.
+        """Advance the clock, or set it back if ``seconds`` is negative; return the new time in nanoseconds.
 
         Exact to the nanosecond for less than 50 days at a time.
         """

@@ -1,7 +1,7 @@
-"""A pytest plugin: each of the ``tests:`` of a pipeline file is a test of pytest's own.
+"""A pytest plugin that runs each of the ``tests:`` of a pipeline file as a separate test.
 
-Collected are YAML files that hold pipelines with tests, wherever pytest looks; the project is found from the file's
-folder. Neither Spark nor Dagster is started.
+It collects YAML files that contain pipelines with tests; the project is found from the file's folder. Starts neither
+Spark nor Dagster.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _MARKS: Final = (b"pipelines:", b"tests:")
 
 
 class CaseError(Exception):
-    """A test of a pipeline whose outcome is not as expected; its text says where."""
+    """Raised for a pipeline test with unexpected results; its text locates them."""
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PipelineTestFile | None:
-    """Called by pytest for each file that it meets."""
+    """Collect a pipeline file. Called by pytest for each file."""
     if file_path.suffix not in _SUFFIXES or not file_path.is_file():
         return None
     text = file_path.read_bytes()
@@ -63,7 +63,7 @@ class PipelineCase(pytest.Item):
             raise CaseError("\n".join(_text(flaw) for flaw in verdict.flaws))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return what is not as expected, without a stack trace."""
+        """Return the unexpected results, without a stack trace."""
         if isinstance(excinfo.value, CaseError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)

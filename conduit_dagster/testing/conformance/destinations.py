@@ -51,13 +51,14 @@ def _part(destination: Destination, task: WriterTask, numbers: Sequence[int]) ->
 class DestinationConformance:
     """Derive ``class TestMine(DestinationConformance)`` with two fixtures.
 
-    ``make`` gives a function that makes the destination, as another process would; ``delivered`` a function that reads
-    the numbers (``i``) of the records there, in order. It must take the records of :func:`numbered`.
+    ``make`` returns a function that creates the destination, as another process would; ``delivered`` returns a function
+    that reads the numbers (``i``) of its records, in order. The destination must accept the records of
+    :func:`numbered`.
     """
 
     @pytest.fixture
     def make(self) -> Make:
-        """Make the destination; instances may share nothing but what they write to."""
+        """Create the destination; instances may share nothing but the storage they write to."""
         raise NotImplementedError("derive, and give a fixture make")
 
     @pytest.fixture
@@ -71,13 +72,13 @@ class DestinationConformance:
         return Steps(make, tmp_path)
 
     def test_all_of_it_is_there_once_and_in_order(self, steps: Steps, delivered: Delivered) -> None:
-        """Task by task, step by step."""
+        """Delivers every record once, in task order and step order."""
         steps.publish(steps.prepare(1, [0, 1, 2], [3, 4]))
         steps.publish(steps.prepare(2, [5], [6, 7]))
         assert delivered() == list(range(8))
 
     def test_nothing_is_there_before_it_is_published(self, steps: Steps, delivered: Delivered) -> None:
-        """Staging is no delivery."""
+        """Staging alone delivers nothing."""
         steps.publish(steps.prepare(1, [0]))
         steps.prepare(2, [1, 2])
         assert delivered() == [0]
@@ -85,7 +86,7 @@ class DestinationConformance:
     def test_a_task_that_is_given_up_leaves_nothing(
         self, make: Make, steps: Steps, tmp_path: Path, delivered: Delivered
     ) -> None:
-        """Whatever it had written."""
+        """An aborted task leaves nothing behind, whatever it had written."""
         destination = make()
         url = destination.staging(str(tmp_path / "staging")) + "/00000001-000000000001-x/out"
         writer = destination.writer(WriterTask(url, 0, "t"))
@@ -96,7 +97,7 @@ class DestinationConformance:
         assert delivered() == [7]
 
     def test_publishing_again_changes_nothing(self, make: Make, steps: Steps, delivered: Delivered) -> None:
-        """A run may have died after it. Where it can't keep that, nothing may be missing."""
+        """A repeated publish, as after a crash, duplicates nothing; without that guarantee, it loses nothing."""
         delivery = steps.prepare(1, [0, 1], [2])
         steps.publish(delivery)
         steps.publish(delivery)
@@ -105,7 +106,7 @@ class DestinationConformance:
         assert set(delivered()) == {0, 1, 2}
 
     def test_it_knows_what_it_holds(self, make: Make, steps: Steps, delivered: Delivered) -> None:
-        """In another process, too: what is there is not sent again."""
+        """``holds`` recognises a delivery in another process too, so that it is not sent again."""
         first = steps.prepare(1, [0, 1])
         assert not make().holds(first)
         steps.publish(first)
@@ -119,7 +120,7 @@ class DestinationConformance:
         assert make().holds(second) and delivered() == [0, 1, 2]
 
     def test_what_is_claimed_is_not_published(self, make: Make, steps: Steps, delivered: Delivered) -> None:
-        """A frozen owner's late success and our decision to send it in pieces can't both happen."""
+        """A delivery's late publish by a frozen owner and our claim to send it in pieces exclude each other."""
         destination = make()
         if not (destination.divisible and "exactly-once" in destination.strategies):
             pytest.skip("its deliveries are never sent in pieces")
@@ -131,7 +132,7 @@ class DestinationConformance:
         assert delivered() == []
 
     def test_pieces_are_the_whole(self, make: Make, steps: Steps, delivered: Delivered) -> None:
-        """Each under its own hash; once, where it keeps that."""
+        """Children, each under its own hash, add up to the delivery; each exactly once if that is guaranteed."""
         times = 2 if "exactly-once" in make().strategies else 1
         if not make().divisible:
             pytest.skip("its deliveries are never sent in pieces")
@@ -143,7 +144,7 @@ class DestinationConformance:
         assert delivered() == [0, 1, 2, 3, 4]
 
     def test_a_piece_may_leave_out_records(self, make: Make, steps: Steps, delivered: Delivered) -> None:
-        """Those between refused ones are sent in one go, across tasks, and once, where it keeps that."""
+        """Records between refused ones are sent in one delivery, across tasks; exactly once if that is guaranteed."""
         if not make().skips_records:
             pytest.skip("it takes no pieces that leave out records")
         delivery = steps.prepare(1, [0, 1, 2, 3], [4, 5, 6])
@@ -155,7 +156,7 @@ class DestinationConformance:
         assert delivered() == [1, 4, 6]
 
     def test_claims_of_several_deliveries_are_those_of_each(self, make: Make, steps: Steps) -> None:
-        """In their order; what was delivered or claimed before is told of each."""
+        """``claim_all`` claims in order, and returns for each delivery whether it was delivered or claimed before."""
         destination = make()
         if not (destination.divisible and "exactly-once" in destination.strategies):
             pytest.skip("its deliveries are never sent in pieces")
@@ -168,13 +169,13 @@ class DestinationConformance:
         assert make().claim_all(pieces[:1], "split") == ["nacked"]
 
     def test_targets_are_json(self, make: Make, steps: Steps) -> None:
-        """They come back from the state store as they went in."""
+        """Targets survive the round trip through the state store."""
         delivery = steps.prepare(1, [0])
         for target in (delivery.target, steps.publish(delivery), make().expected(delivery)):
             assert _travelled(target) == target
 
     def test_check_and_fence_change_nothing(self, make: Make, steps: Steps, delivered: Delivered) -> None:
-        """They come before the first record of every run."""
+        """``check`` and ``fence`` run before the first record of every run."""
         for epoch in (1, 2):
             destination = make()
             destination.fence(epoch)
@@ -185,20 +186,20 @@ class DestinationConformance:
 
 
 class Steps:
-    """Deliveries one after the other, each staged and published by a process of its own."""
+    """Successive deliveries, each staged and published by a separate process."""
 
     def __init__(self, make: Make, folder: Path) -> None:
         self._make, self._folder = make, folder
         self._target: Target | None = None
 
     def prepare(self, step: int, *tasks: Sequence[int]) -> Delivery:
-        """Return a delivery with its target, as it comes back from the state store."""
+        """Return a delivery with its target, after a round trip through the state store."""
         destination = self._make()
         delivery = staged(destination, self._folder, step, *tasks)
         return replace(delivery, target=_travelled(destination.target(self._target)))
 
     def publish(self, delivery: Delivery) -> Target:
-        """Publish as its kind does."""
+        """Publish as the destination's kind requires."""
         destination = self._make()
         try:
             self._target = self._published(destination, delivery)
@@ -207,7 +208,7 @@ class Steps:
         return self._target
 
     def goes_on_from(self, target: Target) -> None:
-        """Return the target that the next delivery begins with."""
+        """Set the target that the next delivery begins with."""
         self._target = target
 
     def _published(self, destination: Destination, delivery: Delivery) -> Target:

@@ -12,7 +12,7 @@ from conduit_dagster.engine.plugin_loading import load_plugins, read_plugins
 def plugin_module(name: str, start: str | Path = ".") -> Any:
     """Load the classes of ``plugins/NAME.py`` in the nearest folder upwards of ``start``, as pipelines do.
 
-    Raises ``LookupError`` where there is none, or it defines no plugin, and what keeps it from being loaded.
+    Raises ``LookupError`` if the file is missing or defines no plugin, and errors of loading it.
     """
     place = Path(start).absolute()
     root = next((folder for folder in (place, *place.parents) if (folder / "plugins" / f"{name}.py").is_file()), None)

@@ -1,4 +1,4 @@
-"""Conformance suite of processors, and the edge-case records that it gives them."""
+"""Conformance suite of processors, and its edge-case records."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Processed:
 
     @property
     def gone(self) -> list[int]:
-        """Places of what goes no further."""
+        """Places of records that do not continue."""
         return [*self._nacks, *self._dropped]
 
     def of(self, origin: int) -> str:
@@ -80,9 +80,9 @@ _OTHER: Final[dict[type, Any]] = {
 
 
 def check_made_of(processor: Processor, record: Record) -> int:
-    """Change each field that another one is not made of, and assert that this one stays; return how many were compared.
+    """Change each field that another one does not depend on, and assert that this one stays; return the count.
 
-    Tells nothing of a record without a document, of one that is nacked, and of a processor that makes no promise.
+    Proves nothing for a record without a document, a nacked one, or a processor without ``made_of``.
     """
     before, compared = _document_after(processor, record) or {}, 0
     for field in before:
@@ -113,7 +113,7 @@ def _with_other(record: Record, field: str) -> Record:
 class ProcessorConformance:
     """Derive ``class TestMine(ProcessorConformance)`` with ``processor``, and ``settings`` as in a pipeline file.
 
-    ``records`` are some that it is for; without any, the records of its examples are taken.
+    ``records``: typical input; by default, the records of its examples.
     """
 
     processor: ClassVar[type[Processor]]
@@ -127,43 +127,43 @@ class ProcessorConformance:
 
     @pytest.fixture
     def made_with(self) -> Mapping[str, str]:
-        """Return its settings."""
+        """Return the settings."""
         return self.settings
 
     @pytest.fixture
     def make(self, kind: type[Processor], made_with: Mapping[str, str]) -> Any:
-        """Make a new instance."""
+        """Create a new instance."""
         return lambda: make_processor(kind, made_with)
 
     @pytest.fixture
     def given(self, kind: type[Processor]) -> list[Record]:
-        """Return the records that it is made for, with odd ones around them."""
+        """Return typical records, with edge cases around them."""
         own = [copy(record) for record in (*self.records, *(example.given for example in kind.examples))]
         odd = odd_records()
         return [*odd[: len(odd) // 2], *own, *odd[len(odd) // 2 :], *own]
 
     def test_it_says_what_it_is(self, kind: type[Processor]) -> None:
-        """``processors describe`` has something to show."""
+        """The class has everything that ``processors describe`` shows."""
         assert kind.name and kind.__doc__, "it has a name and a docstring"
         lacking = [name for name, field in kind.Settings.model_fields.items() if not field.description]
         assert not lacking, f"settings without a description: {lacking}"
 
     def test_its_examples_are_true(self, kind: type[Processor]) -> None:
-        """Each is what happens."""
+        """Every example gives its documented result."""
         for example in kind.examples:
             [result] = make_processor(kind, example.settings).process_block([copy(example.given)])
             got = result.code if isinstance(result, Nack) else result
             assert got == example.gives, f"the example {example.title}"
 
     def test_whatever_it_is_given_is_a_result_or_a_nack(self, make: Any, given: list[Record]) -> None:
-        """An odd record is its own nack, never an error of the step."""
+        """Edge-case records are nacked individually, and never fail the step."""
         results = make().process_block([copy(record) for record in given])
         assert len(results) == len(given), "a result for each record"
         passed = Processed(make(), given)
         assert {*passed.origins, *passed.gone} == set(range(len(given))), "each goes on, is dropped or is nacked"
 
     def test_what_goes_on_can_be_delivered(self, make: Any, given: list[Record]) -> None:
-        """As far as it could be before."""
+        """Records that could be delivered before can be delivered afterwards."""
         passed = Processed(make(), given)
         for record, origin in zip(passed.records, passed.origins, strict=True):
             assert record.operation in OPERATIONS
@@ -172,25 +172,25 @@ class ProcessorConformance:
                 assert _is_json(record), f"{given[origin]} became {record}"
 
     def test_a_field_is_made_of_what_it_tells(self, make: Any, given: list[Record]) -> None:
-        """What ``made_of`` does not name has no part in a field."""
+        """A field does not depend on fields that ``made_of`` leaves out."""
         for record in given:
             check_made_of(make(), record)
 
     def test_a_record_does_not_depend_on_its_neighbours(
         self, kind: type[Processor], make: Any, given: list[Record]
     ) -> None:
-        """However many a block has: a step that is repeated may cut it elsewhere."""
+        """A result does not depend on the size of the block: a repeated step may divide it differently."""
         if not kind.deterministic or issubclass(kind, StatefulProcessor):
             pytest.skip("it says that it does")
         block = Processed(make(), given)
         alone = make()
-        # from the last one on: a processor that counts them is found
+        # in reverse, which exposes a processor that counts its records
         for place, record in reversed(list(enumerate(given))):
             one = Processed(alone, [record])
             assert one.of(0) == block.of(place), f"{record} alone, and in a block"
 
     def test_it_repeats_itself(self, kind: type[Processor], make: Any, given: list[Record]) -> None:
-        """A step whose staging is lost is staged once more, perhaps in another process."""
+        """A deterministic processor gives the same result again, as when lost staging is rebuilt in another process."""
         if not kind.deterministic:
             pytest.skip("it says that it does not")
         first, again = Processed(make(), given), Processed(make(), given)
@@ -198,7 +198,7 @@ class ProcessorConformance:
             assert first.of(place) == again.of(place)
 
     def test_it_leaves_metadata_that_records_share_alone(self, make: Any, given: list[Record]) -> None:
-        """Records of a split share it, and what happens to one must not happen to the next."""
+        """Metadata shared by records of a split is not changed in place."""
         shared = {"m": "x"}
         records = [copy(record) for record in given]
         for record in records:
@@ -211,7 +211,7 @@ class ProcessorConformance:
 
 
 def make_processor(kind: type[Processor], settings: Mapping[str, str]) -> Processor:
-    """Make a processor as a task does: from settings that were serialised."""
+    """Create a processor as a task does: from serialised settings."""
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(kind.travelling(settings, ".")))
     return kind(kind.Settings.model_validate(travelled), ProcessorContext("p", _NODE, Clock(0)))
 

@@ -16,7 +16,7 @@ Make = Callable[[], Source]
 
 
 def blocks_of(source: Source, start: Position, end: Position, n: int = 1, keys: Keys = Keys.ALL) -> list[Block]:
-    """Yield the blocks of a range that is cut into about ``n`` splits."""
+    """Return the blocks of a range that is cut into about ``n`` splits."""
     found: list[Block] = []
     for split in source.split(_travelled(start), _travelled(end), n):
         for block in source.read(split, ReadOptions(keys, block_records=7)):
@@ -30,17 +30,17 @@ def read_range(source: Source, start: Position, end: Position, n: int = 1) -> li
 
 
 class SourceConformance:
-    """Derive ``class TestMine(SourceConformance)`` with a fixture ``make``: it gives a function that makes the source.
+    """Derive ``class TestMine(SourceConformance)`` with a fixture ``make``, which returns a function.
 
-    That must have twenty records or more, and always the same ones.
+    The function creates the source, which must have at least twenty records, always the same ones.
     """
 
     keeps_limit: ClassVar[bool] = True
-    """False where a step may hold more records than its limit, as a transaction that is never cut."""
+    """False if a step may exceed its record limit, for example to keep a transaction in one step."""
 
     @pytest.fixture
     def make(self) -> Make:
-        """Make the source, as another process would: instances may share nothing but what they read."""
+        """Create the source as another process would: instances may share nothing but the data they read."""
         raise NotImplementedError("derive, and give a fixture make")
 
     @pytest.fixture
@@ -61,25 +61,25 @@ class SourceConformance:
         return found
 
     def test_positions_are_json(self, make: Make, end: Position) -> None:
-        """They come back from the state store as they went in."""
+        """Positions survive the round trip through the state store."""
         for position in (make().initial(), end):
             assert _travelled(position) == position
         assert json.dumps(make().unit), "which data this is goes into the state store as well"
 
     def test_there_is_nothing_new_at_the_end(self, make: Make, end: Position) -> None:
-        """Else a step without records would follow on every look."""
+        """At the end ``latest`` returns the position unchanged; otherwise every poll would cause an empty step."""
         source = make()
         assert source.latest(_travelled(end), EVERYTHING, source.horizon()) == end
         assert read_range(source, end, end) == []
 
     @pytest.mark.parametrize("n", [2, 3, 16])
     def test_however_it_is_cut(self, make: Make, end: Position, records: list[Record], n: int) -> None:
-        """The same records in the same order."""
+        """Any number of splits gives the same records in the same order."""
         source = make()
         assert read_range(source, source.initial(), end, n) == records
 
     def test_it_can_be_read_twice(self, make: Make, end: Position, records: list[Record]) -> None:
-        """By another process, too: a step that died is read again."""
+        """Another process reads the same range again, as after a failed step."""
         if not make().replayable:
             pytest.skip("it says that it can't")
         source = make()
@@ -88,7 +88,7 @@ class SourceConformance:
 
     @pytest.mark.parametrize("most", [1, 3, 8])
     def test_steps_add_up(self, make: Make, end: Position, records: list[Record], most: int) -> None:
-        """Range by range within a limit, each by another process: every record once, none twice."""
+        """Successive limited ranges, each read by another process, give every record exactly once."""
         found: list[Record] = []
         position = make().initial()
         for _ in range(len(records) + 1):
@@ -104,7 +104,7 @@ class SourceConformance:
         assert make().place(position) == make().place(end)
 
     def test_it_goes_on_at_any_record(self, make: Make, end: Position, records: list[Record]) -> None:
-        """A nack that exceeds the window cuts a step right there."""
+        """A source resumes at any record: a nack that exceeds the window cuts a step right there."""
         source, place = make(), 0
         start = source.initial()
         for block in blocks_of(source, start, end):
@@ -116,7 +116,7 @@ class SourceConformance:
                     assert read_range(make(), start, cut) == records[:place]
 
     def test_splits_know_their_place(self, make: Make, end: Position, records: list[Record]) -> None:
-        """How many records lie before each, and how many it has where it says so."""
+        """Each split has the correct number of records before it, and of its own if it has one."""
         source, place = make(), 0
         for split in source.split(source.initial(), end, 4):
             count = sum(len(b.records if isinstance(b, Block) else b) for b in source.read(split, ReadOptions()))
@@ -126,7 +126,7 @@ class SourceConformance:
         assert place == len(records)
 
     def test_records_are_whole(self, records: list[Record]) -> None:
-        """Each has a position of its own, and only what can be stored."""
+        """Each record has a unique position, and consists of storable values."""
         assert len({str(record.position) for record in records}) == len(records)
         for record in records:
             assert record.operation in OPERATIONS
@@ -138,7 +138,7 @@ class SourceConformance:
     def test_what_it_leaves_out_it_can_fill_in(
         self, make: Make, end: Position, records: list[Record], keys: Keys
     ) -> None:
-        """Keys and positions, for the few records that need them."""
+        """Keys and positions left out by ``read`` can be filled in for single records."""
         source, place = make(), 0
         for block in blocks_of(source, source.initial(), end, keys=keys):
             for i, record in enumerate(block.records):
@@ -151,7 +151,7 @@ class SourceConformance:
         assert place == len(records)
 
     def test_resuming_changes_no_record(self, make: Make, end: Position, records: list[Record]) -> None:
-        """Whatever it is told at the start of a run: what it gives depends on the positions only."""
+        """Records depend on positions only, not on the state passed at the start of a run."""
         half = make().latest(make().initial(), Limit(len(records) // 2, 10**12))
         modes: dict[str, Mode] = {record.collection: mode_of(record) for record in records}
         for position, last, collections in ((make().initial(), None, {}), (half, records[0], modes)):
@@ -165,7 +165,7 @@ class SourceConformance:
             assert make().place(position) == make().place(end)
 
     def test_acks_may_be_repeated(self, make: Make, end: Position, records: list[Record]) -> None:
-        """They are after a crash, and a lower one may follow a higher one."""
+        """Acks may be repeated, as after a crash, and may go back."""
         del records
         source = make()
         for position in (end, end, source.initial()):
