@@ -1,4 +1,4 @@
-"""``log export`` and ``log import``: a log in Conduit's binary layout."""
+"""``log export`` and ``log import``: a log in the binary layout of Transporter's commit log."""
 
 from __future__ import annotations
 
