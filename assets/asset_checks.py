@@ -50,7 +50,7 @@ class CheckResult:
     metadata: dict[str, Any]
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN
     source: str = ""
-    """Id of the source whose asset it is about; empty for a check of the pipeline itself."""
+    """Id of the source whose asset it checks; empty for a check of the pipeline itself."""
 
     @property
     def asset(self) -> str:
@@ -59,7 +59,7 @@ class CheckResult:
 
 
 def check_specs(keys: AssetKeys) -> list[dg.AssetCheckSpec]:
-    """Return the check specs of a pipeline. None blocks: a dead letter that the queue took is no failure of the run."""
+    """Return the check specs of a pipeline. None of them blocks: a dead letter in the queue does not fail the run."""
     return [
         dg.AssetCheckSpec(name, asset=keys.of(asset), description=description)
         for name, (asset, description) in _CHECKS.items()
@@ -69,7 +69,7 @@ def check_specs(keys: AssetKeys) -> list[dg.AssetCheckSpec]:
 def verdicts(
     bound: BoundPipeline, look: RunSnapshot, max_wait: float, result: RunResult | None = None
 ) -> Iterator[CheckResult]:
-    """Yield the results of all checks. ``result``: how the run ended; None while it is in progress."""
+    """Yield the results of all checks. ``result``: result of the run; None while it is in progress."""
     error = None if result is None else result.error
     yield status_verdict(bound.id, result)
     yield from letter_verdicts(bound, look.open)
@@ -87,7 +87,7 @@ def as_evaluation(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckEvaluat
 
 
 def as_result(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckResult:
-    """Convert a result to the ``AssetCheckResult`` that the check's own op yields, for a run at its end."""
+    """Convert a result to the ``AssetCheckResult`` that the check's own op yields at the end of a run."""
     return dg.AssetCheckResult(
         passed=verdict.passed, asset_key=keys.of(verdict.asset), check_name=verdict.name,
         metadata=verdict.metadata, severity=verdict.severity, description=verdict.description,
@@ -95,7 +95,7 @@ def as_result(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckResult:
 
 
 def status_verdict(pipeline: str, result: RunResult | None) -> CheckResult:
-    """Return the check ``status``. ``result``: how the run ended; None while it is in progress."""
+    """Return the check ``status``. ``result``: result of the run; None while it is in progress."""
     if result is None or result.error is None or result.error.code in NO_FAILURE:
         # Dagster stores plain texts only
         status = str(PipelineStatus.RUNNING if result is None else result.status)
@@ -108,14 +108,14 @@ def status_verdict(pipeline: str, result: RunResult | None) -> CheckResult:
 
 
 def start_command(pipeline: str) -> str:
-    """Return the command that starts a pipeline that has failed."""
+    """Return the command that starts a failed pipeline."""
     return f"conduit-dagster pipelines start {shlex.quote(pipeline)}"
 
 
 def failed_verdict(
     pipeline: str, status: PipelineStatus, error: ConduitError, restart: PendingRestart | None
 ) -> CheckResult:
-    """Return the check ``status`` of a failed pipeline: error, fix, and the command to type."""
+    """Return the check ``status`` of a failed pipeline: error, fix, and the command to enter."""
     command = start_command(pipeline)
     facts: dict[str, Any] = {"status": str(status), "error_code": error.code, "error": error.message}
     facts |= {name: value for name in ("node", "place", "fix") if (value := getattr(error, name))}
@@ -175,7 +175,7 @@ def _ack_lag(look: RunSnapshot, max_wait: float, error: ConduitError | None) -> 
     if not look.waiting:
         text = "nothing waits" if look.lag else "lag unknown: no source reports it"
         return CheckResult(ACK_LAG, True, text, metadata)
-    # a run that was refused because another one holds the lease says nothing about the waiting records
+    # a run that was refused because another one holds the lease proves nothing about the waiting records
     if error is not None and not error.code.startswith("lease."):
         return CheckResult(ACK_LAG, False, "records wait, and the run has failed", metadata)
     text = f"records wait, for {look.waited:.1f} s without an ack; the limit is {max_wait:g} s"

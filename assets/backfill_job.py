@@ -1,4 +1,4 @@
-"""The partitioned Dagster job that sends destinations again what was logged within a time (``ID__backfill``)."""
+"""The partitioned Dagster job that sends destinations the log of a time window again (``ID__backfill``)."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ from conduit_dagster.resources.spark_resource import Spark, StateResource
 
 _HELD = "lease.held"
 _AGAIN = 10
-"""Seconds after which a run looks again whether the pipeline is free."""
+"""Seconds between checks whether the pipeline is free."""
 _KINDS: dict[str, type[dg.TimeWindowPartitionsDefinition]] = {
     "hourly": dg.HourlyPartitionsDefinition,
     "daily": dg.DailyPartitionsDefinition,
@@ -43,7 +43,7 @@ class BackfillConfig(dg.Config):
 
 
 def partitions_of(bound: BoundPipeline, now: datetime) -> dg.TimeWindowPartitionsDefinition | None:
-    """Return the partitions of what the pipeline's log keeps, up to the current one; None if the file asks for none."""
+    """Return the partitions of the kept log, up to the current one; None if the file does not configure them."""
     retention = bound.config.delivery.log_retention
     if retention is None or retention.partitions is None or retention.time is None:
         return None
@@ -83,12 +83,12 @@ def _op(loaded: LoadedPipeline, name: str) -> dg.OpDefinition:
     def send_partition(
         context: dg.OpExecutionContext, config: BackfillConfig, conduit_spark: Spark, conduit_state: StateResource
     ) -> None:
-        """Send the range again, and deliver it."""
+        """Send the range again and wait for its delivery."""
         try:
             bound = read_again(loaded.id, loaded.file, conduit_state.project)
             session, options = conduit_spark.spark_session, RunOptions.of(conduit_state.project)
             with owned(bound, conduit_state.database, options, lambda: session, operator_of(context)) as lock:
-                # what an earlier backfill has left comes first: nothing is registered while a destination is away
+                # the rest of an earlier backfill comes first: nothing is registered while a destination is unavailable
                 left = {} if config.dry_run else deliver_missed(lock)
                 found = _ranges(lock, conduit_state.database, config, context.partition_time_window)
                 delivered = left if config.dry_run else _summed(left, deliver_missed(lock))
@@ -106,7 +106,7 @@ def _op(loaded: LoadedPipeline, name: str) -> dg.OpDefinition:
 def _ranges(
     lock: PipelineLock, database: sa.Engine, config: BackfillConfig, window: dg.TimeWindow
 ) -> list[dict[str, Any]]:
-    """Have each destination sent each log's range again, all or none; return the facts."""
+    """Register each log's range for each destination, all or none; return the facts."""
     start, end = (RewindTarget("kept_time", round(at.timestamp() * 1e9)) for at in (window.start, window.end))
     sources = [config.source] if config.source else [node.id for node in lock.pipeline.sources]
     destinations = config.destinations or [node.id for node in lock.pipeline.outputs]
@@ -122,7 +122,7 @@ def _summed(*every: dict[str, int]) -> dict[str, int]:
 def _told(
     context: dg.OpExecutionContext, keys: AssetKeys, found: Sequence[dict[str, Any]], delivered: dict[str, int]
 ) -> Iterator[dg.AssetMaterialization]:
-    """Log what was sent again, and yield a materialisation of each destination that got something."""
+    """Log the ranges sent again, and yield a materialisation of each destination that received records."""
     for facts in found:
         context.log.info(sent_range(facts))
     context.add_output_metadata({"ranges": dg.MetadataValue.json(list(found)), "records_delivered": delivered})

@@ -1,4 +1,4 @@
-"""Broken pipeline files in Dagster: no job, and an asset in place of the pipeline that says why."""
+"""Broken pipeline files in Dagster: no job, and in place of the pipeline an asset with the errors."""
 
 import logging
 from collections import defaultdict
@@ -17,7 +17,7 @@ from conduit_dagster.resources.spark_resource import StateResource
 PIPELINE_FILES = dg.AssetKey([GROUP, "pipeline_files"])
 NO_BROKEN_FILES = "no_broken_files"
 CAN_RUN = "can_run"
-"""Check of the asset that stands for a broken pipeline."""
+"""Check of the asset that represents a broken pipeline."""
 _BROKEN = "broken"
 _RELOAD = "its file is valid now: conduit-dagster pipelines reload loads it"
 # stderr: stdout belongs to the output of commands such as `dg list defs --json`
@@ -48,7 +48,7 @@ def warn(findings: Iterable[Finding]) -> None:
 
 
 def _broken_key(name: str) -> dg.AssetKey:
-    # longer than any connector's key: a connector may be called broken
+    # longer than any connector's key: a connector may be named broken
     return dg.AssetKey([*asset_key(name, _BROKEN).path, "file"])
 
 
@@ -65,9 +65,9 @@ def broken_assets(broken: Broken) -> Iterator[dg.AssetSpec]:
 
 
 def broken_checks(names: Iterable[str]) -> Iterator[dg.AssetChecksDefinition]:
-    """Yield the checks of the assets that stand for broken pipelines; the lifecycle sensor evaluates them too.
+    """Yield the checks of the assets that represent broken pipelines; the lifecycle sensor evaluates them too.
 
-    ``names``: those whose files have errors. What only Dagster refuses can't be told from its file again.
+    ``names``: those whose files have errors. A refusal by Dagster can't be detected again from the file alone.
     """
     said = "The pipeline's file is valid."
     specs = [dg.AssetCheckSpec(CAN_RUN, asset=_broken_key(name), description=said) for name in names]
@@ -96,13 +96,13 @@ def _can_run(findings: Sequence[Finding]) -> tuple[bool, str, dict[str, Any]]:
 
 
 class FileEvents:
-    """Events for the assets of pipeline files, each time these have changed. Remembers which pipelines were broken."""
+    """Events for the assets of pipeline files whenever these change. Remembers which pipelines were broken."""
 
     def __init__(self) -> None:
         self._broken = set[dg.AssetKey]()
 
     def of(self, catalogue: Catalogue) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
-        """Yield what materialising ``pipeline_files`` and checking the broken pipelines would give."""
+        """Yield the same results as materialising ``pipeline_files`` and checking the broken pipelines."""
         checked = _checked(catalogue)
         yield dg.AssetMaterialization(PIPELINE_FILES, metadata=checked.metadata)
         for result in checked.check_results or ():

@@ -149,7 +149,7 @@ def _open(lock: PipelineLock) -> list[dict[str, Any]]:
 
 
 def _events(bound: BoundPipeline, keys: AssetKeys, facts: dict[str, Any], left: list[dict[str, Any]]) -> Iterator[Any]:
-    """Yield the events of a replay: a materialisation per destination fed, and those of the letters left open."""
+    """Yield the events of a replay: a materialisation per destination fed, and those of the open letters."""
     for destination, records in facts["delivered"].items():
         metadata = {"records_delivered": records, "replay": facts["replay"]}
         yield dg.AssetMaterialization(keys.of(destination), metadata=metadata)
@@ -163,7 +163,7 @@ def _outcome(keys: AssetKeys, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _standing(bound: BoundPipeline, keys: AssetKeys, left: list[dict[str, Any]], more: dict[str, Any]) -> Iterator[Any]:
-    """Yield the materialisation of the dead letters with what is left open, and their checks."""
+    """Yield the materialisation of the dead letters with the remaining open ones, and their checks."""
     still = sum(row["letters"] for row in left)
     metadata = {"open": still, **more, **open_by_reason(left)}
     yield dg.AssetMaterialization(keys.of(DEAD_LETTERS), metadata=metadata)

@@ -1,6 +1,6 @@
-"""What a destination holds after a run: its number of rows, a preview with redacted columns masked, column lineage.
+"""Contents of a destination after a run: number of rows, a preview with redacted columns masked, column lineage.
 
-Dagster shows them at the destination's asset. They are looked up after the records were moved and never fail a run.
+Dagster shows them at the destination's asset. They are queried after the records were moved and never fail a run.
 """
 
 import json
@@ -28,15 +28,15 @@ Metadata = dict[str, Any]
 
 
 class ContentsView:
-    """View of what a pipeline's destinations hold."""
+    """View of the contents of a pipeline's destinations."""
 
     def __init__(self, pipeline: CompiledPipeline, keys: AssetKeys) -> None:
-        """``pipeline``: not the one that a run moves, whose connections are in use."""
+        """``pipeline``: not the instance that a run uses, whose connections are busy."""
         self._pipeline, self._keys = pipeline, keys
         self._hangs = False
 
     def metadata(self) -> dict[str, Metadata]:
-        """Return the metadata of each destination, by id. Takes two seconds at most, also where one doesn't answer."""
+        """Return the metadata of each destination, by id. Takes two seconds at most, even if one does not answer."""
         found: dict[str, Metadata] = {}
         if not self._hangs:
             name = f"preview of {self._pipeline.program.pipeline}"
@@ -59,7 +59,7 @@ class ContentsView:
         columns = {name: node.destination.field_of(name) for name in chain(declared, *rows)}
         ways = {one.id: [*one.nodes, *self._pipeline.nodes, *node.nodes] for one in self._pipeline.sources}
         facts: Metadata = {} if number is None else {"dagster/row_count": number}
-        # a join puts all fields of a source into one that has the source's name
+        # a join puts all fields of a source into one field named after the source
         is_join = self._pipeline.program.fan_in == "join"
         lineage = {} if is_join else _lineage(ways, columns, self._keys)
         if lineage:
@@ -71,7 +71,7 @@ class ContentsView:
 
 
 def origins(nodes: Sequence[Step], field: str) -> Collection[str] | None:
-    """Return the source's fields that a field is made of; None where a processor on the way can't tell."""
+    """Return the source fields that a field depends on; None if a processor on the way can't determine them."""
     names: set[str] = {field}
     for node in reversed(nodes):
         told = [node.made_of(name) for name in names]
@@ -84,7 +84,7 @@ def origins(nodes: Sequence[Step], field: str) -> Collection[str] | None:
 def _lineage(
     ways: Mapping[str, Sequence[Step]], columns: Mapping[str, str | None], keys: AssetKeys
 ) -> dict[str, list[dg.TableColumnDep]]:
-    """Return what each column is made of; a column of which one way can't tell is left out."""
+    """Return the lineage of each column; a column is left out if one path can't determine it."""
     found = dict[str, list[dg.TableColumnDep]]()
     for column, field in columns.items():
         told = {source: None if field is None else origins(nodes, field) for source, nodes in ways.items()}
@@ -95,23 +95,23 @@ def _lineage(
 
 
 class _Redacted:
-    """Tells which columns may hold what the pipeline redacts, under whatever name it is there."""
+    """Determines which columns may hold redacted data, under any name."""
 
     def __init__(self, fields: Sequence[str], ways: Sequence[Sequence[Step]], is_join: bool) -> None:
         references = [Reference.parse(text) for text in fields]
         self._names = {one.path[0] for one in references if one.path}
         self._ways = ways
-        # a whole part, or metadata: which columns it has gone into can't be told
+        # a whole part, or metadata: the columns it has gone into are unknown
         self._everything = any(is_join or not one.path or one.root == "metadata" for one in references)
 
     def covers(self, field: str | None) -> bool:
-        """Return whether the column of this field is to be masked; one of which that can't be told is."""
+        """Return whether the column of this field must be masked; also True if unknown."""
         if self._everything or not self._names:
             return self._everything
         return field is None or any(self._is_made_of_one(nodes, field) for nodes in self._ways)
 
     def _is_made_of_one(self, nodes: Sequence[Step], field: str) -> bool:
-        # a field is redacted by its name wherever it is on the way
+        # a field is redacted by its name at any point of the path
         for start in range(len(nodes) + 1):
             names = origins(nodes[start:], field)
             if names is None or not self._names.isdisjoint(names):

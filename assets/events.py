@@ -37,8 +37,9 @@ class RunSnapshot:
     batch_seconds: float
     """Duration of the newest step; 0 if there was none."""
     waited: float
-    """Seconds since the newest ack, or since the start of the run; if something waits, at most since it was first seen
-    to: what came a moment ago, after a quiet hour, has not waited for an hour."""
+    """Seconds since the newest ack, or since the start of the run; if records wait, at most since they were first seen
+    waiting: a record that arrives after a quiet hour has not waited for an hour.
+    """
     sources: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     consumers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     letters: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -48,9 +49,9 @@ class RunSnapshot:
     open_before: int = 0
     """Number of open dead letters when the run began."""
     lag: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
-    """Amount waiting at each source that can tell, and its unit."""
+    """Lag and its unit of each source that can determine it."""
     failing: list[str] = field(default_factory=list[str])
-    """Sources that failed when they were asked how much waits."""
+    """Sources that failed when queried for their lag."""
     gaps: list[str] = field(default_factory=list[str])
     history: list[Event] = field(default_factory=list[Event])
     """The newest events of the pipeline's history, in chronological order."""
@@ -62,13 +63,13 @@ class RunSnapshot:
 
     @property
     def waiting(self) -> bool:
-        """Whether anything is known not to be acked: unread at a source, or logged and not delivered."""
+        """Whether unacked records are known: unread at a source, or logged and not delivered."""
         return _anything(self.sources, self.lag)
 
     def keeps(self, max_lag: float) -> bool:
-        """Return whether nothing has waited for ``max_lag`` seconds, as far as the sources can tell.
+        """Return whether nothing has waited for longer than ``max_lag`` seconds, as far as the sources know.
 
-        Something may wait at a source that fails; a source that never can tell is taken as read.
+        A failing source may have unread records; a source that never knows its lag counts as fully read.
         """
         return self.waited < max_lag or not (self.waiting or self.failing)
 
@@ -83,13 +84,13 @@ class Observer:
     def __init__(self, bound: BoundPipeline, database: sa.Engine) -> None:
         self.bound, self._database = bound, database
         self.pipeline: CompiledPipeline = compile_program(bound.program)
-        """One of its own: what the engine moves is in use."""
+        """A separate instance: the engine's own is in use."""
         attach_kept_to_look(self.pipeline, database)
         self._lock = threading.Lock()
         self._open_before = sum(row["letters"] for row in self._reasons())
         self._progress, self._batch, self._acked = RunProgress(), 0.0, time.monotonic()
         self._first_seen: float | None = None
-        """When something was first seen to wait, after nothing did; None while nothing does."""
+        """Time at which records were first seen waiting; None while nothing waits."""
 
     def observe(self, step: StepReport, progress: RunProgress) -> None:
         """Record a finished step. Copies ``progress``, since the engine keeps changing it."""
@@ -126,7 +127,7 @@ class Observer:
         return reasons(self._database, self.bound.id, DeadLetterQuery())
 
     def _first_seen_at(self, waiting: bool, failing: list[str], now: float) -> float:
-        """Return when what waits was first seen to; long ago if nothing waits."""
+        """Return when records were first seen waiting; a time long ago if nothing waits."""
         if waiting:
             self._first_seen = now if self._first_seen is None else self._first_seen
         elif not failing:
@@ -134,7 +135,7 @@ class Observer:
         return 0.0 if self._first_seen is None else self._first_seen
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> tuple[dict[str, tuple[int, str]], list[str]]:
-        """Return what waits at each source that can tell, and the sources that failed when they were asked."""
+        """Return the lag of each source that can determine it, and the sources that failed when queried."""
         found: dict[str, tuple[int, str]] = {}
         failing: list[str] = []
         known = {name: row["position"] for name, row in sources.items()}
@@ -159,7 +160,7 @@ Metadata = dict[str, Any]
 def materializations(
     bound: BoundPipeline, keys: AssetKeys, look: RunSnapshot, contents: Mapping[str, Metadata]
 ) -> Iterator[dg.AssetMaterialization]:
-    """Yield one event per asset, upstream first and the acks last: else Dagster shows some as out of date."""
+    """Yield one event per asset, upstream first and the acks last: otherwise Dagster shows some as out of date."""
     for source in bound.config.sources:
         yield dg.AssetMaterialization(keys.of(source.id), metadata=_source(source.id, look))
     for destination in bound.config.destinations:
@@ -170,7 +171,7 @@ def materializations(
 
 
 def acks_materialization(keys: AssetKeys, look: RunSnapshot) -> dg.AssetMaterialization:
-    """Return the event of the acks alone."""
+    """Return the event of the acks only."""
     return dg.AssetMaterialization(keys.of(ACKS), metadata=_acks(look))
 
 
@@ -261,7 +262,7 @@ def _reasons(nacked_by: dict[str, int]) -> dg.TableMetadataValue:
 
 
 def _newest(letters: list[dict[str, Any]]) -> dg.TableMetadataValue:
-    # the UI cuts wide tables off at the right
+    # the UI cuts off wide tables at the right
     names = ("message", "node", "source", "offset", "position", "code")
     rows = [
         {"time": _time(row["at_ns"]), **{name: _cell(row[name]) for name in names}, "id": letter_id(row)}

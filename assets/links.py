@@ -19,7 +19,7 @@ def find_links(pipelines: Iterable[BoundPipeline]) -> Links:
     """Return the assets upstream of each source, by pipeline and source.
 
     Links are chains by the plugin ``pipeline``, and files that one pipeline reads and another one owns. A link that
-    would close a cycle is left out: Dagster rejects the whole code location for one.
+    would close a cycle is left out, because Dagster would reject the whole code location.
     """
     pipelines = list(pipelines)
     found: Links = defaultdict(list)
@@ -60,9 +60,9 @@ def _written_by(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, 
 
 
 def _is_in(thing: str, path: str) -> bool:
-    """Return whether the file written is the one read, lies in the folder read, or matches the glob read.
+    """Return whether the written file is the one read, lies in the folder read, or matches the glob read.
 
-    A folder of parts may be read by a glob too.
+    A folder of parts may also be read by a glob.
     """
     folder, name = Path(path).parent, Path(path).name
     in_folder = str(Path(thing).parent) == path or (str(folder) == thing and "*" in name)

@@ -61,7 +61,7 @@ def kind(plugin: str) -> str:
 def code_references(places: Iterable[tuple[str, int, str]]) -> dict[str, dg.CodeReferencesMetadataValue]:
     """Return metadata that links to files, given as path, line and label."""
     with warnings.catch_warnings():
-        # beta in Dagster, and the user can do nothing about the warning
+        # beta in Dagster, and the user can't do anything about the warning
         warnings.simplefilter("ignore", dg.BetaWarning)
         references: list[Any] = [
             dg.LocalFileCodeReference(file_path=file, line_number=line, label=label) for file, line, label in places

@@ -13,9 +13,9 @@ from conduit_dagster.state.tables import sources, steps
 
 
 def offset_gaps(database: sa.Engine, pipeline: str) -> list[str]:
-    """Return a description of every step that does not begin where the one before it ended.
+    """Return a description of every step that does not begin where the previous one ended.
 
-    Covers the steps that the store keeps, the newest fifty: an older gap was for an earlier check to find.
+    Covers the steps in the store, the newest fifty: earlier checks have covered older gaps.
     """
     with reading(database) as connection:
         mine = steps.c.pipeline == pipeline, steps.c.state == "done"
@@ -30,7 +30,7 @@ def offset_gaps(database: sa.Engine, pipeline: str) -> list[str]:
 
 
 class _Chain:
-    """Next expected offset of each source, step by step. A source that was started anew has another generation."""
+    """Next expected offset of each source, step by step. A source that was restarted has another generation."""
 
     def __init__(self) -> None:
         self.gaps: list[str] = []

@@ -1,7 +1,8 @@
 """Dagster jobs to start, stop, rewind and compact any pipeline of the project, each with a form for its config.
 
-They belong to the project and not to a pipeline, which is a field of the form: a project of many pipelines has four of
-them. None has the tag ``conduit/pipeline``: a limit of one run per pipeline would queue a stop behind the run to stop.
+They belong to the project, not to a pipeline, which is a field of the form: a project with many pipelines has only four
+of them. None has the tag ``conduit/pipeline``: a limit of one run per pipeline would queue a stop behind the run to
+stop.
 """
 
 import time
@@ -98,7 +99,7 @@ class RewindConfig(OperatorConfig):
         return only_target(named, "give one of to_start, to_offset, to_position, to_time")
 
     def resent(self) -> Resent | None:
-        """Return what one destination is to be sent again; None if all are. Raises ``FatalError`` (``usage.*``)."""
+        """Return the range to send one destination again; None if for all. Raises ``FatalError`` (``usage.*``)."""
         ends = [
             *([RewindTarget("offset", self.until_offset)] if self.until_offset is not None else []),
             *([RewindTarget("time", moment(self.until_time, time.time_ns(), "until_time"))] if self.until_time else []),
@@ -117,7 +118,7 @@ class _Reports:
     """Outcomes, shown in the run and at the pipeline's assets."""
 
     def __init__(self, keys: Mapping[str, AssetKeys]) -> None:
-        """``keys``: those of each pipeline's assets, by its id."""
+        """``keys``: asset keys of each pipeline, by its id."""
         self._keys = keys
 
     def of(self, pipeline: str) -> AssetKeys:
@@ -153,7 +154,7 @@ def _stop_op(reports: _Reports) -> dg.OpDefinition:
             stopped = one.stop(operator_of(context), config.force)
             reports.report(context, one, ACKS, stop_summary(one.id, stopped), {"stopped": stopped})
             if one.bound is not None and pipeline_rows(one.known())[one.id]["status"] == PipelineStatus.STOPPED:
-                # a restart that was pending is not any more
+                # a pending restart is cancelled as well
                 context.log_event(_event(as_evaluation(reports.of(one.id), stopped_verdict("user"))))
 
     return stop_pipeline
@@ -162,7 +163,7 @@ def _stop_op(reports: _Reports) -> dg.OpDefinition:
 def _rewind_op(reports: _Reports) -> dg.OpDefinition:
     @dg.op(name=f"{GROUP}__rewind_source")
     def rewind_source(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
-        """Let a source continue from another place."""
+        """Continue a source from another position."""
         with _operating(context, config, conduit_state, config.accept_new_state) as one:
             target, wanted = config.target(), config.resent()
             with _held(context, conduit_state, one) as held:
@@ -180,7 +181,7 @@ def _rewind_op(reports: _Reports) -> dg.OpDefinition:
 def _compact_op(reports: _Reports) -> dg.OpDefinition:
     @dg.op(name=f"{GROUP}__compact_log")
     def compact_log(context: dg.OpExecutionContext, config: CompactConfig, conduit_state: StateResource) -> None:
-        """Remove from the commit log what every consumer has handled."""
+        """Remove entries from the commit log that every consumer has handled."""
         with _operating(context, config, conduit_state) as one:
             with _held(context, conduit_state, one) as held:
                 logs = compact(*held, config.source, config.dry_run)
@@ -194,7 +195,7 @@ def _compact_op(reports: _Reports) -> dg.OpDefinition:
 def _held(
     context: dg.OpExecutionContext, state: StateResource, one: Subject
 ) -> Generator[tuple[PipelineLock, sa.Engine]]:
-    """Hold the pipeline's lease; yield it and the store. Spark is opened if it is needed."""
+    """Hold the pipeline's lease; yield it and the store. Spark is opened only if needed."""
     with session_when_needed(context, state.root) as spark, one.locked(spark, operator_of(context)) as held:
         yield held
 
@@ -220,7 +221,7 @@ def _operating(
 
 
 def _event(evaluation: dg.AssetCheckEvaluation) -> Any:
-    return evaluation  # log_event takes it, against its type hints
+    return evaluation  # log_event accepts it, against its type hints
 
 
 _JOBS = {
@@ -241,9 +242,9 @@ _JOBS = {
 
 
 def operator_jobs(keys: Mapping[str, AssetKeys]) -> list[dg.JobDefinition]:
-    """Return the jobs, named ``conduit__start`` and so on. They need the resource ``conduit_state`` only.
+    """Return the jobs, named ``conduit__start`` and so on. They only need the resource ``conduit_state``.
 
-    ``keys``: those of each pipeline's assets, by its id.
+    ``keys``: asset keys of each pipeline, by its id.
     """
     reports = _Reports(keys)
     return [_job(name, op(reports), text) for name, (op, text) in _JOBS.items()]

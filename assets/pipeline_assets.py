@@ -32,7 +32,7 @@ class PipelineDefinitions:
 
 
 def define_pipeline(specs: PipelineSpecs, moved: Mapping[dg.AssetKey, dg.AssetKey]) -> PipelineDefinitions:
-    """Return the definitions of a pipeline. Raises what Dagster raises for names it rejects.
+    """Return the definitions of a pipeline. Raises Dagster's error for names it rejects.
 
     ``moved``: the keys of all pipelines that the translation has changed.
     """

@@ -1,4 +1,4 @@
-"""Asset specs of one pipeline: sources, destinations, dead letters and acks, as the translator wants them."""
+"""Asset specs of one pipeline: sources, destinations, dead letters and acks, after translation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +43,9 @@ class PipelineSpecs:
 def specify_pipeline(
     bound: BoundPipeline, parsed: ParsedPipeline, links: Links, translator: PipelineTranslator
 ) -> PipelineSpecs:
-    """Return a pipeline's specs, whose dependencies still have the keys before the translation.
+    """Return a pipeline's specs, whose dependencies still have the untranslated keys.
 
-    Raises ``FatalError`` (``dagster.translator``), and what Dagster raises for names it rejects.
+    Raises ``FatalError`` (``dagster.translator``), and Dagster's error for names it rejects.
     """
     specs, keys = _Specs(bound, parsed, links), dict[str, dg.AssetKey]()
 
@@ -71,14 +71,14 @@ class _Specs:
         self._config = bound.config
 
     def source(self, source: ConnectorConfig) -> dg.AssetSpec:
-        """Return the spec of a source, which is behind what writes it."""
+        """Return the spec of a source, downstream of the assets that write it."""
         links = self._links.get((self._bound.id, source.id), [])
         nodes = self._bound.compiled.sources
         dataset = next((node.source.dataset for node in nodes if node.id == source.id), None)
         return self._connector(source, links, {kind(source.plugin)}, dataset)
 
     def destination(self, destination: ConnectorConfig) -> dg.AssetSpec:
-        """Return the spec of a destination, which is behind every source."""
+        """Return the spec of a destination, downstream of every source."""
         sources = [self._key(source.id) for source in self._config.sources]
         node = self._bound.compiled.consumers()[destination.id]
         spec = self._connector(destination, sources, {kind(destination.plugin), "spark"}, node.dataset)
@@ -151,6 +151,6 @@ class _Specs:
 
 
 def _known(dataset: Dataset) -> dict[str, str]:
-    """Return what Dagster itself and its integrations look at: one table has one name in all code locations."""
+    """Return the metadata that Dagster and its integrations use: a table has the same name in all code locations."""
     table = {"dagster/table_name": dataset.name} if dataset.is_table else {}
     return {"dagster/uri": dataset.uri, **table}

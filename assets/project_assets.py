@@ -27,7 +27,7 @@ from conduit_dagster.engine.catalogue import Catalogue
 from conduit_dagster.recovery.errors import FatalError
 
 Refused = Mapping[str, Exception]
-"""Pipelines that Dagster did not load, with its errors."""
+"""Pipelines that Dagster refused to load, with its errors."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ def _pipelines(catalogue: Catalogue, translator: PipelineTranslator, refused: Re
 def _specified(
     catalogue: Catalogue, translator: PipelineTranslator, refused: Refused, parsed: Mapping[str, ParsedPipeline]
 ) -> Iterator[PipelineSpecs]:
-    """Yield the specs of each pipeline; a finding in place of what Dagster or the translator rejects."""
+    """Yield the specs of each pipeline; one that Dagster or the translator rejects becomes a finding."""
     links = find_links(catalogue.bound)
     for bound in catalogue.bound:
         one = parsed[bound.id]

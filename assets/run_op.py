@@ -60,7 +60,7 @@ class RunConfig(dg.Config):
     max_ack_lag: str | None = Field(default=None, description=_LAG)
 
     def seconds(self, name: str, of_file: float | None = None) -> float:
-        """Return the duration in a field, in seconds; else ``of_file``, else the environment's, else the default.
+        """Return the duration in a field, in seconds; otherwise ``of_file``, then the environment's, then the default.
 
         Raises ``FatalError`` for an invalid one.
         """
@@ -79,9 +79,9 @@ class RunConfig(dg.Config):
 
 
 FAILURE_TAG = ".dagster/conduit_failure"
-"""Tag of a restart: the number of the failure that it follows. The UI shows no tag with such a beginning."""
+"""Tag of a restart: the number of the failure that it follows. The UI hides tags with this prefix."""
 RESTART_TAG = ".dagster/conduit_restart_at_ns"
-"""Tag of a restart: when it is due, in ns. It is launched earlier, and waits."""
+"""Tag of a restart: its due time, in ns. It is launched earlier, and waits."""
 ATTEMPT_TAG = "conduit/attempt"
 
 
@@ -109,7 +109,7 @@ _AFTER_STOP = 1.5
 
 
 class LoadedPipeline(NamedTuple):
-    """A pipeline as the code location was loaded with it."""
+    """A pipeline as loaded with its code location."""
 
     id: str
     file: str
@@ -125,8 +125,8 @@ def run_in_dagster(
 ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
     """Move records until stopped, drained or failed. Reads the file again: a change only needs a new run.
 
-    The run succeeds when the pipeline stopped by itself, after ``end_after`` or on a signal from the system; it is
-    cancelled when a user terminated it; it fails with the pipeline's error, whose class is in the metadata.
+    The run succeeds if the pipeline ended by itself, after ``end_after`` or on a signal from the system; it is
+    cancelled if a user terminated it; it fails with the pipeline's error, whose class is in the metadata.
     """
     _hide_in_logs()
     try:
@@ -161,7 +161,7 @@ class _HidingRenderer(NamedTuple):
 def _hide_in_logs() -> None:
     """Mask secrets in log lines, which Dagster keeps as the step's output, unless the user has configured structlog."""
     processors = structlog.get_config()["processors"]
-    # in place: loggers that were bound before keep this list
+    # in place: loggers that are already bound keep this list
     if not structlog.is_configured() and not isinstance(processors[-1], _HidingRenderer):
         processors[-1] = _HidingRenderer(processors[-1])
 
@@ -169,7 +169,7 @@ def _hide_in_logs() -> None:
 def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
     """Return the pipeline as its file defines it now. Raises ``FatalError`` if it can no longer run.
 
-    Raises ``TransientError`` if nothing is wrong but that a provider of secrets failed.
+    Raises ``TransientError`` if the only problem is a failed provider of secrets.
     """
     catalogue = open_catalogue(project, [Path(file)])
     bound = catalogue.get(pipeline)
@@ -196,7 +196,7 @@ def operator_of(context: Any) -> str:
 def failure(error: ConduitError, status: str, result: RunResult | None = None) -> dg.Failure:
     """Return the error as a Dagster failure, without Dagster's own retries, which ignore error classes.
 
-    ``result``: of the run that it ended, for the rest of the story.
+    ``result``: of the failed run, for its story.
     """
     restart, story = (None, None) if result is None else (result.restart, result.story)
     facts: dict[str, Any] = {
@@ -238,7 +238,7 @@ class _Run:
         self._conclude(result, warden.terminated)
 
     def _move(self, spark: "SparkSession", warden: StopWatcher) -> RunResult:
-        """Run the engine in a thread of its own, so that this one is free for signals and for Dagster."""
+        """Run the engine in a separate thread, so that this one is free for signals and for Dagster."""
         with ThreadPoolExecutor(1, "pipeline") as pool:
             restarts = RestartLoop(self._request)
             running = pool.submit(restarts.once, lambda: spark, restart_at(self._context.run))

@@ -31,11 +31,11 @@ class Intervals(NamedTuple):
     """How often a run reports, in seconds."""
 
     every: float
-    """Between two materialisations."""
+    """Minimum time between two materialisations."""
     max_wait: float
-    """Longest time that records wait without an ack before the check ``ack_lag`` fails."""
+    """Longest time that records may wait for an ack before the check ``ack_lag`` fails."""
     max_lag: float | None = None
-    """What the file of a continuous pipeline allows, which an idle run shows that it keeps; None: it shows nothing."""
+    """``max-lag`` of a continuous pipeline, which keeps an idle run fresh; None disables that."""
 
 
 class RunReporter:
@@ -57,7 +57,7 @@ class RunReporter:
         self._due = self._heartbeat.next_look(time.monotonic())
 
     def begin(self) -> None:
-        """Log every check at once, or the UI shows it as in progress for as long as the run lasts."""
+        """Log every check at once; otherwise the UI shows it as in progress for as long as the run lasts."""
         self._check(self._verdicts(self._observer.look(), None))
 
     def tick(self) -> None:
@@ -81,15 +81,15 @@ class RunReporter:
         elif self._heartbeat.is_due(look, now):
             self._context.log_event(acks_materialization(self._keys, look))
             self._heartbeat.show(now)
-            self._begun = True  # the first step has no event of its own so soon after this one
+            self._begun = True  # the first step gets no event of its own so soon after this one
         self._check(self._verdicts(look, None))
         self._check_sources(look)
 
     def end(self, result: RunResult) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
         """Yield the final numbers and the check results that Dagster requires of every run.
 
-        What a successful run wrote is yielded as output: assets downstream of it, in the same run, begin after it. A
-        failed run that moved nothing since the last event materialises nothing: its assets show as failed.
+        The assets written by a successful run are yielded as outputs, so that downstream assets in the same run begin
+        after it. A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
         """
         look = self._observer.look()
         self._check_sources(look, result)
@@ -111,7 +111,7 @@ class RunReporter:
                 yield dg.MaterializeResult(asset_key=event.asset_key, metadata=event.metadata)
 
     def _materialize(self, look: RunSnapshot, is_failing: bool = False) -> None:
-        """``is_failing``: destinations are not asked what they hold, since one may be the cause."""
+        """``is_failing``: don't query destinations for their contents, since one may be the cause."""
         contents = {} if is_failing else self._contents.metadata()
         for event in materializations(self._bound, self._keys, look, contents):
             self._context.log_event(event)
@@ -122,16 +122,16 @@ class RunReporter:
         for verdict in found:
             check = verdict.asset, verdict.name
             if self._outcomes.get(check) is not verdict.passed:
-                event: Any = as_evaluation(self._keys, verdict)  # log_event takes it, against its type hints
+                event: Any = as_evaluation(self._keys, verdict)  # log_event accepts it, against its type hints
                 self._context.log_event(event)
                 self._outcomes[check] = verdict.passed
 
     def _check_sources(self, look: RunSnapshot, result: RunResult | None = None) -> None:
-        """Log the checks of the sources: they are external assets, so no output of this run."""
+        """Log the checks of the sources: these are external assets, so they are no output of this run."""
         self._check(readable_verdicts(self._bound, look, result))
 
     def _observe_failure(self, result: RunResult) -> None:
-        """Supersede what a sensor noted of the acks: a restart that is no longer pending."""
+        """Replace a sensor's observation of the acks: its restart is no longer pending."""
         verdict = status_verdict(self._bound.id, result)
         if not verdict.passed:
             self._context.log_event(status_observation(self._keys, verdict))

@@ -1,6 +1,6 @@
-"""The check ``readable`` of every source: a run evaluates it as it reads, and by itself it asks the source.
+"""The check ``readable`` of every source: evaluated by a run while it reads, or executed alone by querying the source.
 
-A source is an external asset: no run materialises it, so that a run which fails there would not colour it. Its check
+A source is an external asset: no run materialises it, so a run that fails there does not mark it as failed. Its check
 does.
 """
 
@@ -32,8 +32,8 @@ _ERROR = dg.AssetCheckSeverity.ERROR
 def source_checks(catalogue: Catalogue, every: Iterable[AssetKeys]) -> list[dg.AssetChecksDefinition]:
     """Return the checks of the sources' assets, as one definition; none without sources. ``every``: by pipeline.
 
-    Executing them asks each source how much waits, also while its pipeline runs: it reads no records, moves nothing and
-    needs no Spark. A source that can't tell gets a warning.
+    Executing them queries each source for its lag, also while its pipeline runs: it reads no records, moves nothing and
+    needs no Spark. A source without a lag gets a warning.
     """
     said = "The source can be read: the newest run read from it, or it tells how much waits."
     sources = dict(_places(catalogue, every))
@@ -62,9 +62,9 @@ def _places(catalogue: Catalogue, every: Iterable[AssetKeys]) -> Iterator[tuple[
 def readable_verdicts(
     bound: BoundPipeline, look: RunSnapshot, result: RunResult | None = None
 ) -> Iterator[CheckResult]:
-    """Yield the result for each source of which the run knows one. ``result``: how the run ended.
+    """Yield the result for each source that the run has one for. ``result``: result of the run.
 
-    A run that was stopped, or failed elsewhere, before it came to a source says nothing about it.
+    A run that was stopped, or failed elsewhere, before it reached a source proves nothing about it.
     """
     error = None if result is None else result.error
     for source in bound.config.sources:
@@ -87,7 +87,7 @@ def _unreadable(source: str, error: ConduitError) -> CheckResult:
 
 
 def _asked(bound: BoundPipeline | None, source: str, state: StateResource) -> CheckResult:
-    """Ask the source how much waits: the one question that is allowed while the pipeline may run elsewhere."""
+    """Query the source for its lag: the only query allowed while the pipeline may run elsewhere."""
     node = None if bound is None else next((one for one in bound.compiled.sources if one.id == source), None)
     if bound is None or node is None:
         text = "its pipeline can't run, or has no such source any more: conduit-dagster validate shows the mistakes"

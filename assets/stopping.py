@@ -22,10 +22,10 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Signals:
-    """Counter of SIGINT and SIGTERM that raises nothing: an exception in a py4j call puts its protocol out of step.
+    """Counter of SIGINT and SIGTERM that raises nothing: an exception in a py4j call corrupts its protocol state.
 
-    Enter it after the Spark session exists, in the main thread; in any other one nothing is caught. The handler takes
-    no lock, since it may interrupt the code that holds it.
+    Enter it after the Spark session exists, in the main thread; in any other thread it catches nothing. The handler
+    takes no lock, since it may interrupt the code that holds it.
     """
 
     def __init__(self) -> None:
@@ -49,9 +49,9 @@ class Signals:
 
 
 class ExitWatchdog:
-    """Watchdog that ends the process if a stop hangs beyond the engine's reach, as in an unresponsive state store.
+    """Watchdog that ends the process if a stop hangs beyond the engine's control, as in an unresponsive state store.
 
-    The engine gives up a hanging run after the shutdown timeout; this covers Dagster's side. Nothing is lost: the next
+    The engine abandons a hanging run after the shutdown timeout; this covers Dagster's side. Nothing is lost: the next
     run recovers as after a kill, and Dagster detects a run whose process has ended.
     """
 
@@ -80,7 +80,7 @@ class ExitWatchdog:
 
 
 class StopWatcher:
-    """Watcher that stops the pipeline: on a signal, when Dagster cancels the run, or after ``end_after`` seconds."""
+    """Stops the pipeline: on a signal, when Dagster cancels the run, or after ``end_after`` seconds."""
 
     def __init__(self, run: tuple[dg.DagsterInstance, str], stop: StopFlag, signals: Signals, end_after: float) -> None:
         """``run``: its Dagster instance and id."""
@@ -92,7 +92,7 @@ class StopWatcher:
         self._ask = time.monotonic() + _ASK_EVERY
 
     def tick(self) -> None:
-        """Request a stop if there is a reason to. Called a few times a second."""
+        """Request a stop if one is due. Called a few times a second."""
         if self._signals.count > self._answered:
             self._answer(self._signals.count)
         elif time.monotonic() >= self._ask:
@@ -109,7 +109,7 @@ class StopWatcher:
             self._stop.force()
 
     def _look_at_run(self) -> None:
-        """Check whether the run was cancelled: no signal reaches us when the code server is gone."""
+        """Check whether the run was cancelled: without a code server no signal reaches this process."""
         self._ask = time.monotonic() + _ASK_EVERY
         run = self._instance.get_run_by_id(self._run_id)
         if run is not None and (run.status is dg.DagsterRunStatus.CANCELING or run.is_finished):

@@ -1,4 +1,4 @@
-"""Translation of pipelines into the assets of a Dagster project that exists."""
+"""Translation of pipelines into assets of an existing Dagster project."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PipelineAsset:
     connector: ConnectorConfig | None
     """The source or destination; None for the other roles."""
     spec: dg.AssetSpec
-    """The spec by default: key, dependencies, group, owners, tags, kinds, description and metadata."""
+    """The default spec: key, dependencies, group, owners, tags, kinds, description and metadata."""
 
 
 class PipelineTranslator:
@@ -40,11 +40,11 @@ class PipelineTranslator:
     """
 
     def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
-        """Return the spec of one asset: by default ``data.spec``.
+        """Return the spec of one asset; ``data.spec`` by default.
 
-        May change everything but partitions. Dependencies on other assets of pipelines are named by their keys before
-        the translation, and follow it. Called once per asset whenever the code location is loaded. What it raises keeps
-        this pipeline from being loaded, and no other one.
+        May change everything except partitions. Dependencies on other pipeline assets use their keys before the
+        translation, and follow it. Called once per asset whenever the code location is loaded. An exception keeps only
+        this pipeline from being loaded.
         """
         return data.spec
 
@@ -53,7 +53,7 @@ class AssetKeys:
     """Translated keys of one pipeline's assets, by the id of the connector, or the name of another asset."""
 
     def __init__(self, pipeline: str, keys: Mapping[str, dg.AssetKey] | None = None) -> None:
-        """``keys``: those that differ from the keys by default."""
+        """``keys``: those that differ from the default keys."""
         self.pipeline, self._keys = pipeline, keys or {}
 
     def of(self, name: str) -> dg.AssetKey:
@@ -62,7 +62,7 @@ class AssetKeys:
 
     @property
     def moved(self) -> dict[dg.AssetKey, dg.AssetKey]:
-        """Translated keys by the keys before, where these differ."""
+        """Translated keys by their default keys, where these differ."""
         return {self._default(name): key for name, key in self._keys.items()}
 
     def _default(self, name: str) -> dg.AssetKey:

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class StateResource(dg.ConfigurableResource[None]):
-    """State that must outlive a run. Its URL may hold a password: it is read from the project and is not config."""
+    """State that must outlive a run. Its URL may contain a password: it is read from the project and is not config."""
 
     root: str = Field(description="The project's root folder; its conduit.yaml says where the state store is.")
     _database: sa.Engine | None = PrivateAttr(default=None)
 
     @property
     def project(self) -> Project:
-        """The project as its settings file defines it now."""
+        """The project as its settings file now defines it."""
         return Project.find(Path(self.root))
 
     @property
@@ -49,12 +49,12 @@ class StateResource(dg.ConfigurableResource[None]):
 
 
 class SparkResource(PySparkResource):
-    """dagster-pyspark's session, opened as the project's ``spark`` settings say: by default the shared server, else
-    local, a master or Connect.
+    """dagster-pyspark's session, opened with the project's ``spark`` settings.
 
-    It exists before the op begins: a SparkContext created inside an op takes SIGINT away from Dagster. The settings are
-    read at the start of a run and are not config, so that no secret in them shows in the UI. A classic session lives as
-    long as its process; a Connect session is returned to its server after the run.
+    By default the shared server, otherwise local, a master or Connect. It exists before the op begins: a SparkContext
+    created inside an op takes SIGINT away from Dagster. The settings are read at the start of a run and are not config,
+    so that no secret in them shows in the UI. A classic session lives as long as its process; a Connect session is
+    returned to its server after the run.
     """
 
     root: str = Field(description="The project's root folder; its conduit.yaml says where Spark is.")
@@ -65,7 +65,7 @@ class SparkResource(PySparkResource):
     _spark_session: Any = PrivateAttr(default=None)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Open the session, or take the one that this process has; the run's log says so before and after."""
+        """Open the session, or reuse that of this process; log both before and after."""
         name = f"conduit {context.run.job_name}" if context.run else "conduit"
         settings = self.settings(alone=_is_alone(context))
         self._spark_session = _opened(settings, name, context.log, "; the step waits for it")
@@ -119,7 +119,7 @@ def session_when_needed(context: dg.OpExecutionContext, root: str) -> Generator[
 
 
 def _opened(settings: SparkSettings, name: str, log: logging.Logger | None, waits: str = "") -> SparkSession:
-    """Open the session. A first one takes up to a minute, in which Dagster shows nothing else."""
+    """Open the session. The first one takes up to a minute, during which Dagster shows nothing else."""
     to = log or dg.get_dagster_logger()
     to.info(f"opening a Spark session: {_place(settings)}{waits}")
     begun = time.monotonic()
@@ -131,7 +131,7 @@ def _opened(settings: SparkSettings, name: str, log: logging.Logger | None, wait
 def _place(settings: SparkSettings) -> str:
     if settings.shared:
         return "the project's shared server, which is started if it does not run"
-    # the options of a Connect server's URL may hold a token
+    # the options of a Connect server's URL may contain a token
     url = masked(settings.url.partition(";")[0])
     return f"server {url}" if settings.connect else f"master {url}"
 

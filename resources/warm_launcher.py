@@ -30,11 +30,11 @@ class WarmRunLauncher(DefaultRunLauncher):
 
     ``run_launcher: {module: conduit_dagster.resources.launcher, class: WarmRunLauncher}`` in ``dagster.yaml``. Such a
     run has the environment of the process that launches it (daemon or web server), not the code server's. Every other
-    run, and every run for which no warm process is found, is launched by :class:`dagster.DefaultRunLauncher`.
+    run, and every run without a warm process, is launched by :class:`dagster.DefaultRunLauncher`.
     """
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Launch a run. Raises what Dagster's own launcher raises."""
+        """Launch a run. Raises the errors of Dagster's own launcher."""
         if not self._launched(context):
             super().launch_run(context)
 
@@ -53,7 +53,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         return True
 
     def terminate(self, run_id: str) -> bool:
-        """Interrupt the run's process: it drains, and is cancelled."""
+        """Interrupt the run's process, which drains; the run is cancelled."""
         run = self._instance.get_run_by_id(run_id)
         worker = None if run is None else _worker(run)
         if run is None or worker is None:
@@ -70,7 +70,7 @@ class WarmRunLauncher(DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        """Return the health of a run; RUNNING if not this launcher's or this machine's, since it can't be checked."""
+        """Return the health of a run; RUNNING if it can't be checked, as for another launcher's or machine's."""
         worker = _worker(run)
         if worker is None or not is_dead(worker):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
@@ -100,6 +100,6 @@ class WarmRunLauncher(DefaultRunLauncher):
 
 
 def _worker(run: DagsterRun) -> dict[str, Any] | None:
-    """Return the run's process; None if the code server has the run, even if a process was meant to."""
+    """Return the run's process; None if the code server has the run, even if a warm process was intended."""
     tag = run.tags.get(_WORKER)
     return None if tag is None or GRPC_INFO_TAG in run.tags else json.loads(tag)

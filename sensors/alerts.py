@@ -14,11 +14,11 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sensors.known import CachedStore
 
 _BUDGET = 20.0
-"""Seconds in which sending may begin: Dagster ends a tick after 60 s."""
+"""Seconds within which sending may begin: Dagster ends a tick after 60 s."""
 
 
 def alert_sensor(project: Project) -> dg.SensorDefinition:
-    """Return the one alert sensor of a code location. Its cursor holds what was reported, and nothing secret.
+    """Return the alert sensor of a code location. Its cursor holds the reported state, and nothing secret.
 
     An alert may arrive twice, if a tick ends after it was sent and before the cursor is stored. Nothing is reported
     without ``alerts.webhook``.
@@ -45,7 +45,7 @@ class _Reporter:
         self._store = CachedStore()
 
     def run(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        """Decide on alerts and send them. Raises what the state store raises: Dagster shows it and tries again."""
+        """Decide on alerts and send them. Errors of the state store propagate: Dagster shows them and tries again."""
         project = Project.find(self._root)
         settings = project.settings.alerts
         if settings.webhook is None:

@@ -1,4 +1,4 @@
-"""Decisions on pipelines: pure functions of what is known about them. The cursor decides nothing."""
+"""Decisions on pipelines: pure functions of their known state. The cursor decides nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class StopRequest:
-    """Ask the run to stop: ``stop``, or ``renew`` to begin again with its file as it is now."""
+    """Ask the run to stop: ``stop``, or ``renew`` to start again with its current file."""
 
     asked: Literal["stop", "renew"]
 
@@ -58,7 +58,7 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     """Return the recovery sensor's decision. ``lead_ns``: how long before its due time a restart is launched.
 
     Exactly one restart per failure: the store numbers the failure, the run carries the number, and the store accepts it
-    once (CASES B10, B11).
+    once.
     """
     stored, run = known.stored, known.run
     if stored.owned or not known.file.runnable:
@@ -80,7 +80,7 @@ def _pending(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
         return _launched(run, state.restart_at_ns, now_ns)
     # the failed run may still be ending in Dagster, but no longer holds the lease
     if run is not None and run.active and run.run_id != state.run:
-        return None  # a user starts it by hand
+        return None  # a user must start it
     if state.asked or state.restart_at_ns - now_ns > lead_ns:
         return None
     return Restart(state.failure, state.past.attempt, state.restart_at_ns)
@@ -100,12 +100,12 @@ def _without_owner(known: KnownPipeline) -> Decision:
     if run is not None and run.cancelled and run.run_id == state.run:
         return Stopped(run.run_id)
     if run is not None and run.active and run.run_id != state.run:
-        return None  # its successor is on its way
+        return None  # its successor is about to start
     return Report(state.run, "died")
 
 
 def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
-    """Return the lifecycle sensor's decision: start what the files say is running, and stop what was changed."""
+    """Return the lifecycle sensor's decision: start pipelines with status running, and stop changed ones."""
     file, stored, run = known.file, known.stored, known.run
     if stored.owned:
         return _while_it_runs(known)
@@ -129,11 +129,12 @@ def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
 
 
 def _is_settled(known: KnownPipeline) -> bool:
-    """Return whether its last run ended as the file wants it: cancelled before it began, failed, or drained."""
+    """Return whether its last run ended as the file requires: cancelled before it began, failed, or drained."""
     run, state = known.run, known.stored.recovery
     if run is None or run.run_id == state.run:
         return False
-    # what failed before it began is the recovery sensor's; what was cancelled stays so until a start is requested
+    # a run that failed before it began is left to the recovery sensor; a cancelled one stays so until a start is
+    # requested
     return run.failed or run.cancelled
 
 

@@ -65,7 +65,7 @@ class DecisionExecutor:
             RESTART_TAG: str(restart.at_ns),
             "dagster/parent_run_id": state.run,
         }
-        # the same failure always gives the same key, whichever daemon asks (B11)
+        # the same failure always gives the same key, in every daemon
         key = f"{file.pipeline}:restart:{restart.failure}:{restart.at_ns}"
         self._request(known, key, {name: value for name, value in tags.items() if value}, state.run)
         due = datetime.fromtimestamp(restart.at_ns / 1e9, UTC)
@@ -112,7 +112,7 @@ class DecisionExecutor:
         )
 
     def _bury(self, run_id: str, error: ConduitError) -> None:
-        """Report the run as failed: its process is gone, so Dagster would show it as running for ever."""
+        """Report the run as failed: its process has ended, and Dagster would show it as running forever."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"found dead by its heartbeat: {error.message}")

@@ -45,7 +45,7 @@ class File:
     place: str
     """The file's path."""
     keys: AssetKeys
-    """Keys of its assets."""
+    """Asset keys of the pipeline."""
     runnable: bool = True
     """False if a run would be refused."""
 
@@ -76,7 +76,7 @@ class LastRun:
 
 @dataclass(frozen=True)
 class KnownPipeline:
-    """Everything that is known about a pipeline."""
+    """Everything known about a pipeline."""
 
     file: File
     stored: Stored
@@ -88,10 +88,10 @@ _Stamps = dict[str, FileStamp | None]
 
 
 class Files:
-    """Files of one code location. Pipelines added after it was loaded have no job there: they are left out."""
+    """Files of one code location. Pipelines added after it was loaded have no job there and are left out."""
 
     def __init__(self, root: Path, keys: Mapping[str, AssetKeys]) -> None:
-        """``keys``: those of each pipeline's assets, by the name of its job."""
+        """``keys``: asset keys of each pipeline, by the name of its job."""
         self._root, self._keys = root, keys
         self._signature: _Signature | None = None
         self._files: list[File] = []
@@ -116,12 +116,12 @@ class Files:
         return project, self._files
 
     def take_changed(self) -> Catalogue | None:
-        """Return what was read, once for each time that the files had changed; a tick that fails must not take it."""
+        """Return the catalogue, once for each time the files changed; a tick that fails must not take it."""
         changed, self._changed = self._changed, None
         return changed
 
     def gone(self, rows: Mapping[str, Stored]) -> list[str]:
-        """Return pipelines without an owner whose file is gone; none while a file is broken, which may be theirs."""
+        """Return pipelines without an owner whose file is missing; none while a file is broken, which may be theirs."""
         return [name for name, row in rows.items() if self._is_whole and name not in self._ids and not row.owned]
 
     def _has_other_secrets(self) -> bool:
@@ -130,7 +130,7 @@ class Files:
     def _read(self, project: Project, catalogue: Catalogue) -> Iterator[File]:
         references = [parsed.document.references for parsed in catalogue.loaded.pipelines]
         self._secret_files = {path: stamp for one in references for path, stamp in one.files.items()}
-        # a provider of secrets that failed may answer the next time, without any change of a file
+        # a failed provider of secrets may answer the next time, without any change of a file
         self._again = any(one.failed for one in references)
         self._ids = {parsed.config.id for parsed in catalogue.loaded.pipelines}
         self._is_whole = not any(finding.is_error for finding in catalogue.findings)
@@ -149,7 +149,7 @@ def _file(bound: BoundPipeline, job: str, keys: AssetKeys, project: Project) -> 
 
 
 def _stats(project: Project) -> Iterator[tuple[str, int, int]]:
-    """Yield path, mtime and size of every file that a pipeline or the project is made of."""
+    """Yield path, mtime and size of every file that a pipeline or the project consists of."""
     settings, plugins = project.root / "conduit.yaml", project.root / "plugins"
     for top in (settings, project.component_path, project.pipelines_path, plugins):
         for path in [top, *sorted(top.rglob("*"))] if top.is_dir() else [top]:
@@ -162,7 +162,7 @@ _PAGE = 200
 
 
 class Runs:
-    """View of the run storage: the newest page in one query, runs that are not on it one by one."""
+    """View of the run storage: the newest page in one query, other runs one by one."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
@@ -201,7 +201,7 @@ def _last(record: dg.RunRecord) -> LastRun:
 
 
 def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
-    """Return the error of a run with its class, as far as it was reported; a process that crashed is transient."""
+    """Return the error of a run with its class, as far as it was reported; a crashed process is transient."""
     failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     for entry in failures:
         event = entry.dagster_event
@@ -219,19 +219,19 @@ def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
 
 
 def config_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:
-    """Return the config of the run to repeat; empty if it is no longer known."""
+    """Return the config of the run to repeat; empty if it no longer exists."""
     run = instance.get_run_by_id(run_id) if run_id else None
     return {} if run is None else dict(run.run_config)
 
 
 class CachedStore:
-    """State store that is opened once, and again if the settings name another one or if its file was replaced."""
+    """State store that is opened once, and reopened if the settings name another one or its file was replaced."""
 
     def __init__(self) -> None:
         self._opened: tuple[object, sa.Engine] | None = None
 
     def of(self, project: Project) -> sa.Engine:
-        """Return the project's store. Raises what opening it raises."""
+        """Return the project's store. Errors of opening it propagate."""
         settings = (project.state_url, project.settings.state.history)
         if self._opened is None or self._opened[0] != settings or not is_kept(self._opened[1]):
             if self._opened is not None:
@@ -244,14 +244,14 @@ class CachedStore:
 class HeartbeatMonitor:
     """Heartbeats over the ticks of one process: an owner on another machine is dead once it was silent for too long.
 
-    It uses its own monotonic clock: the clocks of other machines do not count (DELIVERY.md, Leases).
+    It uses its own monotonic clock: the clocks of other machines do not count.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[tuple[int, int], float]] = {}
 
     def since(self, pipeline: str, epoch: int, heartbeat: int) -> float:
-        """Return the seconds without a heartbeat of this owner, as far as this process saw."""
+        """Return the seconds without a heartbeat of this owner, as seen by this process."""
         beat, now = (epoch, heartbeat), time.monotonic()
         seen = self._seen.get(pipeline)
         if seen is None or seen[0] != beat:

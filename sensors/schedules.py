@@ -18,7 +18,7 @@ Tick = Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]
 
 
 def define_schedules(pipelines: list[BoundPipeline], jobs: dict[str, Any]) -> list[dg.ScheduleDefinition]:
-    """Return a schedule for each timed pipeline that has a job; it is on if the file says ``status: running``."""
+    """Return a schedule for each timed pipeline that has a job; it is on if the file has ``status: running``."""
     timed = [bound for bound in pipelines if bound.config.trigger.kind in TIMED and job_name(bound.id) in jobs]
     return [_schedule(bound, jobs[job_name(bound.id)]) for bound in timed]
 

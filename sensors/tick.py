@@ -41,16 +41,16 @@ class Tick:
         decide: Callable[[KnownPipeline, int], Decision],
         watches_files: bool = False,
     ) -> None:
-        """``keys``: those of each pipeline's assets, by the name of its job."""
+        """``keys``: asset keys of each pipeline, by the name of its job."""
         self._decide, self._watches_files = decide, watches_files
         self._file_events = FileEvents()
         self._files, self._silence = Files(root, keys), HeartbeatMonitor()
         self._store = CachedStore()
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
-        """Run a tick. ``stay``: seconds to keep looking, so that events between two ticks are not detected late.
+        """Run a tick. ``stay``: seconds to keep polling, so that events between two ticks are not detected late.
 
-        Raises what the state store raises: Dagster shows it and tries again.
+        Errors of the state store propagate: Dagster shows them and tries again.
         """
         project, files = self._files.read()
         database = self._store.of(project)
@@ -64,7 +64,7 @@ class Tick:
                 seen = rows
             before = len(attendant.requests)
             self._attend(context, files, rows, attendant, runs)
-            # what fails together is restarted together: the next tick is seconds away
+            # pipelines that fail together are restarted together: the next tick is seconds away
             settled = before == len(attendant.requests) > 0
             if settled or time.monotonic() + _POLL >= end:
                 break
@@ -89,7 +89,7 @@ class Tick:
         for file in files:
             if attendant.has_requested(file.job):
                 continue
-            # one broken pipeline must not keep the others waiting
+            # one broken pipeline must not delay the others
             try:
                 known = KnownPipeline(file, rows.get(file.pipeline, _UNKNOWN), runs.of(file))
                 attendant.carry_out(known, self._decide(known, time.time_ns()))
@@ -115,14 +115,15 @@ def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay
 
 _RECOVERY = "Restarts failed pipelines with backoff, and finds runs that died without reporting an error."
 _STAY = 4.25
-"""Seconds that a tick keeps looking. Dagster's loop calls a sensor at most every 5 s (DAGSTER_FACTS, 3); a tick that
-took longer than that would miss the next one."""
+"""Seconds that a tick keeps polling. Dagster's loop calls a sensor at most every 5 s; a tick that took longer would
+miss the next one.
+"""
 _LEAD_NS = 10_000_000_000
 """Lead time of a restart's launch: a tick, plus the few seconds that a run needs to start."""
 
 
 def recovery_sensor(root: Path, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
-    """Return the one recovery sensor of a code location. Its cursor holds nothing: the stores decide."""
+    """Return the recovery sensor of a code location. Its cursor is empty: the stores decide."""
     tick = Tick(root, keys, _decide)
     return sensor_of(tick, "conduit_recovery", _RECOVERY, jobs, _STAY)
 
@@ -135,7 +136,7 @@ _LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start an
 
 
 def lifecycle_sensor(root: Path, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
-    """Return the one lifecycle sensor of a code location."""
+    """Return the lifecycle sensor of a code location."""
     tick = Tick(root, keys, lifecycle, watches_files=True)
     return sensor_of(tick, "conduit_lifecycle", _LIFECYCLE, jobs)
 
@@ -143,7 +144,7 @@ def lifecycle_sensor(root: Path, jobs: Sequence[Any], keys: Mapping[str, AssetKe
 def define_sensors(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> list[dg.SensorDefinition]:
     """Return the sensors; none without pipelines, since Dagster requires a sensor to have jobs.
 
-    ``keys``: those of each pipeline's assets, by the name of its job.
+    ``keys``: asset keys of each pipeline, by the name of its job.
     """
     if not keys:
         return []
