@@ -125,7 +125,7 @@ class Refusals:
                 self._record(shipment, nacked, *advance(outcome))
             return outcome
 
-    # -- what they are ------------------------------------------------------------------------------------------
+    # -- contents and origins -----------------------------------------------------------------------------------
 
     def _found(self, shipment: Shipment, records: Sequence[RefusedRecord]) -> list[_Refused]:
         plan = shipment.plan

@@ -166,7 +166,7 @@ class FileScan:
             closed = followed and self._quiet.seconds(found) >= self._settings.rotate_wait
             yield SeenFile(file, found, followed, closed)
 
-    # -- files that are known -------------------------------------------------------------------------------------
+    # -- known files ----------------------------------------------------------------------------------------------
 
     def _known(self, position: FilePosition, listed: list[FoundFile]) -> tuple[list[KnownFile], list[FatalError]]:
         """Return the tracked files that exist, and an error for each file with missing bytes."""
@@ -249,7 +249,7 @@ class FileScan:
         newest = {file.inode: file.number for file in sorted(files, key=lambda file: file.number)}
         return {number for inode, number in newest.items() if inode in inodes}
 
-    # -- where they are -------------------------------------------------------------------------------------------
+    # -- locations ------------------------------------------------------------------------------------------------
 
     def finder(self) -> FileFinder:
         """Return an opener of tracked files, for one range of a step."""
@@ -274,7 +274,7 @@ class FileScan:
                 return True
         return False
 
-    # -- files that are new ---------------------------------------------------------------------------------------
+    # -- new files ------------------------------------------------------------------------------------------------
 
     def _rotated(self, position: FilePosition, listed: list[FoundFile]) -> list[FoundFile]:
         """Return the path's file, preceded by files that were rotated away since the last known one.

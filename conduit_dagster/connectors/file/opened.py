@@ -81,7 +81,7 @@ class OpenFile:
             yield data
             at += len(data)
 
-    # -- which file it is -----------------------------------------------------------------------------------------
+    # -- identity -------------------------------------------------------------------------------------------------
 
     def holds(self, file: TrackedFile) -> bool:
         """Return whether this is the tracked file, with the part already read unchanged as far as its mark shows."""

@@ -171,7 +171,7 @@ class FileSource(Source):
             kept = msgspec.structs.replace(kept, read=position.read.moved(gone, ()))
         return kept.with_files(changed, self._lists.back(position, changed))
 
-    # -- ranges that were given -----------------------------------------------------------------------------------
+    # -- planned ranges -------------------------------------------------------------------------------------------
 
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks show."""

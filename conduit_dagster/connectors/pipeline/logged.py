@@ -83,7 +83,7 @@ class LogReadMode(ReadMode):
         """Return the number of entries after the position."""
         return max(0, self._manifest.state().next_offset - position)
 
-    # -- ranges that were given -----------------------------------------------------------------------------------
+    # -- planned ranges -------------------------------------------------------------------------------------------
 
     def verify(self, start: int, end: int) -> None:
         """Raise ``FatalError`` if an entry of the range is missing."""

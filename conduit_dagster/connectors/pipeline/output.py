@@ -214,7 +214,7 @@ class OutputReadMode(ReadMode):
         at = _place(position)
         return sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in self._behind(at))
 
-    # -- ranges that were given -----------------------------------------------------------------------------------
+    # -- planned ranges -------------------------------------------------------------------------------------------
 
     def verify(self, start: Any, end: Any) -> None:
         """Raise ``FatalError`` unless all files of the range exist, and its ends match the positions."""

@@ -119,7 +119,7 @@ def run_case(bound: BoundPipeline, test: PipelineTest, plugins: Plugins) -> Case
     return CaseResult(test.name, list(_flaws(test, _collected(pipeline, traced))))
 
 
-# -- what goes in -------------------------------------------------------------------------------------------------
+# -- input --------------------------------------------------------------------------------------------------------
 
 
 def _unusable(pipeline: CompiledPipeline, test: PipelineTest) -> Flaw | None:
@@ -150,7 +150,7 @@ def _record(pipeline: CompiledPipeline, source_node: SourceNode, number: int, pa
     return Record(number, metadata, after, key, before, parts.operation or "create")
 
 
-# -- what comes out -----------------------------------------------------------------------------------------------
+# -- comparison of results ----------------------------------------------------------------------------------------
 
 
 def _collected(pipeline: CompiledPipeline, traced: Sequence[Traced]) -> _Found:
