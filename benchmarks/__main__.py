@@ -1,4 +1,4 @@
-"""Runs the benchmarks: ``python -m benchmarks [--only NAME...] [--quick] [--against BINARY...]``."""
+"""Run the benchmarks: ``python -m benchmarks [--only NAME...] [--quick] [--against BINARY...]``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from benchmarks.other_engines import Engine, recognise
 from benchmarks.picture import draw
 from benchmarks.results import Results
 
-# those beside another engine need its binary: --against
+# comparisons with another engine need its binary: --against
 _NAMES = [name for name in MEASURES if not name.startswith(AGAINST)]
 _PICTURE = "throughput.png"
 
 
 def main() -> None:
-    """Prints tables; writes results.json and a picture, and a page's tables where asked to."""
+    """Print tables; write results.json and a picture, and on request a page's tables."""
     arguments = _arguments()
     engines = {engine.name: engine for engine in map(recognise, arguments.against)}
     names = _chosen(arguments.only, [f"{AGAINST}{name.lower()}" for name in engines])
@@ -59,7 +59,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _chosen(patterns: list[str] | None, others: list[str]) -> list[str]:
-    """The measures, in their own order; ``others``: beside the binaries that were given."""
+    """Return the selected measures, in their own order; ``others``: comparisons with the given binaries."""
     if patterns is None:
         return others or [name for name, measure in MEASURES.items() if not measure.asked]
     for pattern in patterns:
@@ -69,7 +69,7 @@ def _chosen(patterns: list[str] | None, others: list[str]) -> list[str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a pattern stands for a measure: an expensive one must be named in full."""
+    """Return whether a pattern selects a measure: an expensive one must be named in full."""
     return name in _NAMES and (name == pattern or (fnmatch(name, pattern) and not MEASURES[name].asked))
 
 
@@ -81,7 +81,7 @@ def _bench(arguments: argparse.Namespace, engines: dict[str, Engine]) -> Bench:
 
 
 def _measure(bench: Bench, names: list[str], results: Results) -> list[str]:
-    """Gives the names of those that failed; the others are kept."""
+    """Run the measures and keep their results; return the names of those that failed."""
     failed: list[str] = []
     guess, began = sum(MEASURES[name].seconds(bench) for name in names), time.monotonic()
     print(f"{len(names)} measures, about {guess / 60:.0f} minutes on two cores", flush=True)

@@ -1,7 +1,7 @@
-"""The same work in another engine's binary and here, each as a whole process: of N records, and of 5N.
+"""The same work in another engine's binary and here, each as a whole process: with N records, and with 5N.
 
-The difference over 4N is what a further record costs, without the start. CPU is the whole machine's: servers that a
-process leaves running, and threads of the kernel, are in it.
+The difference over 4N is the cost of an additional record, without the start. CPU is that of the whole machine,
+including servers left running and kernel threads.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from benchmarks.whole import TEMPORARY, run_to_its_end, run_until_there
 from conduit_dagster.spark.server import stop_server
 
 AGAINST = "against-"
-"""Begins the names of these measures."""
+"""Prefix of the names of these measures."""
 TIMES = 5
 _SHARE = 10
-"""The smaller run has this part of the records: other engines take minutes for a million."""
+"""Fraction of the records for the smaller run: other engines take minutes for a million."""
 _SAMPLE = 1_000
 
 
 def against(bench: Bench, kind: str) -> dict[str, Any]:
-    """Whole processes of both engines, in turn, and what a further record costs each."""
+    """Run whole processes of both engines in turn; return the cost of an additional record in each."""
     theirs = bench.engines[kind]
     both = (ours(theirs), theirs)
     few = bench.records // _SHARE
@@ -55,13 +55,13 @@ def against(bench: Bench, kind: str) -> dict[str, Any]:
 
 
 def seconds_of(bench: Bench) -> float:
-    """A guess: our start takes ten seconds, other engines move 20,000 records per second."""
+    """Return an estimate: our start takes ten seconds, other engines move 20,000 records per second."""
     few = bench.records // _SHARE
     return 2 * (bench.rounds + 1) * (2 * 12 + (1 + TIMES) * few / 20_000)
 
 
 def _make_archive() -> None:
-    """Spark's classes for a faster start: made once for a user, in the background, which would be measured here."""
+    """Create the class-data archive for a faster start, normally made in the background, which would be measured."""
     command = [sys.executable, "-m", "conduit_dagster.spark.archive_maker"]
     subprocess.run(command, env={**os.environ, "CONDUIT_SPARK_ARCHIVE_DELAY": "0"}, check=False)
 
@@ -88,13 +88,14 @@ def _run(engine: Engine, root: Path, output: Path, wanted: int) -> Taken:
             return run_to_its_end(engine.command, root)
         return run_until_there(engine.command, root, output, wanted)
     finally:
-        # ours leaves its Spark server and the parent of its workers, which ends with its socket, to the next command
+        # our command leaves its Spark server and the parent of its workers, which ends with its socket, to the next
+        # command
         stop_server(root / ".conduit")
         shutil.rmtree(root / TEMPORARY, ignore_errors=True)
 
 
 def check(engine: Engine, output: Path, records: int) -> None:
-    """Compare some of the lines, spread over all of them, with what the work makes of their input."""
+    """Compare a sample of the lines, spread over all of them, with the expected output of the work."""
     with output.open("rb") as file:
         found = [document_of(engine, line) for line in islice(file, 0, None, max(1, records // _SAMPLE))]
     wrong = [document for document in found if document != expected(document["id"])]
@@ -103,7 +104,7 @@ def check(engine: Engine, output: Path, records: int) -> None:
 
 
 def _whole(what: str, our: Times, their: Times) -> dict[str, Any]:
-    """Seconds, and by how much ours is faster and takes less CPU: the medians of the pairs."""
+    """Return seconds, and how much faster and cheaper in CPU we are: medians of the pairs."""
     return {
         "what": what,
         "unit": "s",
@@ -118,7 +119,7 @@ def _whole(what: str, our: Times, their: Times) -> dict[str, Any]:
 
 
 def _further(small: tuple[Times, Times], large: tuple[Times, Times], records: int) -> dict[str, Any]:
-    """Microseconds per further record. A start differs by more than some engines take, so medians are divided."""
+    """Return microseconds per additional record. Starts vary by more than some engines take, so medians are divided."""
     pairs = list(zip(small, large, strict=True))
     clock = [_each(seconds(few.all), seconds(more.all), records) for few, more in pairs]
     used = [_each(cpu(few.all), cpu(more.all), records) for few, more in pairs]
@@ -138,10 +139,10 @@ def _further(small: tuple[Times, Times], large: tuple[Times, Times], records: in
 
 
 def _each(few: Sequence[float], more: Sequence[float], records: int) -> float:
-    """Microseconds of one of the records that only the larger runs have."""
+    """Return microseconds per record that only the larger runs have."""
     return statistics.median(b - a for a, b in zip(few, more, strict=True)) / records * 1e6
 
 
 def _divided(slow: float, fast: float) -> float | None:
-    """None where the runs were too short to tell the records from the start."""
+    """Return the ratio; None if the runs were too short to separate the records from the start."""
     return round(slow / fast, 3) if slow > 0 and fast > 0 else None

@@ -1,4 +1,4 @@
-"""Peak memory over a backlog, in a process of its own: ``python -m benchmarks.backlog KIND RECORDS BATCH FOLDER``."""
+"""Peak memory over a backlog, in a separate process: ``python -m benchmarks.backlog KIND RECORDS BATCH FOLDER``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMES = 5
 
 
 def backlogs(bench: Bench) -> dict[str, Any]:
-    """Each kind of pipeline over N records and over five times as many, in batches of N."""
+    """Run each kind of pipeline over N records and over five times as many, in batches of N."""
     return {"records": bench.records, "times": TIMES, "kinds": {kind: _both(bench, kind) for kind in KINDS}}
 
 
@@ -31,11 +31,11 @@ def _both(bench: Bench, kind: str) -> dict[str, Any]:
 
 
 def _apart(bench: Bench, kind: str, times: int) -> dict[str, Any]:
-    """Fresh processes: what another measure left in them does not count."""
+    """Measure in a fresh process, unaffected by memory of other measures."""
     env = dict(os.environ)
     if needs_database(kind):
         bench.database.clear([TABLE])
-        env[_URL] = bench.database.url  # not an argument: those are seen by everybody
+        env[_URL] = bench.database.url  # not an argument: those are visible to all users
     numbers = [str(bench.records * times), str(bench.records)]
     command = [sys.executable, "-m", "benchmarks.backlog", kind, *numbers, str(bench.work)]
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What all measures share: the Spark session, the database, folders, and how much is asked for."""
+"""Shared by all measures: the Spark session, the database, folders, and the requested amounts."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from tests.lab.kafka_server import KafkaServer
 
 @dataclass
 class Bench:
-    """Opens what a measure asks for; call ``close`` at the end."""
+    """Resources of the measures, opened on demand; call ``close`` at the end."""
 
     work: Path
     records: int
     rounds: int
     steps: int
-    """Steps of one record."""
+    """Number of steps with one record each."""
     engines: Mapping[str, Engine] = field(default_factory=dict)
-    """Other engines to run, by name: their binaries are the caller's."""
+    """Other engines to run, by name; the caller provides their binaries."""
     settings: SparkSettings = field(default_factory=SparkSettings)
 
     @cached_property
     def spark(self) -> SparkSession:
-        """One session for all measures."""
+        """The session shared by all measures."""
         return open_session(self.settings, "benchmarks")
 
     @cached_property
     def database(self) -> Database:
-        """One server for all measures."""
+        """The database server shared by all measures."""
         return Database()
 
     @cached_property
     def broker(self) -> KafkaServer:
-        """One Kafka for all measures, with the memory that a broker usually has."""
+        """The Kafka broker shared by all measures, with a typical broker's memory."""
         return KafkaServer(heap="1g")
 
     def close(self) -> None:
-        """Ends what was opened."""
+        """Close everything that was opened."""
         if "broker" in self.__dict__:
             self.broker.close()
         if "spark" in self.__dict__:

@@ -1,4 +1,4 @@
-"""What each built-in processor is measured at, and the same as statements of a hand-written loop."""
+"""Cases for each built-in processor, with the same work as statements of a hand-written loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PROCESSOR = "processor-"
-"""Begins the names of these measures."""
+"""Prefix of the names of these measures."""
 _AFTER = ".Payload.After"
 _DECODE: dict[str, Any] = {"id": "decode", "plugin": "json.decode", "settings": {"field": _AFTER}}
 MODULE = """
@@ -52,7 +52,7 @@ class Loop(Processor):
             results.append(record)
         return results
 """
-"""``plugins/loop.py`` of the project: what somebody would write for this one work. ``@`` is the work."""
+"""``plugins/loop.py`` of the project: hand-written code for just this work. ``@`` is the work."""
 IN_ORDER = """
 from conduit_dagster.processors.common.stateful import Entries, Remembering
 
@@ -79,37 +79,38 @@ class InOrder(Remembering, Loop):
     def forget(self, number):
         pass
 """
-"""Behind it, for a loop that has to see all records in order: it runs in one task, and stores nothing."""
+"""Appended for a loop that must see all records in order: it runs in one task, and stores nothing."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One processor, behind ``json.decode``."""
+    """One processor, after ``json.decode``."""
 
     name: str
     settings: Mapping[str, str]
     loop: str = ""
-    """What the hand-written loop does to ``doc``; it may ``continue``. Empty: it has none, and the case is beside the
-    pipeline without the processor."""
+    """Statements of the hand-written loop on ``doc``; it may ``continue``. Empty: no loop, and the alternative is the
+    pipeline without the processor.
+    """
     wrapper: str = ""
-    """What each line of the input is wrapped in; ``@`` is the line."""
+    """Wrapper of each line of the input; ``@`` is the line."""
     select: str = ""
     """The same SELECT in a plain Spark job, which reads, selects and writes: a third side."""
     per_record: float = 1
-    """Records that come out for each that goes in."""
+    """Output records per input record."""
     before: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
-    """Processors between."""
+    """Processors in between."""
     in_order: bool = False
-    """Whether the loop has to see all records in order, in one task, as the processor has to."""
+    """Whether the loop must see all records in order, in one task, like the processor."""
 
     @property
     def plugin(self) -> str:
-        """Without what tells two cases of it apart."""
+        """The plugin's name, without the suffix that distinguishes several cases."""
         return self.name.partition(" ")[0]
 
     @property
     def processors(self) -> list[Mapping[str, Any]]:
-        """As a pipeline file has them."""
+        """The processors as in a pipeline file."""
         return [_DECODE, *self.before, {"id": "it", "plugin": self.plugin, "settings": dict(self.settings)}]
 
 

@@ -1,4 +1,4 @@
-"""Built-in processors, each alone behind ``json.decode``, beside a hand-written loop in the same stage."""
+"""Built-in processors, each alone after ``json.decode``, beside a hand-written loop in the same stage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.sql_split import split_sides
 
 
 def builtin(bench: Bench, case: Case) -> dict[str, Any]:
-    """Ours, and beside it the loop, or the pipeline without the processor where there is none."""
+    """Measure the processor beside the loop, or beside the pipeline without the processor if it has no loop."""
     wanted = round(sound(bench.records) * case.per_record)
     sides = [_side(bench, "ours", case, case.processors, wanted), _beside(bench, case, wanted)]
     if case.select:
@@ -42,7 +42,7 @@ def _beside(bench: Bench, case: Case, wanted: int) -> Side:
 
 
 def _select(bench: Bench, query: str, wanted: int) -> Side:
-    """A plain Spark job: JSON to a struct, the SELECT, back to JSON; lines that are none are left out."""
+    """Return a plain Spark job: JSON to a struct, the SELECT, back to JSON; invalid lines are left out."""
     root = bench.work / "plain"
     source = str(generate(bench.work, bench.records))
 
@@ -94,7 +94,7 @@ def _write(root: Path, source: Path, case: Case, processors: Sequence[Mapping[st
 
 
 def _loop(case: Case) -> str:
-    # a source leaves out keys that nothing looks at
+    # a source leaves out keys that are not read
     text = LOOP if "record.key" in case.loop else LOOP.replace("shares_records =", "keyless = shares_records =")
     return text.replace("@", indent(case.loop or "pass", " " * 12)) + (IN_ORDER if case.in_order else "")
 

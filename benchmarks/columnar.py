@@ -20,7 +20,7 @@ _FILES = 4
 
 
 def columnar(bench: Bench, plugin: str) -> dict[str, Any]:
-    """Exactly once into ``plugin``, beside plain Spark: Parquet with the same compression, nothing synced."""
+    """Write to ``plugin`` exactly once, beside plain Spark: Parquet with the same compression, nothing synced."""
     source, ours, theirs = _source(bench), bench.work / "ours", bench.work / "plain"
     sides = [
         Side(
@@ -42,7 +42,7 @@ def columnar(bench: Bench, plugin: str) -> dict[str, Any]:
 
 
 def _source(bench: Bench) -> Path:
-    """The lines as Parquet files, written by Spark; made once."""
+    """Return the lines as Parquet files, written by Spark; created once."""
     folder = bench.work / f"in-{bench.records}.parquet"
     if not (folder / "_SUCCESS").exists():
         lines = bench.spark.read.schema(SCHEMA).json(str(generate(bench.work, bench.records)))

@@ -1,4 +1,4 @@
-"""Several ways to do the same work, in turn, and again: the controls say how much of a difference is noise."""
+"""Comparison of several ways to do the same work, in turn, and again: the controls show the noise."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.processes import Peak, cpu_seconds, watching
 
 
 class Taken(NamedTuple):
-    """What one run took."""
+    """Cost of one run."""
 
     seconds: float
-    """On the clock."""
+    """Wall-clock seconds."""
     cpu: float
-    """Seconds of CPU, of all cores together: another program takes from the clock, less from these."""
+    """CPU seconds of all cores: other programs affect these less than wall-clock time."""
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Side:
 
     name: str
     prepare: Callable[[], None]
-    """Not timed: removes what was written before."""
+    """Untimed: removes earlier output."""
     run: Callable[[], float | Taken]
-    """Gives the seconds; or all that was taken, where this process and those it started are not all that worked."""
+    """Return the seconds; or the full cost, if processes other than this one and its children took part."""
     count: Callable[[], list[int]]
-    """Records in each destination, counted there and not by an engine."""
+    """Return the number of records in each destination, counted there and not by an engine."""
     wanted: int
 
 
 class Times:
-    """All counted runs of a side; the same place in two lists is the same round."""
+    """All counted runs of a side; equal indexes in two lists are the same round."""
 
     def __init__(self) -> None:
         self.first: list[Taken] = []
@@ -54,7 +54,7 @@ class Times:
 
 
 def compare(sides: Sequence[Side], records: int, rounds: int) -> dict[str, Any]:
-    """How fast the sides are, which take turns. The first one is ours."""
+    """Return the speed of the sides, which take turns. The first one is ours."""
     times = take_turns(sides, rounds)
     ours, *others = times.items()
     return {
@@ -66,7 +66,7 @@ def compare(sides: Sequence[Side], records: int, rounds: int) -> dict[str, Any]:
 
 
 def take_turns(sides: Sequence[Side], rounds: int) -> dict[str, Times]:
-    """All sides, then all of them again, so many rounds after one that warms up: the times by the side's name."""
+    """Run all sides, then all of them again, for this many rounds after a warm-up; return the times by side name."""
     times = {side.name: Times() for side in sides}
     for number in range(rounds + 1):
         for again in (False, True):
@@ -79,23 +79,23 @@ def take_turns(sides: Sequence[Side], rounds: int) -> dict[str, Times]:
 
 
 def seconds(runs: Sequence[Taken]) -> list[float]:
-    """On the clock."""
+    """Return wall-clock seconds."""
     return [run.seconds for run in runs]
 
 
 def cpu(runs: Sequence[Taken]) -> list[float]:
-    """Seconds of CPU."""
+    """Return CPU seconds."""
     return [run.cpu for run in runs]
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
-    """By how much ``fast`` is faster: the median of the pairs, which ran next to each other."""
+    """Return how much faster ``fast`` is: the median of the pairs, which ran next to each other."""
     return round(statistics.median(a / b for a, b in zip(slow, fast, strict=True)), 3)
 
 
 def _run(side: Side, peak: Peak) -> Taken:
     side.prepare()
-    # what the side before left to the kernel is not written at this one's cost
+    # flush the kernel's buffers of the previous side, so that this one does not pay for them
     os.sync()
     before = cpu_seconds()
     with watching(peak):

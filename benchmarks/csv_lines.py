@@ -1,4 +1,4 @@
-"""Processor time of ``csv.decode`` beside ``json.decode``, for the same records: ``python -m benchmarks.csv_lines``."""
+"""CPU time of ``csv.decode`` beside ``json.decode``, for the same records: ``python -m benchmarks.csv_lines``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROWS = [
 
 
 def main() -> None:
-    """Print microseconds for a record, of the best round."""
+    """Print microseconds per record, of the best round."""
     as_json = [json.dumps(dict(zip(_NAMES, row, strict=True))).encode() for row in _ROWS]
     as_csv = [",".join(map(str, row)).encode() for row in _ROWS]
     gc.disable()  # as in a task

@@ -1,4 +1,4 @@
-"""Dagster's daemon and a code server, for a project in a folder of its own, as `dagster dev` has them."""
+"""Dagster's daemon and a code server, for a project in a separate folder, as in `dagster dev`."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ ROOT = Path(__file__).parents[1]
 
 
 class Daemon:
-    """Two processes and what they start; what they say goes to ``daemon.log`` in the project."""
+    """Two processes and their children; their output goes to ``daemon.log`` in the project."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._home = root, root / "dagster"
         self._home.mkdir()
         (self._home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text().replace(".conduit/", f"{root}/"))
-        # as `dagster dev` does: of two processes that make one SQLite storage, both stamp it, and it's broken for good
+        # like `dagster dev`: if two processes create one SQLite storage, both stamp it, which breaks it for good
         with self.storage():
             pass
         self._daemon: subprocess.Popen[bytes] | None = None
         self._code: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """With Dagster's defaults for Spark. The code server is one of its own: a daemon that has to start it itself
-        starts another one every minute."""
+        """Start both, with Dagster's defaults for Spark.
+
+        The code server is separate: a daemon that has to start it itself starts a new one every minute.
+        """
         if self._code is None:
             port = free_port()
             server = f"grpc_server: {{host: localhost, port: {port}, location_name: conduit}}"
@@ -55,13 +57,13 @@ class Daemon:
             )
 
     def kill(self) -> None:
-        """kill -9 of the daemon itself: code server and runs live on."""
+        """Send kill -9 to the daemon itself: code server and runs survive."""
         assert self._daemon is not None
         os.kill(self._daemon.pid, signal.SIGKILL)
         self._daemon.wait()
 
     def stop(self) -> None:
-        """In good order, or after a while by force: Dagster's code server now and then does not end when asked."""
+        """Stop gracefully, or after a while by force: Dagster's code server sometimes does not end when asked."""
         for process in (self._daemon, self._code):
             if process is not None:
                 end(process.pid, started_at(process.pid) or "", 20)
@@ -74,6 +76,6 @@ class Daemon:
 
     @contextmanager
     def storage(self) -> Iterator[dg.DagsterInstance]:
-        """Dagster's own storage."""
+        """Yield Dagster's own storage."""
         with dg.DagsterInstance.from_config(str(self._home)) as instance:
             yield instance

@@ -1,4 +1,4 @@
-"""Generated input: JSON lines of about 100 bytes with six fields, 0.12 % of them broken; and the rows it becomes."""
+"""Generated input: JSON lines of about 100 bytes with six fields, 0.12 % of them broken; and the resulting rows."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ COLUMNS: dict[str, LiteralString] = {
     "amount": "double precision",
     "cents": "double precision",
 }
-"""Of the rows that the work makes of the lines, with PostgreSQL's types."""
+"""Columns of the rows that the work produces from the lines, with PostgreSQL's types."""
 
 
 def generate(folder: Path, records: int) -> Path:
-    """The file with this many lines; made once."""
+    """Return the file with this many lines; created once."""
     return once(folder / f"in-{records}.jsonl", records, _line)
 
 
 def rendered(folder: Path, records: int) -> Path:
-    """The same records as COPY's text, after the work, without the broken ones; made once."""
+    """Return the same records as COPY text, after the work, without the broken ones; created once."""
     return once(folder / f"in-{records}.copy", records, _row)
 
 
 def sound(records: int) -> int:
-    """How many of so many lines are JSON."""
+    """Return how many of this many lines are valid JSON."""
     return records - records // _BROKEN
 
 
 def once(path: Path, records: int, render: Callable[[int], str]) -> Path:
-    """The file at ``path`` with ``render`` of each number below ``records``; made once."""
+    """Return the file at ``path`` with ``render`` of each number below ``records``; created once."""
     if not path.exists():
         partial = path.with_name(f"{path.name}.partial")
         with partial.open("w") as file:
@@ -46,7 +46,7 @@ def once(path: Path, records: int, render: Callable[[int], str]) -> Path:
 
 
 def sound_line(i: int) -> str:
-    """Line ``i``, were it not broken."""
+    """Return line ``i`` without its defect, if it has one."""
     return (
         f'{{"id":{i},"name":"user-{i % 9973}","age":{i % 90},"city":"{_CITIES[i % 5]}",'
         f'"amount":{_amount(i)},"note":"some text here"}}\n'

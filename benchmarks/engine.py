@@ -1,4 +1,4 @@
-"""Runs a project's pipeline with this engine, in this process."""
+"""Run a project's pipeline with this engine, in this process."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def _ignore(step: StepReport, progress: RunProgress) -> None:
 
 
 def drain(root: Path, spark: SparkSession) -> float:
-    """Seconds until all is delivered and acked, lease, start-up recovery and all commits included."""
+    """Return the seconds until everything is delivered and acked, with lease, start-up recovery and all commits."""
     return _run(root, spark, True, StopFlag(), _ignore)
 
 
 def follow(root: Path, spark: SparkSession, stop: StopFlag, observe: Observer) -> None:
-    """Runs until ``stop``; ``observe`` is called after each step."""
+    """Run until ``stop``; ``observe`` is called after each step."""
     _run(root, spark, False, stop, observe)
 
 

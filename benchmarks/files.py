@@ -15,16 +15,16 @@ from benchmarks.data import generate, sound
 from benchmarks.setup import Setup, to_file
 
 _STEPS = 5
-"""Steps of a run in which they overlap."""
+"""Number of steps in a run with overlapping steps."""
 
 
 def files(bench: Bench, strategy: str, layout: str, destinations: int = 1) -> dict[str, Any]:
-    """``log: positions`` beside plain Spark."""
+    """Compare ``log: positions`` with plain Spark."""
     return compare([_ours(bench, _setup(strategy, layout, destinations)), _plain(bench, destinations)], *_size(bench))
 
 
 def logged(bench: Bench, destinations: int = 1) -> dict[str, Any]:
-    """``log: records`` beside ``log: positions`` and plain Spark; folders, exactly once."""
+    """Compare ``log: records`` with ``log: positions`` and plain Spark; folders, exactly once."""
     setup = _setup("exactly-once", "folder", destinations)
     sides = [
         _ours(bench, replace(setup, log="records")),
@@ -35,7 +35,7 @@ def logged(bench: Bench, destinations: int = 1) -> dict[str, Any]:
 
 
 def in_flight(bench: Bench) -> dict[str, Any]:
-    """Two steps in flight beside one, both in batches of a fifth, and plain Spark; one ordered file, exactly once."""
+    """Compare two steps in flight with one, in batches of a fifth, and plain Spark; one ordered file, exactly once."""
     setup = replace(_setup("exactly-once", "file", 1), batch=bench.records // _STEPS)
     sides = [_ours(bench, replace(setup, in_flight=2)), _ours(bench, setup, "one in flight"), _plain(bench, 1)]
     return compare(sides, *_size(bench))
@@ -73,7 +73,7 @@ def _plain(bench: Bench, destinations: int) -> Side:
 
 
 def counts(root: Path, names: Sequence[str]) -> list[int]:
-    """The lines of each output, a file or a folder of parts."""
+    """Return the number of lines of each output, a file or a folder of parts."""
     return [sum(map(_lines, _parts(root / name))) for name in names]
 
 

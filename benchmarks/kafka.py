@@ -20,11 +20,11 @@ from benchmarks.files import counts
 _PARTITIONS = 4
 _BATCH = 3_000
 _TRANSACTION = 100_000
-"""Messages of the loop in one transaction: a step of ours with the default batch size."""
+"""Messages per transaction of the loop: one of our steps with the default batch size."""
 
 
 def kafka_in(bench: Bench) -> dict[str, Any]:
-    """Messages of a hundred bytes as lines of files; the loop appends to one file and keeps no position."""
+    """Write messages of a hundred bytes as lines to files; the loop appends to one file and stores no position."""
     topic, root, lines = _filled(bench), bench.work / "ours", bench.work / "plain" / "out"
     output = {"path": "./out/", "sdk.record.format": "payload/json"}
 
@@ -51,7 +51,7 @@ def kafka_in(bench: Bench) -> dict[str, Any]:
 
 
 def kafka_out(bench: Bench) -> dict[str, Any]:
-    """Lines of a hundred bytes as messages, in transactions; the loop keeps neither a position nor a hash."""
+    """Write lines of a hundred bytes as messages, in transactions; the loop stores neither a position nor a hash."""
     path = bench.work / f"lines-{bench.records}"
     if not path.exists():
         with path.open("wb") as file:
@@ -65,7 +65,7 @@ def kafka_out(bench: Bench) -> dict[str, Any]:
 
 
 def kafka_through(bench: Bench) -> dict[str, Any]:
-    """Messages from topic to topic."""
+    """Copy messages from topic to topic."""
     topic = _filled(bench)
     return _into_topics(
         bench, _source(bench, topic), lambda target: _transactions(bench, target, _values(bench, topic))
@@ -73,7 +73,7 @@ def kafka_through(bench: Bench) -> dict[str, Any]:
 
 
 def _into_topics(bench: Bench, source: dict[str, Any], loop: Callable[[str], None]) -> dict[str, Any]:
-    """Both write to a new topic each time."""
+    """Measure both, each run with a new topic."""
     root, current = bench.work / "ours", [""]
 
     def prepare() -> None:
@@ -101,7 +101,7 @@ def _payload(number: int) -> bytes:
 
 
 def _filled(bench: Bench) -> str:
-    """A topic with as many messages as are asked for."""
+    """Return a topic with the requested number of messages."""
     topic = bench.broker.topic(_PARTITIONS)
     producer = Producer({"bootstrap.servers": bench.broker.servers, "linger.ms": 5, "compression.type": "snappy"})
     for first in range(0, bench.records, _BATCH):
@@ -112,7 +112,7 @@ def _filled(bench: Bench) -> str:
 
 
 def _values(bench: Bench, topic: str) -> Iterator[list[tuple[bytes | None, bytes]]]:
-    """All keys and values of a topic, partition by partition, as fast as the client gives them."""
+    """Yield all keys and values of a topic, partition by partition, as fast as the client delivers them."""
     for partition in range(_PARTITIONS):
         consumer = Consumer({
             "bootstrap.servers": bench.broker.servers, "group.id": "bench", "enable.auto.commit": False,
@@ -150,7 +150,7 @@ def _transactions(bench: Bench, topic: str, values: Iterator[Sequence[tuple[byte
 
 
 def _numbered(file: Any) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Lines with their numbers, which are the keys of the file source."""
+    """Yield lines with their numbers, which are the keys of the file source."""
     first = 1
     while some := file.readlines(_BATCH * 100):
         yield [(b"%d" % number, line[:-1]) for number, line in enumerate(some, first)]

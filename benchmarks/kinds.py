@@ -1,4 +1,4 @@
-"""The pipelines whose smallest step and whose memory are measured."""
+"""The pipelines whose smallest step and memory are measured."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ TABLE = "out0"
 
 
 def needs_database(kind: str) -> bool:
-    """Whether :func:`setup_of` wants the URL of one."""
+    """Return whether :func:`setup_of` needs a database URL."""
     return kind.startswith("postgres")
 
 
 def setup_of(kind: str, url: str = "", batch: int | None = None) -> Setup:
-    """One of :data:`KINDS`; ``url``: of the database with the table :data:`TABLE`."""
+    """Return one of :data:`KINDS`; ``url``: of the database with the table :data:`TABLE`."""
     strategy = "at-least-once" if "at least once" in kind else "exactly-once"
     log = "records" if "records" in kind else "positions"
     destination = to_table(TABLE, url) if needs_database(kind) else to_file("out", "file")

@@ -1,4 +1,4 @@
-"""A step whose records are all nacked, and how long an operator waits for the list of its dead letters."""
+"""A step whose records are all nacked, and the time to list its dead letters."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _TIMES = 3
 
 
 class Looked(NamedTuple):
-    """A command of its own."""
+    """Cost of a command in its own process."""
 
     seconds: float
-    """Wall, with the start of Python; the least of a few times."""
+    """Wall-clock seconds, including the start of Python; minimum of a few runs."""
     megabytes: float
     """Peak of its resident memory."""
 
 
 def letters(bench: Bench) -> dict[str, Any]:
-    """``dlq list`` beside the same of a pipeline that has none, which is what a command costs at least."""
+    """Measure ``dlq list`` beside the same command for a pipeline without letters, the minimum cost of a command."""
     root, source = bench.work / "letters", generate(bench.work, bench.records)
     setup = Setup([to_file("out.jsonl", "file")], "exactly-once")
     setup.write(root, generate(bench.work, 1_000))

@@ -1,4 +1,4 @@
-"""All measures by name, what they are and about how long they take."""
+"""All measures by name, with their titles and approximate durations."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Measure(NamedTuple):
     title: str
     run: Callable[[Bench], dict[str, Any]]
     seconds: Callable[[Bench], float]
-    """A guess for two cores."""
+    """Estimated duration on two cores."""
     asked: bool = False
-    """Whether it runs only where its name is given."""
+    """Whether it runs only if named explicitly."""
 
 
 def _compared(sides: int, per_million: float) -> Callable[[Bench], float]:
-    """``per_million``: seconds that one run of each side takes together for a million records."""
+    """Return the duration. ``per_million``: seconds for one run of each side together, per million records."""
     return lambda bench: 2 * (bench.rounds + 1) * (0.8 * sides + per_million * bench.records / 1e6)
 
 

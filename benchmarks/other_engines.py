@@ -1,7 +1,7 @@
-"""Engines as processes: which one a binary is, what it is told for the same work, and how its lines are read.
+"""Other engines as processes: recognising a binary, its configuration for the same work, and parsing of its output.
 
-The work: JSON lines of a file, decode, set a field made of two others, rename one, drop one, into a file; lines that
-are no JSON go to a file of their own.
+The work: read JSON lines of a file, decode, set a field derived from two others, rename one, drop one, write a file;
+invalid lines go to a separate file.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class Engine:
     name: str
     version: str
     command: Sequence[str]
-    """Run in a folder that :attr:`write` has filled."""
+    """Run in a folder prepared by :attr:`write`."""
     write: Callable[[Path, Path], None]
-    """Puts what the engine reads into a folder, for an input file."""
+    """Write the engine's configuration into a folder, for an input file."""
     ends: bool
-    """At the end of its input; others run until told."""
+    """Whether it ends at the end of its input; others run until stopped."""
     opencdc: bool
-    """Whether its lines are OpenCDC records, or documents alone."""
+    """Whether its lines are OpenCDC records, or just documents."""
 
 
 def expected(i: int) -> dict[str, Any]:
-    """The document that the work makes of line ``i``."""
+    """Return the document that the work derives from line ``i``."""
     document = json.loads(sound_line(i))
     name = document.pop("name")
     del document["note"]
@@ -80,7 +80,7 @@ def expected(i: int) -> dict[str, Any]:
 
 
 def document_of(engine: Engine, line: bytes) -> dict[str, Any]:
-    """The document in one line of the destination. Raises ``ValueError`` for a record that is not as it should be."""
+    """Return the document in one line of the destination. Raises ``ValueError`` for an incorrect record."""
     found = json.loads(line)
     if not engine.opencdc:
         return found
@@ -90,14 +90,14 @@ def document_of(engine: Engine, line: bytes) -> dict[str, Any]:
 
 
 def ours(beside: Engine) -> Engine:
-    """This engine; beside Conduit with the same pipeline file, beside others with lines as theirs."""
+    """Return this engine; beside Conduit with the same pipeline file, beside others with the same line format."""
     command = [sys.executable, "-m", "conduit_dagster.cli.main", "run", "--once"]
     settings = {} if beside.opencdc else {"sdk.record.format": "payload/json"}
     return Engine("ours", "", command, partial(_pipeline, settings=settings), ends=True, opencdc=beside.opencdc)
 
 
 def recognise(binary: str) -> Engine:
-    """The engine that ``binary`` is, by what it says of its version. Exits where it is none that is known."""
+    """Return the engine of ``binary``, recognised by its version output. Exits for an unknown one."""
     path = str(Path(binary).resolve())
     said = [_said(path, argument) for argument in ("--version", "version")]
     for text in said:
@@ -125,7 +125,7 @@ def _said(path: str, argument: str) -> str:
 
 def _engine(kind: str, version: str, path: str) -> Engine:
     if kind == CONDUIT:
-        # its ports may be taken; all else as it comes
+        # its ports may be taken; everything else is the default
         command = [path, "run", "--api.enabled=false", "--pipelines.path", "./pipelines"]
         return Engine(kind, version, command, partial(_pipeline, settings={}), ends=False, opencdc=True)
     if kind == BENTHOS:
@@ -134,7 +134,7 @@ def _engine(kind: str, version: str, path: str) -> Engine:
 
 
 def _pipeline(root: Path, source: Path, settings: dict[str, str]) -> None:
-    """One file for Conduit and for this engine, without anything that only one of them knows."""
+    """Write one file for Conduit and for this engine, with nothing that only one of them supports."""
     into = {"path": f"./{OUTPUT}", **settings}
     pipeline = {
         "id": "bench",

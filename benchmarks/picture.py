@@ -13,7 +13,7 @@ _HEIGHT = 0.28
 
 
 def draw(measures: dict[str, Any], path: Path) -> None:
-    """Bars of records per second, ours above what it is compared with, the ratio behind; nothing without any."""
+    """Draw bars of records per second, ours above the alternatives, followed by the ratio; nothing without results."""
     shown = [one for name, one in measures.items() if "sides" in one and not name.startswith((PROCESSOR, SIZES))]
     if not shown:
         return

@@ -1,4 +1,4 @@
-"""The alternative for files: a plain Spark job with the schema given by hand, one job per output."""
+"""The alternative for files: a plain Spark job with an explicit schema, one job per output."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchmarks.data import SCHEMA
 
 
 def clear(root: Path) -> None:
-    """Removes what the last run wrote."""
+    """Remove the output of the last run."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
 
 
 def run(root: Path, spark: SparkSession, source: Path, outputs: Sequence[str], schema: str = SCHEMA) -> float:
-    """Reads, transforms and writes JSON once per output; gives the seconds.
+    """Read, transform and write JSON once per output; return the seconds.
 
     Broken lines become empty objects; nothing is synced.
     """

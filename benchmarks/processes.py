@@ -1,4 +1,4 @@
-"""Memory and CPU time of this process and everything it started. A page that several of them share counts once."""
+"""Memory and CPU time of this process and all its descendants. A page shared by several of them counts once."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ class Memory(NamedTuple):
     """In MB."""
 
     python: float
-    """Of all Python processes."""
+    """Memory of all Python processes."""
     total: float
-    """With the Java process."""
+    """Including the Java process."""
 
 
 class Peak:
-    """What was seen at most, in MB."""
+    """Maximum of the samples, in MB."""
 
     python = 0.0
     total = 0.0
 
     def see(self, seen: Memory) -> None:
-        """Takes a sample in."""
+        """Add a sample."""
         self.python, self.total = max(self.python, seen.python), max(self.total, seen.total)
 
     def as_json(self) -> dict[str, int]:
-        """Whole MB."""
+        """Return whole MB."""
         return {"python_mb": round(self.python), "total_mb": round(self.total)}
 
 
 @contextmanager
 def watching(peak: Peak, every: float = 0.25) -> Generator[None]:
-    """Samples until the block ends."""
+    """Sample until the block ends."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -56,18 +56,18 @@ def watching(peak: Peak, every: float = 0.25) -> Generator[None]:
 
 
 def memory() -> Memory:
-    """Now. A PostgreSQL server that was started from here is left out."""
+    """Return the current memory. A PostgreSQL server started from here is left out."""
     names = {pid: _name(pid) for pid in _tree(os.getpid())}
     python = sum(proportional_of(pid) for pid, name in names.items() if name.startswith("python"))
-    # Java shares no pages with the others, and going through all of its own takes long
+    # Java shares no pages with the others, and traversing all of its own takes long
     rest = sum(resident_of(pid) for pid, name in names.items() if not name.startswith(("python", "postgres")))
     return Memory(python, python + rest)
 
 
 def cpu_seconds(without: str = "") -> float:
-    """Used so far, by processes that have ended and were waited for as well; of all cores together.
+    """Return the CPU time used so far, on all cores, including processes that have ended and were waited for.
 
-    ``without``: processes whose names begin so do not count.
+    ``without``: name prefixes of processes that do not count.
     """
     return sum(cpu_seconds_of(pid) for pid in _tree(os.getpid()) if not without or not _name(pid).startswith(without))
 
@@ -78,7 +78,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """CPU seconds of the whole machine that were not idle, since it was started; servers left running count too."""
+    """Return the machine's non-idle CPU seconds since boot; servers left running count too."""
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return (sum(fields[:8]) - fields[3] - fields[4]) / _TICKS
 
@@ -97,7 +97,7 @@ def _parent(path: Path) -> int:
 
 
 def _stat(path: Path) -> list[str]:
-    """The fields behind the name; none of a process that has just ended."""
+    """Return the fields after the name; empty for a process that has just ended."""
     try:
         return (path / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -112,7 +112,7 @@ def _name(pid: int) -> str:
 
 
 def proportional_of(pid: int) -> float:
-    """Return the memory of one process in MB, of pages that n processes share an n-th; 0 of one that has ended."""
+    """Return the memory of one process in MB, counting 1/n of pages shared by n processes; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -121,7 +121,7 @@ def proportional_of(pid: int) -> float:
 
 
 def resident_of(pid: int) -> float:
-    """Return the resident memory of one process in MB, shared pages in full; 0 of one that has ended."""
+    """Return the resident memory of one process in MB, shared pages in full; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / 1e6
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Cost of a pipeline that has nothing to do: CPU time of ``run`` and all of its processes."""
+"""Cost of an idle pipeline: CPU time of ``run`` and all of its processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE = 300.0
 
 
 def quiet(root: Path, files: int) -> dict[str, Any]:
-    """Return the CPU time that a pipeline takes that has read a folder of ``files`` files, in percent of a core."""
+    """Return the CPU usage of a pipeline that has read a folder of ``files`` files, in percent of a core."""
     (root / "pipelines").mkdir()
     (root / "pipelines" / "quiet.yaml").write_text(_PIPELINE)
     (root / "in").mkdir()
@@ -42,7 +42,7 @@ def quiet(root: Path, files: int) -> dict[str, Any]:
             time.sleep(_BEFORE)
             before = _cpu_seconds(run.pid)
             time.sleep(_MEASURED)
-            # a worker that ends meanwhile takes its time along
+            # the time of a worker that ends meanwhile is lost
             used = sum(seconds - before.get(pid, 0.0) for pid, seconds in _cpu_seconds(run.pid).items())
         finally:
             run.send_signal(signal.SIGINT)

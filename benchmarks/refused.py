@@ -1,4 +1,4 @@
-"""Records that a destination refuses at publishing: the time of a run that makes dead letters of all of them."""
+"""Records refused at publishing: the time of a run that turns all of them into dead letters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TABLE = "refusing"
 
 
 def refused(bench: Bench, root: Path, kind: str, count: int, every: int) -> dict[str, Any]:
-    """One run of one step in which ``count`` records are refused, each ``every``-th; ``kind``: ledger or postgres.
+    """Measure one run of one step in which every ``every``-th record, ``count`` in total, is refused.
 
-    The ledger is a table of SQLite with hashes, which names all records that it refuses.
+    ``kind``: ledger or postgres. The ledger is a table of SQLite with hashes, which names all records that it refuses.
     """
     total = count * every
     with (root / "in.jsonl").open("w") as file:

@@ -1,7 +1,7 @@
-"""How long a failed pipeline is away: ``python -m benchmarks.restarts [--pipelines N...] [--spark MODE...]``.
+"""Downtime of a failed pipeline: ``python -m benchmarks.restarts [--pipelines N...] [--spark MODE...]``.
 
 All pipelines of a project fail at the same moment, with a delay of one second, and come back. Times are seconds after
-the failure, as the state store and Dagster's run storage have them.
+the failure, from the state store and Dagster's run storage.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _SECONDS, _POLL = 600.0, 0.2
 
 
 class Away(NamedTuple):
-    """Seconds after its failure, of one pipeline."""
+    """Times of one pipeline, in seconds after its failure."""
 
     created: float
-    """Its next run was created; 0 without Dagster."""
+    """Creation of its next run; 0 without Dagster."""
     restarted: float
-    """The run began, its delay being over."""
+    """Start of the run, after its delay."""
     record: float
-    """The first record was acked."""
+    """Ack of the first record."""
 
 
 class _Site:
-    """A project, and what its store tells."""
+    """A project, and events from its store."""
 
     def __init__(self, root: Path, pipelines: int, spark: str) -> None:
         self.root, self.names = root, [f"p{number}" for number in range(pipelines)]
@@ -71,11 +71,11 @@ class _Site:
 
     @cached_property
     def store(self) -> sa.Engine:
-        """Opened once: what looks must not cost more than what is looked at."""
+        """Opened once, to keep the cost of observing low."""
         return open_database(Project.find(self.root, {}).state_url)
 
     def times(self, name: str) -> dict[str, float]:
-        """The last time of each event, in seconds since the epoch."""
+        """Return the last time of each event, in seconds since the epoch."""
         return {row["event"]: row["at_ns"] / 1e9 for row in reversed(newest_events(self.store, name, 1000))}
 
     def lines(self, name: str) -> int:
@@ -91,7 +91,7 @@ class _Site:
 
 
 def measure(mode: str, pipelines: int) -> tuple[list[Away], float, float]:
-    """Each pipeline's times; CPU seconds of the machine from the failure to the last record; MB of one run."""
+    """Return each pipeline's times; the machine's CPU seconds from the failure to the last record; MB of one run."""
     root = Path(tempfile.mkdtemp(prefix="conduit-restarts-"))
     site = _Site(root, pipelines, _MODES[mode])
     with _command(root) if mode == "run" else _daemon(root) as created:
@@ -146,7 +146,7 @@ def _command(root: Path) -> Generator[Callable[[str], float | None]]:
 
 
 def main() -> None:
-    """Prints a table; nothing else should run on the machine."""
+    """Print a table. Nothing else should run on the machine."""
     parser = argparse.ArgumentParser(prog="benchmarks.restarts", description=__doc__)
     parser.add_argument("--pipelines", type=int, nargs="+", default=[1, 10])
     parser.add_argument("--spark", nargs="+", choices=_MODES, default=list(_MODES))

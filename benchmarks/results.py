@@ -1,4 +1,4 @@
-"""The file with all results: a run replaces what it measured and keeps the rest."""
+"""The file with all results: a run replaces those it measured and keeps the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FILE = "results.json"
 
 
 class Results:
-    """By measure, in their order; each one says when and on what it was measured."""
+    """Results by measure, in order, each with the time and machine of its measurement."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
@@ -27,7 +27,7 @@ class Results:
         self.measures = {name: found[name] for name in MEASURES if name in found}
 
     def add(self, name: str, title: str, result: dict[str, Any], bench: Bench) -> None:
-        """Writes it at once: a later measure may fail."""
+        """Write it at once: a later measure may fail."""
         about = {"title": title, "at": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(bench)}
         self.measures[name] = {**about, **result}
         self.measures = {known: self.measures[known] for known in MEASURES if known in self.measures}
@@ -36,7 +36,7 @@ class Results:
 
 
 def machine(bench: Bench) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the properties that the figures depend on."""
     found: dict[str, Any] = {
         "cpus": os.cpu_count(),
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Cost of the bookkeeping as things get large: files of a folder, dead letters of a step, pipelines of a store."""
+"""Cost of bookkeeping at scale: files in a folder, dead letters of a step, pipelines in a store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from conduit_dagster.state.steps import Plan, Range, encode
 from conduit_dagster.state.store import PipelineStore
 
 _PER_STEP = 1_000
-"""Files of a step."""
+"""Files per step."""
 _LIMIT = Limit(1_000_000, 1 << 30)
 _PIPELINE = """
 version: "2.2"
@@ -54,7 +54,7 @@ pipelines:
 
 
 def scale(bench: Bench) -> dict[str, Any]:
-    """Return one row per size: it should grow with what a step handles, not with what was handled before."""
+    """Return one row per size: cost should grow with the size of a step, not with what was handled before."""
     larger = bench.records >= 1_000_000
     files = (1_000, 10_000, 100_000) if larger else (1_000, 3_000)
     letters = (10_000, 100_000, 1_000_000) if larger else (10_000, 50_000)
@@ -103,7 +103,7 @@ def _parquet_bytes() -> bytes:
 
 
 def _files(root: Path, size: int, of: Callable[[ConnectorContext], Source], content: bytes) -> dict[str, Any]:
-    """Steps of a folder: what the driver does and stores besides running a job. Times in milliseconds.
+    """Measure the driver's work and storage for a step of a folder, without the job. Times in milliseconds.
 
     The place, splits and verification are those of the last step; they depend on the step alone.
     """
@@ -150,7 +150,7 @@ def _files(root: Path, size: int, of: Callable[[ConnectorContext], Source], cont
 
 
 class _Kept:
-    """The values of a source, with the bytes that were put."""
+    """The values of a source, counting the bytes that were put."""
 
     def __init__(self, store: KeptStore) -> None:
         self._store, self.get = store, store.get
@@ -165,7 +165,7 @@ class _Kept:
 
 
 def _letters(root: Path, size: int) -> dict[str, Any]:
-    """Indexing of a step's dead letters, and the longest wait of another pipeline's transaction meanwhile."""
+    """Measure indexing of a step's dead letters, and the longest wait of another pipeline's transaction meanwhile."""
     database = open_database(f"sqlite:///{root}/state.db")
     lease = acquire(database, "p", 30)
     store = PipelineStore(database, lease)
@@ -187,7 +187,7 @@ def _letters(root: Path, size: int) -> dict[str, Any]:
 
 
 class _Neighbour:
-    """Another pipeline of the same store, one transaction after the other."""
+    """Another pipeline of the same store, running one transaction after the other."""
 
     def __init__(self, database: sa.Engine) -> None:
         self.waits: list[float] = []
@@ -216,7 +216,7 @@ class _Neighbour:
 
 
 def _pipelines(root: Path, size: int) -> dict[str, Any]:
-    """``pipelines list`` as a command, with the start of its Python: the least of three."""
+    """Measure ``pipelines list`` as a command, including the start of Python: minimum of three."""
     (root / "pipelines").mkdir()
     database = project_store(Project.find(root))
     for number in range(size):

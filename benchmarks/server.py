@@ -1,4 +1,4 @@
-"""The PostgreSQL of the benchmarks: the tests' server, with the memory that a server usually has."""
+"""The PostgreSQL of the benchmarks: the tests' server, with a typical server's memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LARGER = ("shared_buffers=256MB", "max_wal_size=4GB")
 class _Server(PostgresServer):
     def _open(self, command: list[str]) -> subprocess.Popen[bytes]:
         is_server = command[0].endswith("/postgres")
-        # of two that set the same, the last one counts
+        # if an option is given twice, the last one counts
         more = [part for setting in _LARGER for part in ("-c", setting)] if is_server else []
         return super()._open([*command, *more])
 
 
 class Database:
-    """One database on a server of its own; call ``close`` at the end."""
+    """A database on its own server; call ``close`` at the end."""
 
     def __init__(self) -> None:
         found = installations()
@@ -34,12 +34,12 @@ class Database:
 
     @property
     def version(self) -> str:
-        """As the server says it."""
+        """The version reported by the server."""
         with psycopg.connect(self.url) as connection:
             return str(connection.execute("SHOW server_version").fetchone()[0])  # pyright: ignore[reportOptionalSubscript]
 
     def clear(self, tables: Sequence[str]) -> None:
-        """Empty tables, no hash of a delivery, and nothing left to write from before."""
+        """Empty the tables, remove delivery hashes, and flush pending writes."""
         columns = sql.SQL(", ").join(
             sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in COLUMNS.items()
         )
@@ -52,11 +52,11 @@ class Database:
             connection.execute("CHECKPOINT")
 
     def count(self, table: str) -> int:
-        """The rows of a table."""
+        """Return the number of rows in a table."""
         with psycopg.connect(self.url) as connection:
             row = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchone()
         return 0 if row is None else int(row[0])
 
     def close(self) -> None:
-        """Ends the server and removes all that it had."""
+        """Stop the server and remove its data."""
         self._server.close()

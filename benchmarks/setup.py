@@ -25,7 +25,7 @@ _PROCESSORS: list[dict[str, Any]] = [
 
 @dataclass(frozen=True)
 class Setup:
-    """What differs between the measured pipelines."""
+    """Properties in which the measured pipelines differ."""
 
     destinations: Sequence[dict[str, Any]]
     strategy: str = "at-least-once"
@@ -34,10 +34,10 @@ class Setup:
     batch: int | None = None
     """Records per batch; None: the default."""
     more: Sequence[dict[str, Any]] = ()
-    """Processors behind those that do the work."""
+    """Processors after those that do the work."""
 
     def write(self, root: Path, source: Path) -> None:
-        """A fresh project with this pipeline, which reads ``source``."""
+        """Create a fresh project with this pipeline, which reads ``source``."""
         shutil.rmtree(root, ignore_errors=True)
         (root / "pipelines").mkdir(parents=True)
         delivery = {"strategy": self.strategy, "log": self.log, "max-in-flight": self.in_flight}
@@ -56,12 +56,12 @@ class Setup:
 
 
 def to_file(name: str, layout: str) -> dict[str, Any]:
-    """Plain payload lines in one ordered file, or a folder of parts, called ``name``."""
+    """Return a destination of plain payload lines in one ordered file, or a folder of parts, named ``name``."""
     settings = {"path": f"./{name}", "layout": layout, "sdk.record.format": "payload/json"}
     return {"id": name, "type": "destination", "plugin": "builtin:file", "settings": settings}
 
 
 def to_table(name: str, url: str) -> dict[str, Any]:
-    """Rows of a table called ``name``."""
+    """Return a destination of rows in a table named ``name``."""
     settings = {"url": url, "table": name}
     return {"id": name, "type": "destination", "plugin": "builtin:postgres", "settings": settings}

@@ -1,4 +1,4 @@
-"""Inputs of the sizes that people have: long records, wide and nested ones, small files, one large file."""
+"""Inputs of realistic sizes: long records, wide and nested ones, small files, one large file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from functools import cache, partial
 from benchmarks.data import sound_line
 
 SIZES = "sizes-"
-"""Begins the names of these measures."""
+"""Prefix of the names of these measures."""
 _BYTES = 200
-"""Of a shape, for each of the benchmark's records: 200 MB of a million."""
+"""Bytes of a shape per record of the benchmark: 200 MB for a million."""
 _LARGE = 20_000_000_000
 _USUAL = 100
-"""Bytes of a record without more."""
+"""Bytes of a record without additional members."""
 _WORDS = "the order was sent from Zürich to “Ana's café” at noon, paid by card, not yet returned"
 _COLUMNS = 200
 _NESTED = """
@@ -33,35 +33,35 @@ class Shape:
     name: str
     title: str
     size: int = _USUAL
-    """Bytes of a record, about."""
+    """Approximate bytes per record."""
     more: Callable[[int], str] | None = None
-    """Members of record ``i`` besides the usual ones, as JSON without the braces."""
+    """Additional members of record ``i``, as JSON without braces."""
     schema: str = ""
-    """Of those, for plain Spark."""
+    """Schema of these members, for plain Spark."""
     records_per_file: int = 0
-    """0: all in one file."""
+    """0 means all in one file."""
     destinations: int = 1
     budget: int = _BYTES
-    """Bytes of the input for each of the benchmark's records."""
+    """Input bytes per record of the benchmark."""
     is_large: bool = False
-    """The size is fixed, whatever was asked for."""
+    """Whether the size is fixed, regardless of the requested amount."""
 
     def records(self, wanted: int) -> int:
-        """How many, of a benchmark of ``wanted`` records of the usual size."""
+        """Return the number of records, for a benchmark of ``wanted`` records of the usual size."""
         if self.is_large:
             return _LARGE // self.size
         records = max(self.budget * wanted // self.size, 1)
         return records - records % (self.records_per_file or 1)
 
     def line(self, i: int) -> str:
-        """Record ``i``."""
+        """Return record ``i``."""
         line = sound_line(i)
         return line if self.more is None else f"{line[:-2]},{self.more(i)}}}\n"
 
 
 @cache
 def _text(length: int) -> str:
-    """Lines of a dozen words, which need an escape each."""
+    """Return lines of a dozen words, each with a character to escape."""
     chosen = random.Random(7).choices(_WORDS.split(), k=length // 3)
     return "\n".join(" ".join(chosen[at : at + 12]) for at in range(0, len(chosen), 12))
 
@@ -73,7 +73,7 @@ def _body(i: int, size: int) -> str:
 
 
 def _wide(i: int) -> str:
-    """Numbers, text and booleans in turn, an eighth of them null."""
+    """Return numbers, text and booleans in turn, an eighth of them null."""
     return ",".join(f'"c{n}":{_cell(i, n)}' for n in range(_COLUMNS))
 
 

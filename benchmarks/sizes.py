@@ -1,4 +1,4 @@
-"""Records and files of the sizes that people have, beside plain Spark; each shape reads or writes about as many bytes.
+"""Records and files of realistic sizes, beside plain Spark; all shapes read or write a similar number of bytes.
 
 As elsewhere: decode, set a computed field, rename one, drop one, write folders, exactly once. No line is broken.
 """
@@ -24,7 +24,7 @@ _BLOCK = 1_000_000
 
 
 def sizes(bench: Bench, shape: Shape) -> dict[str, Any]:
-    """One shape, beside plain Spark."""
+    """Compare one shape with plain Spark."""
     source = source_of(bench, shape)
     size = sum(path.stat().st_size for path in (source.iterdir() if source.is_dir() else [source]))
     found = compare(sides_of(bench, shape), shape.records(bench.records), _rounds(bench, shape))
@@ -32,14 +32,14 @@ def sizes(bench: Bench, shape: Shape) -> dict[str, Any]:
 
 
 def sides_of(bench: Bench, shape: Shape) -> list[Side]:
-    """Ours and plain Spark's, into ``out0`` and so on of the folders ``ours`` and ``plain``."""
+    """Return our side and plain Spark's, which write ``out0`` and so on in the folders ``ours`` and ``plain``."""
     source, records = source_of(bench, shape), shape.records(bench.records)
     names = [f"out{number}" for number in range(shape.destinations)]
     return [_ours(bench, source, names, records), _plain(bench, shape, source, names, records)]
 
 
 def seconds_of(bench: Bench, shape: Shape) -> float:
-    """A guess: each side takes about two seconds for 100 MB written."""
+    """Return an estimate: each side takes about two seconds per 100 MB written."""
     written = shape.records(bench.records) * shape.size * shape.destinations
     return 2 * (_rounds(bench, shape) + 1) * (1.6 + 4 * written / 1e8)
 
@@ -68,7 +68,7 @@ def _plain(bench: Bench, shape: Shape, source: Path, names: Sequence[str], recor
 
 
 def source_of(bench: Bench, shape: Shape) -> Path:
-    """One file, or a folder of files; made once."""
+    """Return one file, or a folder of files; created once."""
     work, records = bench.work, shape.records(bench.records)
     path = work / f"in-{shape.name}-{records}"
     if shape.is_large:
@@ -90,7 +90,7 @@ def _folder(path: Path, shape: Shape, records: int) -> Path:
 
 
 def _repeated(path: Path, block: Path, records: int) -> Path:
-    """A file of the same lines again and again: twenty gigabytes take too long to make one by one."""
+    """Return a file that repeats the same lines: twenty gigabytes take too long to generate one by one."""
     if not path.exists():
         partly = path.with_suffix(".partial")
         with partly.open("wb") as file:

@@ -32,7 +32,7 @@ from tests.lab.conduit_connector import PLAIN_RECORDS, ConduitConnector, postgre
 from tests.lab.debezium import command, drop_slot, properties
 
 _SHARE = 5
-"""A run has this part of the records: Debezium takes a minute for a million changes."""
+"""Fraction of the records per run: Debezium takes a minute for a million changes."""
 _TABLE = "changed"
 _BASE = "bench_base"
 _TRANSACTION = 500
@@ -51,7 +51,7 @@ _INSERT = f"""
 _UPDATE = f"UPDATE {_TABLE} SET amount = amount * 2, note = 'another text' WHERE id >= %s AND id < %s"
 _DELETE = f"DELETE FROM {_TABLE} WHERE id >= %s AND id < %s"
 _PARTS: tuple[tuple[LiteralString, float], ...] = ((_INSERT, 0.6), (_UPDATE, 0.3), (_DELETE, 0.1))
-"""What changes, and which part of the changes it makes."""
+"""Statements, with their fraction of the changes."""
 
 
 def slots_read(bench: Bench) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def slots_read(bench: Bench) -> dict[str, Any]:
 
 
 def slots_into_file(bench: Bench) -> dict[str, Any]:
-    """A pipeline into an ordered file, exactly once, beside Debezium's JSON lines, synced once at the end."""
+    """Measure a pipeline into an ordered file, exactly once, beside Debezium's JSON lines, synced once at the end."""
     changes, output = _made(bench), bench.work / "slots" / _OUTPUT
     ours = bench.work / "ours"
     sides = [
@@ -78,12 +78,12 @@ def slots_into_file(bench: Bench) -> dict[str, Any]:
 
 
 def seconds_of(bench: Bench) -> float:
-    """A guess: Debezium starts in five seconds and reads 15,000 changes per second."""
+    """Return an estimate: Debezium starts in five seconds and reads 15,000 changes per second."""
     return 2 * (bench.rounds + 1) * (8 + bench.records / _SHARE / 12_000)
 
 
 def _made(bench: Bench) -> int:
-    """The changes, and the slot that is before them: made once. Returns how many there are."""
+    """Create the changes, and the slot before them, once; return the number of changes."""
     wanted = bench.records // _SHARE // 10 * 10
     with psycopg.connect(bench.database.url, autocommit=True) as connection:
         known = connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", (_BASE,)).fetchone()
@@ -100,7 +100,7 @@ def _made(bench: Bench) -> int:
 
 def _side(bench: Bench, name: str, run: Callable[[], Taken], count: Callable[[], list[int]] | None = None) -> Side:
     changes = _made(bench)
-    # a run that is only counted fails itself where it finds another number
+    # a run that only counts fails itself if it finds another number
     return Side(name, partial(_prepare, bench), run, count or (lambda: [changes]), changes)
 
 
@@ -124,7 +124,7 @@ def _taken(run: Callable[[], object]) -> Taken:
 
 
 def _source_alone(bench: Bench, changes: int) -> Taken:
-    """Step by step as the engine does: plan, read, ack."""
+    """Read step by step like the engine: plan, read, ack."""
     context = ConnectorContext("bench", "in", str(bench.work / "slots"), Clock())
     source = PostgresSource(PostgresSourceSettings.model_validate(_settings(bench.database.url)), context)
     found = 0
@@ -165,7 +165,7 @@ def _pipeline(bench: Bench, root: Path) -> Taken:
 
 
 def _debezium(bench: Bench, changes: int, output: str) -> Taken:
-    """From its first batch to its last: the start of Java and of the connector, some five seconds, is left out."""
+    """Measure from the first batch to the last, without the start of Java and of the connector, some five seconds."""
     more = {
         "snapshot.mode": "no_data",
         "publication.name": _BASE,

@@ -1,9 +1,9 @@
 """``sql`` by splitting the stage: mapInArrow, Spark's projection, mapInArrow, in one Spark stage.
 
-A task without the engine, so that only the two ways differ: it reads its lines, decodes them, has them queried, and
-writes the results. ``in one function`` does the query's work in Python; the split carries each record across as bytes.
-A record is its position, metadata and document here; the engine's also has its key, its operation and what it was
-before, and each processor's nacks, so the split in the engine costs more than this one.
+A task without the engine, so that only the two ways differ: it reads its lines, decodes them, runs the query, and
+writes the results. ``in one function`` does the query's work in Python; the split passes each record across as bytes. A
+record here has only position, metadata and document; the engine's also has key, operation and ``before``, and each
+processor's nacks, so the split would cost more in the engine.
 """
 
 from __future__ import annotations

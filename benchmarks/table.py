@@ -17,14 +17,14 @@ _SHOWN = (50, 150, 300)
 
 
 def markdown(measures: dict[str, Any]) -> str:
-    """Tables: speed, sizes, other engines, built-in processors, the smallest step, memory, dead letters."""
+    """Return tables: speed, sizes, other engines, built-in processors, the smallest step, memory, dead letters."""
     tables = (_machine, _speed, _sizes, _against, _builtins, _steps, _memory, _backlog, _letters, _scale)
     parts = [table(measures) for table in tables]
     return "\n\n".join(part for part in parts if part)
 
 
 def write(page: Path, measures: dict[str, Any]) -> None:
-    """Puts the tables between the markers. Raises ``ValueError`` where the page has none."""
+    """Write the tables between the page's markers. Raises ``ValueError`` if it has none."""
     text = page.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -163,7 +163,7 @@ def _memory(measures: dict[str, Any]) -> str:
 
 
 def _shown(sampled: Sequence[int]) -> list[int]:
-    """The samples nearest to the wanted ones."""
+    """Return the samples nearest to the wanted ones."""
     return sorted({min(sampled, key=lambda steps: abs(steps - wanted)) for wanted in _SHOWN})
 
 

@@ -15,18 +15,18 @@ from benchmarks.plain_postgres import bare_copy, spark_copy
 from benchmarks.setup import Setup, to_table
 
 _STEPS = 5
-"""Steps of a run in which they overlap."""
+"""Number of steps in a run with overlapping steps."""
 
 
 def tables(bench: Bench, destinations: int = 1) -> dict[str, Any]:
-    """One step after the other, into one table or several."""
+    """Measure sequential steps, into one table or several."""
     names = _names(destinations)
     sides = [_ours(bench, _setup(bench, names), names), _spark(bench, names), _bare(bench, names)]
     return compare(sides, bench.records, bench.rounds)
 
 
 def tables_in_flight(bench: Bench) -> dict[str, Any]:
-    """Two steps in flight beside one, both in batches of a fifth."""
+    """Measure two steps in flight beside one, both in batches of a fifth."""
     names = _names(1)
     setup = replace(_setup(bench, names), batch=bench.records // _STEPS)
     sides = [

@@ -1,7 +1,8 @@
-"""How far one step reaches: the files that it runs through, and the jumps between them, on the driver and in the task.
+"""Files that one step runs through, and the jumps between them, on the driver and in the task.
 
 ``python -m benchmarks.trace_step`` runs a pipeline with two processors and traces its second step: the first one
-compiles. The task runs in this process, so that it can be traced; ``max-in-flight`` is 1, so that no other step does.
+compiles. The task runs in this process, so that it can be traced; ``max-in-flight`` is 1, so that no other step
+interferes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Trace:
             self._is_on = point == "before-plan"
 
     def run_tasks(self, count: int, function: Any, schema: str, queries: Any = None) -> list[bytes]:
-        """Stand in for ``Jobs.each``: the tasks one after the other, here."""
+        """Stand in for ``Jobs.each``: run the tasks sequentially in this process."""
         del schema, queries
         self._tasks.inside = True
         try:
@@ -70,7 +71,7 @@ class Trace:
             self._tasks.inside = False
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
-        """For ``sys.setprofile``."""
+        """Profile function for ``sys.setprofile``."""
         if not self._is_on or event != "call":
             return
         here = frame.f_code.co_filename

@@ -1,4 +1,4 @@
-"""Steps of one record: what the smallest one costs, and whether memory grows with their number."""
+"""Steps of one record: the cost of the smallest step, and whether memory grows with their number."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from conduit_dagster.engine.stop import StopFlag
 
 _SAMPLES = 12
 _WARM = 1 / 6
-"""The part of the steps that warms up: 50 of 300."""
+"""Fraction of the steps for warming up: 50 of 300."""
 _JOBS = 60
 
 
 def trickles(bench: Bench) -> dict[str, Any]:
-    """Each kind of pipeline, with Spark's own smallest Python job before and after it."""
+    """Measure each kind of pipeline, with Spark's own smallest Python job before and after it."""
     return {"kinds": {kind: _one(bench, kind) for kind in KINDS}}
 
 
@@ -50,7 +50,7 @@ def _one(bench: Bench, kind: str) -> dict[str, Any]:
 
 
 class _Trickle:
-    """The next line comes when the step before is done: steps follow each other without the wait between polls."""
+    """Feeds the next line when the previous step is done: steps follow each other without the wait between polls."""
 
     def __init__(self, root: Path, setup: Setup, steps: int) -> None:
         self._root, self._setup, self._steps = root, setup, steps
@@ -59,9 +59,9 @@ class _Trickle:
         self._every = max(1, steps // _SAMPLES)
         self._began = 0.0
         self.milliseconds: list[float] = []
-        """Of each step: plan, stage, publish, commits and acks."""
+        """Duration of each step: plan, stage, publish, commits and acks."""
         self.memory: dict[int, Memory] = {}
-        """By the number of steps done."""
+        """Memory by the number of steps done."""
 
     def run(self, spark: SparkSession) -> None:
         self._source.write_text("")
@@ -85,7 +85,7 @@ class _Trickle:
         self._began = time.perf_counter()
 
     def memory_json(self) -> dict[str, Any]:
-        """What was seen, and by how much all Python processes grew once they were warm."""
+        """Return the samples, and the growth of all Python processes after warm-up."""
         warm = {steps: seen.python for steps, seen in self.memory.items() if steps >= self._steps * _WARM}
         slope = statistics.linear_regression(list(warm), list(warm.values())).slope
         return {
@@ -109,7 +109,7 @@ def _ratio(these: Sequence[float], those: Sequence[float]) -> float:
 
 
 def _smallest_jobs(spark: SparkSession) -> list[float]:
-    """Milliseconds of jobs of one row through one Python task, each with a function of its own, as a step has."""
+    """Return milliseconds of jobs of one row through one Python task, each with its own function, like a step."""
     found: list[float] = []
     for number in range(_JOBS):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One run of an engine as a process of its own, until the last record lies in its destination."""
+"""One run of an engine as a separate process, until the last record is in its destination."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from benchmarks.processes import machine_cpu_seconds
 
 _POLL = 0.05
 _PATIENCE = 120.0
-"""Seconds in which an output must grow, and the most that a stop takes."""
+"""Seconds within which an output must grow, and the limit of a stop."""
 _MOST = 3_600.0
 LOG = "engine.log"
-"""In the run's folder: what the engine prints."""
+"""Name of the file with the engine's output, in the run's folder."""
 TEMPORARY = "tmp"
-"""In the run's folder."""
+"""Name of the temporary folder, in the run's folder."""
 
 
 def run_to_its_end(command: Sequence[str], root: Path) -> Taken:
-    """From the start until the process has ended. Raises where it fails."""
+    """Measure from the start until the process has ended. Raises if it fails."""
     before, began = machine_cpu_seconds(), time.perf_counter()
     with _started(command, root) as process:
         try:
@@ -36,9 +36,9 @@ def run_to_its_end(command: Sequence[str], root: Path) -> Taken:
 
 
 def run_until_there(command: Sequence[str], root: Path, output: Path, wanted: int) -> Taken:
-    """From the start until ``output`` has ``wanted`` lines, for an engine that runs until told; its stop is not timed.
+    """Measure until ``output`` has ``wanted`` lines, for an engine that runs until stopped; its stop is not timed.
 
-    The end is the time of the last write. Raises where the engine ends before, or the output stops growing.
+    The end is the time of the last write. Raises if the engine ends before, or the output stops growing.
     """
     before, began = machine_cpu_seconds(), time.time()
     with _started(command, root) as process:
@@ -50,7 +50,7 @@ def run_until_there(command: Sequence[str], root: Path, output: Path, wanted: in
 
 
 def _started(command: Sequence[str], root: Path) -> subprocess.Popen[bytes]:
-    """With temporary files of its own: nothing that a run before left running there is found."""
+    """Start with separate temporary files, so that it finds nothing that an earlier run left running."""
     temporary = root / TEMPORARY
     temporary.mkdir(exist_ok=True)
     with (root / LOG).open("wb") as log:
@@ -58,7 +58,7 @@ def _started(command: Sequence[str], root: Path) -> subprocess.Popen[bytes]:
 
 
 def _await(process: subprocess.Popen[bytes], output: Path, wanted: int) -> tuple[float, float]:
-    """Time of the last write, and the machine's CPU seconds then; lines are counted only where a write has paused."""
+    """Return the time of the last write, and the machine's CPU seconds then. Counts lines only when writes pause."""
     lines, counted, size, grown = 0, 0, 0, time.monotonic()
     while time.monotonic() < grown + _PATIENCE:
         time.sleep(_POLL)
