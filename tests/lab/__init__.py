@@ -1,1 +1,1 @@
-"""What more than one folder of tests needs: projects in temporary folders, servers, plugins, kills."""
+"""Helpers shared by several folders of tests: projects in temporary folders, servers, plugins, kills."""

@@ -1,4 +1,4 @@
-"""What a run would have done to the state store, without a run."""
+"""Changes to the state store as a run makes them, without a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": Non
 
 @contextmanager
 def owned(project: Path, pipeline: str = "orders") -> Iterator[PipelineStore]:
-    """The pipeline's store under its lease."""
+    """Yield the pipeline's store under its lease."""
     database = project_store(Project.find(project))
     lease = acquire(database, pipeline, 10)
     try:

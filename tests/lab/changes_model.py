@@ -9,7 +9,7 @@ from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED
 from conduit_dagster.record import Record
 
 TABLES = {"t": "t", "s.u": "s/u"}
-"""Collections, and what ``PostgresLab.rows`` calls their tables."""
+"""Collections, with their tables' names in ``PostgresLab.rows``."""
 COLUMNS = "id int PRIMARY KEY, a int DEFAULT 7, b int, c int"
 NEW = {"a": 7, "b": None, "c": None}
 VALUES = ("a", "b", "c")
@@ -17,7 +17,7 @@ Rows = dict[int, dict[str, Any]]
 
 
 class Change(NamedTuple):
-    """One record: ``old`` counts only where the key changes."""
+    """One record; ``old`` is used only if the key changes."""
 
     kind: str
     table: str
@@ -40,7 +40,7 @@ class Change(NamedTuple):
 
 
 class Model:
-    """Dictionaries. ``apply`` returns the code of a refusal, or an empty string."""
+    """Tables as dictionaries. ``apply`` returns the code of a refusal, or an empty string."""
 
     def __init__(self, on_conflict: str) -> None:
         self.tables: dict[str, Rows] = {name: {} for name in TABLES}
@@ -84,11 +84,11 @@ KINDS = ["create", "snapshot", "update", "partial", "move", "partial move", "del
 
 
 def create_tables() -> str:
-    """The statements that make both tables anew, empty."""
+    """Return the statements that recreate both tables, empty."""
     made = "; ".join(f"CREATE TABLE {name} ({COLUMNS})" for name in TABLES)
     return f"CREATE SCHEMA IF NOT EXISTS s; DROP TABLE IF EXISTS {', '.join(TABLES)}; {made}"
 
 
 def by_id(rows: list[tuple[Any, ...]]) -> Rows:
-    """Rows of a table as the model has them."""
+    """Return a table's rows in the form of the model."""
     return {row[0]: dict(zip(VALUES, row[1:], strict=True)) for row in rows}

@@ -1,4 +1,4 @@
-"""A commit log on a real store and real files, and what a test asks of it."""
+"""A commit log on a real store and real files, with helpers for tests."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from conduit_dagster.state.log_store import LogPart, LogStore
 T = TypeVar("T")
 PIPELINE, SOURCE = "p", "p:in"
 LOGGED_AT_US = 1_491_252_302_000_000
-"""When every entry was logged."""
+"""Time at which every entry was logged."""
 
 
 class Seen(NamedTuple):
-    """What a test looks at of an entry."""
+    """Fields of an entry that tests compare."""
 
     offset: int
     namespace: str
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
 
 
 def surviving(namespaces: Sequence[str], segments: Sequence[int], handled: Callable[[int, str], bool]) -> list[int]:
-    """The model of compaction: what is left of a log whose segments begin at these offsets, the last one active."""
+    """Model of compaction: return the remaining offsets of a log whose segments begin at these, the last one active."""
     kept: list[int] = []
     for first, end in zip(segments, [*segments[1:], len(namespaces)], strict=True):
         last = {namespaces[offset]: offset for offset in range(first, end)}
@@ -48,7 +48,7 @@ def surviving(namespaces: Sequence[str], segments: Sequence[int], handled: Calla
 
 
 class LogLab:
-    """Appends records of given namespaces; the i-th of all has the payload ``i``."""
+    """Appends records of given namespaces; record ``i`` overall has the payload ``i``."""
 
     def __init__(self, base: str, database: sa.Engine, source: str = SOURCE) -> None:
         self.base, self.database, self.source = base, database, source
@@ -56,12 +56,12 @@ class LogLab:
         self.store = LogStore(PIPELINE)
 
     def run(self, work: Callable[[sa.Connection], T], /) -> T:
-        """One transaction."""
+        """Run one transaction."""
         with self.database.begin() as connection:
             return work(connection)
 
     def look(self, work: Callable[[sa.Connection], T], /) -> T:
-        """One look at the store."""
+        """Read from the store."""
         with reading(self.database) as connection:
             return work(connection)
 
@@ -74,7 +74,7 @@ class LogLab:
         nacked: Sequence[int] = (),
         publish: bool = True,
     ) -> list[LogPart]:
-        """One record per namespace, in so many files of one segment. ``nacked`` are offsets."""
+        """Append one record per namespace, in this many files of one segment. ``nacked``: offsets."""
         segment = self.look(lambda c: self.store.segment_for_append(c, self.source, size))
         first = self.look(lambda c: self.store.state(c, self.source)).next_offset
         share = -(-len(namespaces) // files)
@@ -89,7 +89,7 @@ class LogLab:
         return parts
 
     def write(self, segment: int, first: int, namespaces: Sequence[str], nacked: Sequence[int] = ()) -> LogPart:
-        """A file that is complete, and not in the manifest."""
+        """Write a complete file that is not in the manifest."""
         file = PartFile(self.folder.segment(segment), first, secrets.token_hex(8))
         records = [
             Record(first + place, {COLLECTION: namespace}, str(first + place).encode())
@@ -102,20 +102,20 @@ class LogLab:
         return written.appended(segment, {"at": first + len(records)})
 
     def roll(self) -> None:
-        """Closes the active segment: the next append begins another."""
+        """Close the active segment: the next append begins another."""
         self.append(["roll"], size=0)
 
     def move(self, consumer: str, **offsets: int) -> None:
-        """Offsets of namespaces; ``all`` is the source's overall one."""
+        """Set offsets of namespaces; ``all`` is the source's overall one."""
         moves = {self.source: {"*" if name == "all" else name: offset for name, offset in offsets.items()}}
         self.run(lambda c: move_offsets(c, PIPELINE, [consumer], moves))
 
     def parts(self, start: int = 0, stop: int | None = None) -> list[LogPart]:
-        """The manifest."""
+        """Return the manifest."""
         return self.look(lambda c: self.store.parts(c, self.source, start, stop))
 
     def read(self, start: int = 0, stop: int | None = None, block: int = 4096) -> list[Seen]:
-        """The entries of a range."""
+        """Return the entries of a range."""
         return [
             Seen(entry.offset, entry.namespace, entry.record.after, entry.nack and entry.nack[0])
             for batch in read_current(self.folder, self.parts, start, stop, block=block)
@@ -123,10 +123,10 @@ class LogLab:
         ]
 
     def offsets(self, start: int = 0, stop: int | None = None) -> list[int]:
-        """The offsets of a range."""
+        """Return the offsets of a range."""
         return [seen.offset for seen in self.read(start, stop)]
 
     def compact(self, *consumers: str, retention: LogRetention | None = None, now: float | None = None) -> Compacted:
-        """Compacts for these consumers. ``now`` is in seconds after the entries were logged."""
+        """Compact for these consumers. ``now``: seconds after the entries were logged."""
         now_us = None if now is None else LOGGED_AT_US + round(now * 1_000_000)
         return Compactor(self.folder, self.store, self.run, retention).compact(consumers, now_us)

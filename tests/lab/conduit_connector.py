@@ -1,4 +1,4 @@
-"""One of Conduit's own source connectors, as a process that is spoken to over its plugin protocol (version 2)."""
+"""A source connector of Conduit as a process, driven over Conduit's plugin protocol (version 2)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PATIENCE = 60.0
 _COOKIE = "204e8e812c3a1bb73b838928c575b42a105dd2e9aa449be481bc4590486df53f"
 _BYTES, _STRING, _MESSAGE, _ENUM = 12, 9, 11, 5
 _MESSAGES: dict[str, list[tuple[str, int, int, str, bool]]] = {
-    # name, number, type, of which message, whether it is repeated
+    # name, number, type, message type, whether it is repeated
     "Data": [("raw_data", 1, _BYTES, "", False), ("structured_data", 2, _MESSAGE, ".google.protobuf.Struct", False)],
     "Change": [("before", 1, _MESSAGE, ".oracle.Data", False), ("after", 2, _MESSAGE, ".oracle.Data", False)],
     "Pair": [("key", 1, _STRING, "", False), ("value", 2, _STRING, "", False)],
@@ -44,7 +44,7 @@ _MESSAGES: dict[str, list[tuple[str, int, int, str, bool]]] = {
     "Acks": [("ack_positions", 1, _BYTES, "", True)],
     "Records": [("records", 1, _MESSAGE, ".oracle.Record", True)],
 }
-"""What is said and answered, by the numbers of its fields: a map is a list of pairs."""
+"""Requests and responses by field number: a map is a list of pairs."""
 
 
 def _classes() -> dict[str, Any]:
@@ -73,7 +73,7 @@ def postgres_connector() -> Path | None:
 
 
 class ConduitConnector:
-    """A source, as a context: configured, opened at its beginning, and running. Its records are acked as they come."""
+    """A source, as a context manager: configured, opened at its beginning, and running. Acks records on arrival."""
 
     def __init__(self, binary: Path, folder: Path, config: dict[str, str]) -> None:
         self._binary = binary
@@ -83,7 +83,7 @@ class ConduitConnector:
         self._failure = ""
 
     def __enter__(self) -> Self:
-        # a socket's path has 107 bytes at most
+        # a socket's path has at most 107 bytes
         self._folder = tempfile.TemporaryDirectory(prefix="conduit-")
         environment = {
             "CONDUIT_PLUGIN_MAGIC_COOKIE": _COOKIE, "PLUGIN_PROTOCOL_VERSIONS": "2", "CONDUIT_CONNECTOR_ID": "oracle",
@@ -114,7 +114,7 @@ class ConduitConnector:
         self._folder.cleanup()
 
     def said(self) -> str:
-        """What it wrote to its log."""
+        """Return the end of its log."""
         return self._log.read_text()[-3_000:]
 
     @property
@@ -123,7 +123,7 @@ class ConduitConnector:
         return self._process.pid
 
     def take(self, count: int) -> list[Any]:
-        """So many records. Raises where none comes any more."""
+        """Return this many records. Raises if no more arrive."""
         found: list[Any] = []
         while len(found) < count:
             try:
@@ -158,17 +158,17 @@ class ConduitConnector:
 
 
 def operation_of(record: Any) -> str:
-    """As it is called here."""
+    """Return the operation's name in this project."""
     return _OPERATIONS[record.operation]
 
 
 def collection_of(record: Any) -> str:
-    """Of the metadata."""
+    """Return the collection from the metadata."""
     return next(pair.value for pair in record.metadata if pair.key == "opencdc.collection")
 
 
 def document_of(data: Any) -> dict[str, Any] | None:
-    """A structured payload or key; None where there is none."""
+    """Return a structured payload or key; None without one."""
     return dict(_items(data.structured_data)) if data.HasField("structured_data") else None
 
 

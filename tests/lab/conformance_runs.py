@@ -1,4 +1,4 @@
-"""What tests of the conformance suites share."""
+"""Helpers for tests of the conformance suites."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Make = Callable[[], Any]
 
 
 def context(root: Path) -> ConnectorContext:
-    """Of a connector called x."""
+    """Return the context of a connector named x."""
     return ConnectorContext("p", "x", str(root), Clock(7), "exactly-once")
 
 
 def run_check(suite: Any, check: str, every: dict[str, Any]) -> None:
-    """One test of a suite, with those of ``every`` that it asks for."""
+    """Run one test of a suite with the arguments from ``every`` that it takes."""
     test = getattr(suite, f"test_{check}")
     test(**{name: every[name] for name in inspect.signature(test).parameters})

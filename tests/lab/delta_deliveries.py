@@ -16,24 +16,24 @@ from conduit_dagster.sdk import ConnectorContext, Delivery, WriterTask
 
 
 def make(root: Path, connector: str = "out", **settings: str) -> DeltaDestination:
-    """One that writes to ``ROOT/table`` unless it is told otherwise; names of settings with underscores."""
+    """Return a destination that writes to ``ROOT/table`` by default; names of settings with underscores."""
     values = {"path": "table", **{key.replace("_", "-"): value for key, value in settings.items()}}
     context = ConnectorContext("p", connector, str(root), Clock(), "exactly-once")
     return DeltaDestination(DeltaDestinationSettings.model_validate(values), context)
 
 
 def records(*documents: Any) -> list[Record]:
-    """Created records of these documents."""
+    """Return created records of these documents."""
     return [Record(i, {}, document) for i, document in enumerate(documents)]
 
 
 def numbers(*values: int) -> list[dict[str, int]]:
-    """Documents of one number each."""
+    """Return documents of one number each."""
     return [{"i": value} for value in values]
 
 
 def stage(destination: DeltaDestination, step: int, tasks: Sequence[Sequence[Any]], token: str = "t") -> Delivery:
-    """A prepared delivery of documents, one part per task."""
+    """Return a prepared delivery of documents, one part per task."""
     staging = destination.staging("") + f"/{step:012d}-{token}/out"
     parts = []
     for index, documents in enumerate(tasks):
@@ -47,7 +47,7 @@ def stage(destination: DeltaDestination, step: int, tasks: Sequence[Sequence[Any
 
 
 def refusals(destination: DeltaDestination, *given: Any) -> dict[int, tuple[str, str]]:
-    """Place to code and message of what is refused; the part has all the others."""
+    """Return code and message of refused records by place; the part has all the others."""
     writer = destination.writer(WriterTask(destination.staging("") + "/refused", 0, "r"))
     rows = [value if isinstance(value, Record) else Record(0, {}, value) for value in given]
     found = {refusal.place: (refusal.nack.code, refusal.nack.message) for refusal in writer.write(rows)}
@@ -57,12 +57,12 @@ def refusals(destination: DeltaDestination, *given: Any) -> dict[int, tuple[str,
 
 
 def rows(root: Path) -> list[dict[str, Any]]:
-    """The table's rows, its files by name: in order."""
+    """Return the table's rows, in the order of its files' names."""
     table = DeltaTable(root / "table")
     files = sorted(table.file_uris())
     return [row for file in files for row in pq.read_table(file.removeprefix("file://")).to_pylist()]
 
 
 def ids(root: Path) -> list[int]:
-    """The numbers in it."""
+    """Return the numbers in it."""
     return [row["i"] for row in rows(root)]

@@ -1,6 +1,6 @@
-"""Reading a Delta table as Delta's own reader gives it.
+"""Reading of a Delta table with Delta's own reader.
 
-Not by ``to_pyarrow_table``: a process that called it may be aborted at its end (deltalake 1.6, pyarrow 26).
+Not by ``to_pyarrow_table``: a process that called it may be aborted at exit (deltalake 1.6, pyarrow 26).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from deltalake import DeltaTable, QueryBuilder
 
 
 def queried(table: Path) -> list[dict[str, Any]]:
-    """The rows, in any order."""
+    """Return the rows, in any order."""
     found = QueryBuilder().register("t", DeltaTable(str(table))).execute("select * from t").read_all()
     return pa.table(found).to_pylist()
 
 
 def column(table: Path, name: str) -> list[int]:
-    """The values of a column, sorted."""
+    """Return the values of a column, sorted."""
     return sorted(int(row[name]) for row in queried(table))

@@ -1,4 +1,4 @@
-"""A pipeline in a temporary project of which a processor nacks three of twenty records, and ``dlq`` for it."""
+"""A pipeline in a temporary project that nacks three of twenty records, and ``dlq`` commands for it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BAD = (3, 7, 8)
 
 
 def rows() -> list[dict[str, Any]]:
-    """Twenty, three of them without a number."""
+    """Return twenty rows, three of them without a number."""
     return [{**row, "amount": f"many{row['i']}"} if row["i"] in BAD else row for row in GOOD]
 
 
 def build(lab: Lab, *outputs: Any, **more: Any) -> None:
-    """A pipeline whose second processor nacks three of twenty records."""
+    """Create a pipeline whose second processor nacks three of twenty records."""
     lab.write("in.jsonl", rows())
     tag = processor("tag", "field.set", field=".Payload.After.tag", expression="'t' + str(after.i)")
     more = {"processors": [DECODE, tag, CONVERT], "dead-letter-queue": queue(), **more}
@@ -28,7 +28,7 @@ def build(lab: Lab, *outputs: Any, **more: Any) -> None:
 
 
 def mended(lab: Lab, *outputs: Any, **more: Any) -> None:
-    """The same pipeline, with a processor that takes the digits of a text."""
+    """Create the same pipeline, with a processor that extracts the digits of a text."""
     digits = processor(
         "digits",
         "field.set",
@@ -45,27 +45,27 @@ def mended(lab: Lab, *outputs: Any, **more: Any) -> None:
 
 
 def delivered(lab: Lab, name: str = "out.jsonl") -> Counter[int]:
-    """How often each record is there."""
+    """Return how often each record was delivered."""
     return Counter(row["i"] for row in lab.documents(name))
 
 
 def positions(lab: Lab) -> list[Any]:
-    """Where every source stands."""
+    """Return the position of every source."""
     with lab.store() as database:
         return source_rows(database, "p")
 
 
 def done(run: Any, *words: str) -> Any:
-    """What a verb of dlq that went well gave."""
+    """Return the result of a ``dlq`` command that succeeds."""
     return result(run("dlq", *words, "--json"))
 
 
 def failure(run: Any, *words: str) -> Any:
-    """The error of one that did not."""
+    """Return the error of a ``dlq`` command that fails."""
     return error(run("dlq", *words, "--json"))
 
 
 def letters(run: Any, *more: str) -> list[dict[str, Any]]:
-    """The listed letters, the newest first."""
+    """Return the listed letters, the newest first."""
     found = done(run, "list", "p", *more)["pipelines"]
     return found[0]["letters"] if found else []

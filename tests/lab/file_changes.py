@@ -1,4 +1,4 @@
-"""What others do to a file that a source reads."""
+"""Changes that other programs make to a file while a source reads it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ OLD, NEW = [f"old{i}" for i in range(5)], [f"new{i}" for i in range(9)]
 
 
 def write(path: Path, lines: list[str]) -> None:
-    """Into the file that is there, or a new one."""
+    """Write into the existing file, or a new one."""
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def rotate(log: Path) -> None:
-    """As logrotate with ``create``."""
+    """Rotate like logrotate with ``create``."""
     log.rename(f"{log}.1")
     write(log, NEW)
 
 
 def replace(log: Path) -> None:
-    """As an editor or a downloader puts a file into place at once. Of the old one nothing is left."""
+    """Replace the file atomically, as an editor or a downloader does. Nothing of the old one remains."""
     write(log.with_name("new"), NEW)
     log.with_name("new").replace(log)
 
 
 def copy_and_truncate(log: Path) -> None:
-    """As logrotate with ``copytruncate``, and a writer that goes on."""
+    """Rotate like logrotate with ``copytruncate``, with a writer that continues."""
     shutil.copy(log, f"{log}.1")
     write(log, NEW)

@@ -21,7 +21,7 @@ from lab.kills import Crash, hooked
 
 
 def make(root: Path, path: str = "out.jsonl", strategy: Strategy = "at-least-once", **settings: str) -> FileDestination:
-    """A destination of plain payload lines."""
+    """Return a destination of plain payload lines."""
     values = {"path": path, "sdk.record.format": "payload/json", **settings}
     context = ConnectorContext("p", "out", str(root), Clock(), strategy)
     return FileDestination(FileDestinationSettings.model_validate(values), context)
@@ -30,7 +30,7 @@ def make(root: Path, path: str = "out.jsonl", strategy: Strategy = "at-least-onc
 def stage(
     destination: FileDestination, root: Path, step: int, tasks: Sequence[Sequence[int]], skip: int = 0
 ) -> Delivery:
-    """A delivery of documents without a target, one part per task."""
+    """Return a delivery of documents without a target, one part per task."""
     staging = destination.staging(str(root / "staging")) + f"/{step:012d}-{skip}-token/out"
     parts = []
     for index, numbers in enumerate(tasks):
@@ -44,18 +44,18 @@ def stage(
 
 
 def prepared(delivery: Delivery, target: dict[str, Any]) -> Delivery:
-    """The delivery with its target; both as they come back from the state store."""
+    """Return the delivery with its target, both after a round trip through the state store."""
     return replace(delivery, target=json.loads(json.dumps(target)))
 
 
 def rows(path: Path) -> list[int]:
-    """The numbers of the documents in a file. Empty lines are none."""
+    """Return the numbers of the documents in a file, ignoring empty lines."""
     return [json.loads(line)["i"] for line in path.read_text().splitlines() if line]
 
 
 @contextmanager
 def killed_mid_publish() -> Iterator[None]:
-    """The first publish inside dies in its middle."""
+    """Crash the first publish inside in its middle."""
 
     def die(point: str, pipeline: str) -> None:
         assert (point, pipeline) == ("mid-publish", "p")
@@ -68,12 +68,12 @@ def killed_mid_publish() -> Iterator[None]:
 def next_one(
     destination: FileDestination, root: Path, step: int, tasks: list[list[int]], previous: Any
 ) -> tuple[Delivery, dict[str, Any]]:
-    """A delivery that is prepared, and what the engine stores with it as the target of the one after."""
+    """Return a prepared delivery, and the stored target of the next one."""
     delivery = prepared(stage(destination, root, step, tasks), destination.target(previous))
     return delivery, json.loads(json.dumps(destination.expected(delivery)))
 
 
 def publish_some(destination: FileDestination, delivery: Delivery) -> None:
-    """Publishes half of it, and dies."""
+    """Publish half of it, then crash."""
     with killed_mid_publish():
         destination.publish(delivery)

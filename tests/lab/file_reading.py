@@ -1,4 +1,4 @@
-"""A file source that is read step by step."""
+"""A file source read step by step."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lab.kept import MemoryValues
 
 MUCH = Limit(1_000_000, 100_000_000)
 ENDLESS = {"unterminated-wait": "0s", "read-unterminated": "true"}
-"""Settings for files whose last line never gets its end."""
+"""Settings for files whose last line never gets its line end."""
 
 
 class Reader:
-    """A source and where it stands; each read is one step."""
+    """A source and its position; each read is one step."""
 
     def __init__(self, root: Path, path: str = "app.log", kept: MemoryValues | None = None, **settings: str) -> None:
         self._make = lambda: FileSource(
@@ -40,7 +40,7 @@ class Reader:
         return lines
 
     def planned(self) -> tuple[Any, Block]:
-        """The end of a step of everything, and its only block; the position stays."""
+        """Return the end of a step of everything, and its only block; the position stays unchanged."""
         end = self.source.latest(self.position, MUCH)
         [split] = self.source.split(self.position, end, 1)
         [block] = self.source.read(split, ReadOptions())

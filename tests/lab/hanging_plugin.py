@@ -1,6 +1,6 @@
-"""A source and destinations that hang where a file says so: ``hang-publish`` in the project's folder, for example.
+"""A source and destinations that hang if a file such as ``hang-publish`` exists in the project's folder.
 
-They touch ``hangs`` there when they do, and go on when the file is gone, or after ten minutes.
+They create ``hangs`` there when they do, and continue when the file is removed, or after ten minutes.
 """
 
 from __future__ import annotations
@@ -107,4 +107,4 @@ class Counting(Source):
 HOLDING: dict[str, Any] = {"id": "out", "type": "destination", "plugin": "holding", "settings": {}}
 """Keeps each delivery in a file ``held.txt-HASH``; ``refusing`` instead of ``holding`` refuses the number 3."""
 COUNTING: dict[str, Any] = {"id": "in", "type": "source", "plugin": "counting", "settings": {}}
-"""The numbers 0 to 4."""
+"""Source of the numbers 0 to 4."""

@@ -1,4 +1,4 @@
-"""HTTP servers of tests, on this machine."""
+"""Local HTTP servers for tests."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ ServerT = TypeVar("ServerT", bound=ThreadingHTTPServer)
 
 
 class QuietHandler(BaseHTTPRequestHandler, ABC):
-    """Writes nothing about what it is asked."""
+    """Handler that logs no requests."""
 
     @abstractmethod
     def respond(self) -> None:
-        """Whatever the method: calls :meth:`answer`."""
+        """Call :meth:`answer`, whatever the method."""
 
     def do_GET(self) -> None:
-        """As the library calls it."""
+        """Called by the library."""
         self.respond()
 
     def do_POST(self) -> None:
-        """Likewise."""
+        """Called by the library."""
         self.respond()
 
     def do_PUT(self) -> None:
-        """Likewise."""
+        """Called by the library."""
         self.respond()
 
     def do_HEAD(self) -> None:
-        """Likewise."""
+        """Called by the library."""
         self.respond()
 
     @property
     def body(self) -> bytes:
-        """The request's, read once."""
+        """Body of the request, read once."""
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        """Sends it all."""
+        """Send a complete response."""
         self.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
@@ -49,12 +49,12 @@ class QuietHandler(BaseHTTPRequestHandler, ABC):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing."""
+        """Log nothing."""
 
 
 @contextmanager
 def serving(server: ServerT) -> Iterator[ServerT]:
-    """Answers while the block runs."""
+    """Serve while the block runs."""
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

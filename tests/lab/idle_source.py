@@ -1,4 +1,4 @@
-"""A plugin's source that has nothing to read, and says all the same how much waits at it."""
+"""A plugin's source without records that still reports a lag."""
 
 from __future__ import annotations
 

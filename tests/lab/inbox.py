@@ -1,4 +1,4 @@
-"""A folder and a reader of it, of which finished files leave the position."""
+"""A folder and its reader, whose finished files leave the position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAITS = {"rotate-wait": "0s", "unterminated-wait": "0s"}
 
 
 class Inbox:
-    """A folder and a reader of it, of which finished files leave at once."""
+    """A folder and its reader, whose finished files leave the position at once."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch, leaves_at: int = 1) -> None:
         leave_at(patch, leaves_at)
@@ -30,7 +30,7 @@ class Inbox:
         return self.reader.step()
 
     def leave(self) -> None:
-        """Another file is read: what was read before it leaves."""
+        """Read another file, so that files read before it leave the position."""
         self.others += 1
         self.write(f"z{self.others}", "other")
         assert self.step() == ["other"]

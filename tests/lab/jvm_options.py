@@ -1,4 +1,4 @@
 """Options of every JVM that tests start."""
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""It lives for seconds, so compiling well costs more than it gives."""
+"""The JVM lives for seconds, so optimising compilation costs more than it gains."""

@@ -11,7 +11,7 @@ from conduit_dagster.sdk import KeptValues
 
 
 class MemoryValues:
-    """Values in memory, for tests that make thousands of positions."""
+    """Values in memory, for tests that create thousands of positions."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -19,7 +19,7 @@ class MemoryValues:
 
     @property
     def access(self) -> KeptValues:
-        """What a source is given."""
+        """The access passed to a source."""
         return KeptValues(self.get, self.put)
 
     def get(self, digest: str) -> bytes | None:
@@ -33,5 +33,5 @@ class MemoryValues:
 
 
 def leave_at(patch: pytest.MonkeyPatch, files: int) -> None:
-    """So many finished files leave the position together."""
+    """Let this many finished files leave the position together."""
     patch.setattr(kept_lists, "LEAVES_AT", files)

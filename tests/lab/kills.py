@@ -1,4 +1,4 @@
-"""What happens at a kill point of this process: a crash, or anything else."""
+"""Actions at a kill point of this process: a crash, or any other."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from conduit_dagster.recovery import kill_points
 
 
 class Crash(BaseException):
-    """Ends a run as a kill would: nothing of the engine catches it. The process goes on."""
+    """Ends a run like a kill: the engine never catches it. The process continues."""
 
 
 def crash() -> NoReturn:
-    """What happens at a point where a run ends."""
+    """Raise a crash."""
     raise Crash
 
 
 @contextmanager
 def hooked(hook: Callable[[str, str], object]) -> Iterator[None]:
-    """``hook(point, pipeline)`` is called at each point that is passed inside."""
+    """Call ``hook(point, pipeline)`` at each point that is passed inside."""
     before, kill_points.hook = kill_points.hook, hook
     try:
         yield
@@ -32,7 +32,7 @@ def hooked(hook: Callable[[str, str], object]) -> Iterator[None]:
 
 @contextmanager
 def at(point: str, action: Callable[[], object], passage: int = 1) -> Iterator[None]:
-    """``action()`` runs once, at the n-th passage of a point inside; the test fails where it is not passed so often."""
+    """Run ``action()`` once, at the n-th passage of a point inside; fail if it is not passed that often."""
     left = passage
 
     def hook(passed: str, _: str) -> None:
@@ -49,6 +49,6 @@ def at(point: str, action: Callable[[], object], passage: int = 1) -> Iterator[N
 
 @contextmanager
 def crashing(point: str, passage: int = 1) -> Iterator[None]:
-    """What is inside must crash at the n-th passage of a point."""
+    """Expect a crash of the block at the n-th passage of a point."""
     with pytest.raises(Crash), at(point, crash, passage):
         yield

@@ -1,4 +1,4 @@
-"""What other processes may do to the lease of a pipeline."""
+"""Changes that other processes may make to the lease of a pipeline."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def owner_of(database: sa.Engine) -> Any:
 
 
 def change_owner(database: sa.Engine, **changes: Any) -> None:
-    """As if another process had taken the lease."""
+    """Change the owner as if another process had taken the lease."""
     owner = json.dumps({**owner_of(database), **changes})
     with database.begin() as connection:
         connection.execute(sa.update(tables.pipelines).values(owner=owner))
 
 
 def silence(lease: Lease) -> None:
-    """Ends the heartbeat without releasing, as a frozen process would."""
+    """Stop the heartbeat without releasing, like a frozen process."""
     lease._ended.set()
     lease._thread.join()
 
 
 def heartbeat(database: sa.Engine) -> int:
-    """How often the owner has shown itself."""
+    """Return the owner's heartbeat count."""
     with database.connect() as connection:
         return connection.execute(sa.select(tables.pipelines.c.heartbeat)).scalar_one()

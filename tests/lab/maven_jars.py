@@ -14,21 +14,21 @@ _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "con
 
 
 class NoJarsError(RuntimeError):
-    """The jars, or a Java, can't be had here."""
+    """Raised if the jars, or a Java, are not available."""
 
 
 class JarSet(NamedTuple):
-    """Modules with all that they depend on."""
+    """Modules with all their dependencies."""
 
     name: str
-    """Of their folder."""
+    """Name of their folder."""
     modules: tuple[tuple[str, str, str], ...]
     """Group, module and version of each."""
     least: int
-    """Fewer jars are half a download."""
+    """Minimum number of jars: fewer mean an incomplete download."""
 
     def folder(self, given: str | None = None) -> Path:
-        """The folder with the jars, or the one that is given; it appears with one rename. Raises ``NoJarsError``."""
+        """Return the folder with the jars, or the given one; it appears with one rename. Raises ``NoJarsError``."""
         folder = Path(given or _CACHE / self.name)
         if self._is_whole(folder):
             return folder
@@ -60,7 +60,7 @@ class JarSet(NamedTuple):
 
 
 def java() -> str:
-    """The program that runs jars. Raises ``NoJarsError`` where there is none."""
+    """Return the program that runs jars. Raises ``NoJarsError`` without a Java."""
     found = find_java()
     if found is None:
         raise NoJarsError("no Java was found")

@@ -1,4 +1,4 @@
-"""The project's own modules, for tests of how they hang together."""
+"""The project's own modules, for tests of their dependencies."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[2]
 
 PACKAGE = "conduit_dagster"
 TOPS = (PACKAGE, "assets", "resources", "sensors")
-"""Folders with modules of the package: it has links to the other three."""
+"""Folders with modules of the package, which has links to the other three."""
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Dotted name and file of each, packages included."""
+    """Yield dotted name and file of each module, packages included."""
     for top in TOPS:
         for path in sorted((ROOT / top).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

@@ -52,14 +52,14 @@ ODD: list[Any] = [
     "builtin:", "@", "builtin:@", "builtin:file@", "spark:", "spark:\0", ":", "-", "file", "log", "pipeline", "sql",
     "* * * * *", "0 0 30 2 *", "@yearly", "99 * * * *", "SELECT", "SELECT 1 FROM x;", "a BIGINT,", "'; DROP TABLE x --",
 ]  # fmt: skip
-"""Values that are at home nowhere."""
+"""Values that are valid nowhere."""
 
 Path_ = tuple[Any, ...]
 
 
 @cache
 def seeds() -> list[Any]:
-    """Documents to start from: the examples of this project, Conduit's, and one for every plugin."""
+    """Return documents to start from: examples of this project and of Conduit, and one for every plugin."""
     files = [*ROOT.glob("pipelines/*.yaml"), *ROOT.glob("conduit_dagster/cli/templates/*.yaml")]
     files += sorted(GOLDEN.glob("*/pipeline.yaml"))
     texts = [file.read_text() for file in files]
@@ -106,7 +106,7 @@ def _get(tree: Any, place: Path_) -> Any:
 
 @cache
 def _pool() -> list[Any]:
-    """Every value of every seed, to be put where another one stood."""
+    """Return every value of every seed, to replace other values with."""
     return [_get(seed, place) for seed in seeds() for place in _places(seed)]
 
 
@@ -141,7 +141,7 @@ def _change(draw: st.DrawFn, tree: Any, place: Path_) -> None:
 
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    """Draw the bytes of a file: mostly well-formed YAML, now and then with a flaw of the text itself."""
+    """Draw the bytes of a file: mostly well-formed YAML, sometimes with a flaw of the text itself."""
     text = json.dumps(draw(trees()), ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from((None, 1))))
     data = text.encode("utf-8", "surrogatepass")
     if draw(st.integers(0, 9)) == 0:

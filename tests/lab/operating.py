@@ -18,28 +18,28 @@ NAMESPACE = processor("namespace", "field.set", field='.Metadata["opencdc.collec
 
 
 def build(lab: Lab, count: int, *outputs: Any, **more: Any) -> None:
-    """A pipeline of ``count`` lines; scripted destinations unless others are given."""
+    """Create a pipeline of ``count`` lines; with scripted destinations by default."""
     lab.write("in.jsonl", [{"i": i, "c": "AABBAABBCACBAACB"[i % 16]} for i in range(count)])
     more.setdefault("processors", [DECODE])
     lab.pipeline(connectors=[source(), *(outputs or [scripted()])], **{"dead-letter-queue": queue(), **more})
 
 
 def append(lab: Lab, first: int, end: int) -> None:
-    """More lines of the same kind."""
+    """Append more lines of the same kind."""
     lab.write("in.jsonl", [{"i": i, "c": "AABBAABBCACBAACB"[i % 16]} for i in range(first, end)], mode="a")
 
 
 def code_of(result: RunResult) -> str:
-    """The code of the transient error that ended a run."""
+    """Return the code of the transient error that ended a run."""
     assert result.error is not None
     assert not result.error.fatal
     return result.error.code
 
 
 def after_bulk_error(lab: Lab, script: Script, **more: Any) -> None:
-    """C5: 0 to 8 are acked, the bulk write of 9 to 15 fails without saying which record.
+    """Produce a bulk error: 0 to 8 are acked, the bulk write of 9 to 15 fails without naming a record.
 
-    Sent one at a time then, unless the test's ``delivery`` says otherwise.
+    The records are then sent one at a time, unless the test's ``delivery`` differs.
     """
     more["delivery"] = {"redelivery": "one-at-a-time", **more.get("delivery", {})}
     build(lab, 9, **more)
@@ -53,7 +53,7 @@ def after_bulk_error(lab: Lab, script: Script, **more: Any) -> None:
 
 
 def fails_at_14(lab: Lab, script: Script, **more: Any) -> None:
-    """C7: 9 to 13 are sent one by one, 14 goes on failing."""
+    """Send 9 to 13 one by one; 14 keeps failing."""
     after_bulk_error(lab, script, **more)
     assert code_of(lab.run()) == "delivery.record_failed"
     script.sent()
@@ -61,19 +61,19 @@ def fails_at_14(lab: Lab, script: Script, **more: Any) -> None:
 
 
 def offsets(lab: Lab, namespace: str = "*") -> dict[str, int]:
-    """Each consumer's offset."""
+    """Return each consumer's offset."""
     with lab.store() as database:
         return {row["consumer"]: row["offset"] for row in offset_rows(database, "p") if row["namespace"] == namespace}
 
 
 def events(lab: Lab, name: str) -> list[dict[str, Any]]:
-    """Details of the events of one kind, the newest first."""
+    """Return details of the events of one kind, the newest first."""
     with lab.store() as database:
         return [row["detail"] for row in newest_events(database, "p", 100) if row["event"] == name]
 
 
 def snapshot(lab: Lab) -> list[Any]:
-    """All rows that an operation may change."""
+    """Return all rows that an operation may change."""
     every = (tables.sources, tables.steps, tables.deliveries, tables.offsets, tables.consumers, tables.logs)
     with lab.store() as database, database.connect() as connection:
         found = [sorted(map(tuple, connection.execute(sa.select(table))), key=repr) for table in every]
@@ -81,13 +81,13 @@ def snapshot(lab: Lab) -> list[Any]:
 
 
 def result(ran: Any) -> Any:
-    """What a command that went well gave with ``--json``."""
+    """Return the ``--json`` result of a command that succeeded."""
     assert ran.code == 0, ran.out
     return ran.envelope["result"]
 
 
 def error(ran: Any) -> Any:
-    """The error of a command that did not; it says what to do."""
+    """Return the error of a command that failed; it must have a fix."""
     assert ran.code != 0, ran.out
     found = ran.envelope["error"]
     assert found["fix"]

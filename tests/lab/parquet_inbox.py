@@ -1,4 +1,4 @@
-"""A folder of Parquet files, and a reader whose finished files leave its position when a test says so."""
+"""A folder of Parquet files, and a reader whose finished files leave its position on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = Limit(10**9, 10**12)
 
 
 class Reader:
-    """A source whose finished files leave the position once there are so many, and where it is."""
+    """A source whose finished files leave the position once they reach a number, with its position."""
 
     def __init__(self, root: Path, leaves_at: int, kept: MemoryValues | None) -> None:
         self.root, self.leaves_at, self.kept = root, leaves_at, kept
@@ -41,7 +41,7 @@ class Reader:
             return json.loads(json.dumps(self.source.latest(self.position, limit, self.horizon)))
 
     def records(self, start: Any, end: Any) -> list[tuple[Any, Any, Any]]:
-        """The documents of a range, their positions and their boundaries."""
+        """Return the documents of a range, their positions and their boundaries."""
         found: list[tuple[Any, Any, Any]] = []
         for split in self.source.split(start, end, 2):
             for block in self.source.read(split, ReadOptions(block_records=3)):
@@ -73,7 +73,7 @@ class Reader:
 
 
 class Inbox:
-    """A folder whose files are put into their places at once."""
+    """A folder whose files appear atomically."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "in"

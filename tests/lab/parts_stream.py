@@ -1,4 +1,4 @@
-"""A folder that the ``file`` destination wrote, read as the one ordered stream that it is."""
+"""A folder written by the ``file`` destination, read as one ordered stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAME = re.compile(r"step=(\d+)-(?:(\d+)-)?([0-9a-f]+)")
 
 
 class _Place(NamedTuple):
-    """A delivery's place in the stream. Names of earlier versions hold no skip: there were no children."""
+    """A delivery's place in the stream. Names of earlier versions have no skip, since there were no children."""
 
     step: int
     skip: int
@@ -19,10 +19,9 @@ class _Place(NamedTuple):
 
 
 def read_folder(path: Path) -> Iterator[bytes]:
-    """The lines with their ends, in the order of the stream; a line at a time in memory.
+    """Yield the lines with their ends, in stream order, with one line in memory.
 
-    Sees the deliveries that are visible when the first line is asked for; what is no delivery is left out. Raises
-    ``OSError``.
+    Sees the deliveries that are visible when the first line is read; other entries are left out. Raises ``OSError``.
     """
     for folder in _deliveries(path):
         for part in sorted(folder.glob("part-*")):

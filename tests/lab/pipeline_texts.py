@@ -1,4 +1,4 @@
-"""Pipeline files as text, and what is found in them."""
+"""Pipeline files as text, and their findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pipelines:
       - {id: in, type: source, plugin: file, settings: {path: ./in}}
       - {id: out, type: destination, plugin: file, settings: {path: ./out}}
 """
-"""A pipeline; its description, on line 4, is to be given."""
+"""A pipeline whose description, on line 4, is a parameter."""
 P = "/pipelines/0"
 
 

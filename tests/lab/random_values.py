@@ -12,17 +12,17 @@ _SECONDS = ("0", "-3", "1.5", "0.000001")
 
 
 def quoted(text: str) -> str:
-    """Text as SQL."""
+    """Return text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def words(rng: Random) -> str:
-    """Short text, awkward at times."""
+    """Return short text, sometimes with special characters."""
     return quoted("".join(rng.choices(_LETTERS, k=rng.randrange(8))))
 
 
 def large(rng: Random) -> str:
-    """Text that is stored apart from its row (TOAST), at most times."""
+    """Return text that is mostly stored apart from its row (TOAST)."""
     return f"repeat({quoted(rng.choice('xyz'))}, {rng.choice((3, 2_500, 9_000))})"
 
 
@@ -84,4 +84,4 @@ _SINGLE: dict[str, Literal] = {
 }
 _LISTED = ("integer", "numeric", "text", "date", "timestamptz")
 LITERALS: dict[str, Literal] = {**_SINGLE, **{f"{kind}[]": _list(kind, _SINGLE[kind]) for kind in _LISTED}}
-"""By type."""
+"""Literals by type."""

@@ -1,4 +1,4 @@
-"""A pipeline of chaos connectors that is kept running in this process, and what its store tells of it."""
+"""A pipeline of chaos connectors that is kept running in this process, and its events in the store."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def keep(lab: Lab, policy: Policy | None = QUICK, **more: Any) -> RunResult:
 
 
 def events(lab: Lab) -> list[tuple[str, dict[str, Any]]]:
-    """The history, the oldest first."""
+    """Return the history, the oldest event first."""
     with lab.store() as database:
         return [(row["event"], row["detail"]) for row in reversed(newest_events(database, "p", 1000))]
 

@@ -1,8 +1,8 @@
-"""A direct destination for tests: it writes down what it is sent, and answers as a script says.
+"""A direct destination for tests that records what it is sent and answers by a script.
 
-The script is a JSON file that may change between runs: ``acks`` (``all``, or receipts as ``[value, "only" | "upto"]``
-given after the batch that holds the value), ``refuse`` (values), ``bulk`` (values that fail a batch without a name),
-``outage`` (values), ``wait`` (a value before which it waits for the file ``go``).
+The script is a JSON file that may change between runs: ``acks`` (``all``, or receipts as ``[value, "only" | "upto"]``,
+returned after the batch that holds the value), ``refuse`` (values), ``bulk`` (values that fail a batch without naming a
+record), ``outage`` (values), ``wait`` (a value before which it waits for the file ``go``).
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Scripted(DirectDestination):
 
 
 def scripted(name: str = "out", plugin: str = "scripted", **more: Any) -> dict[str, Any]:
-    """A scripted destination that reads ``NAME.script.json`` and writes ``NAME.sent``."""
+    """Return a scripted destination that reads ``NAME.script.json`` and writes ``NAME.sent``."""
     settings = {"path": f"{name}.sent", "script": f"{name}.script.json"}
     return {"id": name, "type": "destination", "plugin": plugin, "settings": settings, **more}
 
 
 class Script:
-    """The project's side of it."""
+    """Scripts and sent records, on the project's side."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -97,15 +97,15 @@ class Script:
         (lab.root / "plugins" / "scripted.py").write_text(TEXT)
 
     def says(self, name: str = "out", **script: Any) -> None:
-        """From the next job on."""
+        """Set the script, from the next job on."""
         (self.lab.root / f"{name}.script.json").write_text(json.dumps(script))
 
     def sent(self, name: str = "out") -> list[list[int]]:
-        """The values of each batch since the last call."""
+        """Return the values of each batch since the last call."""
         rows = self.lab.documents(f"{name}.sent")
         Path(self.lab.root, f"{name}.sent").unlink(missing_ok=True)
         return [row["values"] for row in rows]
 
     def values(self, name: str = "out") -> list[int]:
-        """The same, without their batches."""
+        """Return the same, without their batches."""
         return [value for batch in self.sent(name) for value in batch]

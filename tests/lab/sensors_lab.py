@@ -1,4 +1,4 @@
-"""A project with Dagster's storage and our state store, and no Spark: what sensors see."""
+"""A project with Dagster's storage and our state store, without Spark, as sensors see it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Location:
 
     @property
     def definitions(self) -> dg.Definitions:
-        """As loaded once: changed files are the sensors' business."""
+        """The definitions, loaded once: detecting changed files is up to the sensors."""
         if self._loaded is None:
             self._loaded = define(self.project)
         return self._loaded
@@ -80,38 +80,38 @@ class Location:
         return open_store(self.project.state_url, self.project.home)
 
     def tick(self, sensor: str = "conduit_recovery") -> list[dg.RunRequest]:
-        """What the sensor asks Dagster to launch."""
+        """Run a sensor; return its run requests."""
         definition = self.definitions.get_repository_def().get_sensor_def(sensor)
         context = dg.build_sensor_context(instance=self.instance, definitions=self.definitions)
         ticked = definition.evaluate_tick(context)
-        for event in ticked.asset_events:  # as the daemon does
+        for event in ticked.asset_events:  # like the daemon
             self.instance.report_runless_asset_event(event)
         return list(ticked.run_requests or [])
 
     def launch(self, request: dg.RunRequest, status: str = "STARTED") -> dg.DagsterRun:
-        """As the daemon would."""
+        """Launch a run like the daemon."""
         job = self.definitions.resolve_job_def(request.job_name or "")
         return self.instance.create_run_for_job(job, tags=dict(request.tags), status=dg.DagsterRunStatus(status))
 
     def restart(self, name: str = "orders") -> dg.DagsterRun:
-        """A run began and failed; its restart is launched, and has said nothing yet."""
+        """Let a run begin and fail; launch its restart, which has reported nothing yet."""
         self.begin(name)
         self.fail(name)
         (request,) = self.tick()
         return self.launch(request)
 
     def terminate(self, run: dg.DagsterRun) -> None:
-        """As a user would; it ends at once."""
+        """Terminate a run like a user; it ends at once."""
         self.instance.report_run_canceling(run)
         self.instance.report_run_canceled(run)
 
     def run(self, name: str = "orders", status: str = "STARTED", **tags: str) -> dg.DagsterRun:
         return self.launch(dg.RunRequest(job_name=name, tags=tags), status)
 
-    # -- what a run would have done --------------------------------------------------------------------------------
+    # -- effects of a run ------------------------------------------------------------------------------------------
 
     def begin(self, name: str = "orders", run: str = "r1", digest: str = "", alive: bool = False) -> None:
-        """It began, and its process is dead now, or is this one."""
+        """Record the start of a run, whose process is now dead, or is this one."""
         with owned(self.root, name) as store:
             store.life.begin(RunStart(run, "f", digest))
         owner = json.dumps({**identity(os.getpid()), **({} if alive else {"started": "1"})})
@@ -119,7 +119,7 @@ class Location:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))
 
     def fail(self, name: str = "orders", error: ConduitError = GONE, policy: Policy | None = None) -> None:
-        """It failed, and said so."""
+        """Record that it failed and reported that."""
         assert report_failure(self.store, name, "r1", error, policy or Policy()) is not None
 
     def end(self, status: str, reason: str, name: str = "orders") -> None:

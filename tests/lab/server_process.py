@@ -1,4 +1,4 @@
-"""What the tests' own servers have in common: a port, and an end when the tests end, however they do."""
+"""Common parts of the tests' own servers: a port, and a guard that ends them with the tests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import subprocess
 
 
 def guard_of(server: int, end: signal.Signals) -> subprocess.Popen[bytes]:
-    """Ends the server when the tests are killed: it notices the end of its input."""
+    """Start a guard that ends the server when the tests are killed: it detects the end of its input."""
     command = ["sh", "-c", f'read _; kill -{end.value} "$0"', str(server)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def free_port() -> int:
-    """Below the ports that clients get: it must still be free when the server starts for the second time."""
+    """Return a port below the ephemeral range: it must still be free when the server restarts."""
     for _ in range(100):
         port = 20_000 + secrets.randbelow(12_000)
         with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""A file system with little room, and files that may not grow, for tests of what happens then."""
+"""A small file system, and a limit on file sizes, for tests of full disks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path, size: str, inodes: int = 1_000) -> Iterator[Path]:
-    """Mounts one at ``folder``; skips the test where that is not allowed."""
+    """Mount one at ``folder``; skip the test if that is not permitted."""
     folder.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "tmpfs", str(folder)]
     try:
@@ -32,7 +32,7 @@ def mounted(folder: Path, size: str, inodes: int = 1_000) -> Iterator[Path]:
 
 @contextmanager
 def no_file_beyond(size: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes: a write that would is an error, EFBIG."""
+    """Limit the size of this process's files: a write beyond it fails with EFBIG."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -44,7 +44,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """A file that takes all the room but about ``leave`` bytes."""
+    """Create a file that takes all space but about ``leave`` bytes."""
     ballast, state = disk / "ballast", os.statvfs(disk)
     ballast.write_bytes(b"x" * (state.f_bavail * state.f_bsize - leave))
     return ballast

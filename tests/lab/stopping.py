@@ -1,4 +1,4 @@
-"""Runs that are stopped in the middle."""
+"""Runs that are stopped in progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.waiting import wait_until
 def run_until(
     lab: Lab, condition: Callable[[], object], what: str, then: Callable[[StopFlag], object], **options: Any
 ) -> RunResult:
-    """What becomes of a run of the lab's pipeline with which ``then`` does something once the condition holds."""
+    """Run the lab's pipeline, call ``then`` once the condition holds, and return the result."""
     stop = StopFlag()
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(lab.run, stop=stop, **options)
@@ -29,7 +29,7 @@ def run_until(
 
 
 def forced_stop_once(lab: Lab, condition: Callable[[], object], what: str) -> None:
-    """Stops it by force once the condition holds: it ends at once, as what was stopped so."""
+    """Stop it by force once the condition holds: it must end at once, with the result of a forced stop."""
     result = run_until(lab, condition, what, StopFlag.force)
     assert result.error is not None
     assert (result.status, result.error.code) == ("degraded", "pipeline.forced_stop")

@@ -1,4 +1,4 @@
-"""A project in a temporary folder, and what a test asks of it."""
+"""A project in a temporary folder, with helpers for tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARED = Path(__file__).parents[2].parent / "shared"
 
 
 def ignore(step: StepReport, progress: RunProgress) -> None:
-    """No observer."""
+    """Observe nothing."""
 
 
 class Lab:
@@ -40,11 +40,11 @@ class Lab:
     def __init__(self, root: Path, spark: SparkSession | None = None) -> None:
         self.root = root
         self.env: dict[str, str] = {}
-        """The environment that the project sees."""
+        """The environment visible to the project."""
         self._spark = spark
 
     def write(self, name: str, lines: Iterable[Any], mode: str = "w") -> Path:
-        """A file of lines; what is no text is written as JSON."""
+        """Write a file of lines; other values than text are written as JSON."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open(mode, encoding="utf-8") as file:
@@ -52,7 +52,7 @@ class Lab:
         return path
 
     def pipeline(self, **config: Any) -> None:
-        """``pipelines/NAME.yaml`` with one pipeline, available-now unless it says otherwise."""
+        """Write ``pipelines/NAME.yaml`` with one pipeline, available-now by default."""
         config = {"id": "p", "trigger": "available-now", **config}
         folder = self.root / "pipelines"
         folder.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ class Lab:
 
     @contextmanager
     def store(self) -> Iterator[sa.Engine]:
-        """The state store, for a look from outside of a run; it is made where there is none."""
+        """Yield the state store, for access from outside of a run; created if missing."""
         database = open_database(Project.find(self.root, self.env).state_url)
         try:
             yield database
@@ -69,7 +69,7 @@ class Lab:
             database.dispose()
 
     def catalogue(self) -> Catalogue:
-        """The project as a run sees it."""
+        """Return the project as a run sees it."""
         return open_catalogue(Project.find(self.root, self.env))
 
     def run(
@@ -81,7 +81,7 @@ class Lab:
         observe: Callable[[StepReport, RunProgress], None] = ignore,
         parallelism: int | None = None,
     ) -> RunResult:
-        """Runs one pipeline in this process on the shared session."""
+        """Run one pipeline in this process on the shared session."""
         assert self._spark is not None
         catalogue = self.catalogue()
         bound = catalogue.get(pipeline)
@@ -95,7 +95,7 @@ class Lab:
             database.dispose()
 
     def replay(self, pipeline: str = "p", **more: Any) -> dict[str, Any]:
-        """Sends a pipeline's open dead letters through it once more, in this process on the shared session."""
+        """Replay a pipeline's open dead letters, in this process on the shared session."""
         session = self._spark
         assert session is not None
         catalogue = self.catalogue()
@@ -110,16 +110,16 @@ class Lab:
             database.dispose()
 
     def lines(self, name: str) -> list[str]:
-        """A file's lines; none where there is no file."""
+        """Return a file's lines; none if it is missing."""
         path = self.root / name
         return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
     def documents(self, name: str) -> list[Any]:
-        """A file's lines as JSON values."""
+        """Return a file's lines as JSON values."""
         return [json.loads(line) for line in self.lines(name)]
 
     def letters(self, name: str = "dead.jsonl") -> list[tuple[str, str, Any]]:
-        """Node id, reason and the failed payload of each dead letter; raw payloads as text."""
+        """Return node id, reason and failed payload of each dead letter; raw payloads as text."""
         return [_letter(row) for row in self.documents(name)]
 
 
@@ -131,18 +131,18 @@ def _letter(row: dict[str, Any]) -> tuple[str, str, Any]:
 
 
 def source(path: str = "./in.jsonl", **more: Any) -> dict[str, Any]:
-    """A file source called ``in``."""
+    """Return a file source named ``in``."""
     return {"id": "in", "type": "source", "plugin": "builtin:file", "settings": {"path": path}, **more}
 
 
 def destination(name: str = "out", path: str | None = None, **more: Any) -> dict[str, Any]:
-    """A file destination of plain payload lines."""
+    """Return a file destination of plain payload lines."""
     settings = {"path": path or f"./{name}.jsonl", "sdk.record.format": "payload/json"}
     return {"id": name, "type": "destination", "plugin": "builtin:file", "settings": settings, **more}
 
 
 def processor(name: str, plugin: str, condition: str | None = None, **settings: str) -> dict[str, Any]:
-    """A processor; setting names with dots go in through ``**``."""
+    """Return a processor; pass setting names with dots through ``**``."""
     found: dict[str, Any] = {"id": name, "plugin": plugin, "settings": settings}
     return {**found, "condition": condition} if condition else found
 
@@ -151,7 +151,7 @@ DECODE = processor("decode", "json.decode", field=".Payload.After")
 
 
 def queue(size: int = 0, threshold: int = 0, path: str = "./dead.jsonl") -> dict[str, Any]:
-    """A file dead-letter queue."""
+    """Return a file dead-letter queue."""
     return {
         "plugin": "builtin:file",
         "settings": {"path": path},

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 
 class Terminal:
-    """What a command shows on its terminal, without escapes."""
+    """Output of a command on its terminal, without escapes."""
 
     def __init__(self, outer: int) -> None:
         """``outer``: the end of the pseudo terminal that the command does not have."""
@@ -18,11 +18,11 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """All of it so far."""
+        """All output so far."""
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._text)
 
     def read(self, enough: Callable[[str], object] = lambda _: False, seconds: float = 150) -> str:
-        """Reads until it has shown enough, or the command has ended; returns all of it so far."""
+        """Read until it has shown enough, or the command has ended; return all output so far."""
         deadline = time.monotonic() + seconds
         while not enough(self.shown) and time.monotonic() < deadline:
             if not select.select([self._outer], [], [], 1)[0]:

@@ -1,8 +1,8 @@
-"""A page of the documentation that is a tutorial: files to write, commands to run, and what they print, in order.
+"""A page of the documentation that is a tutorial: files to write, commands to run, and their output, in order.
 
-A block with a language is a file, whose name is the last one in backquotes before it; after the word *Append* it goes
-to the file's end. An indented block is commands. A block without a language is all that the commands before it print,
-and ``…`` stands for anything within a line, alone on one for any lines.
+A block with a language is a file, named by the last word in backquotes before it; after the word *Append* it is
+appended to the file. An indented block holds commands. A block without a language is the complete output of the
+commands before it, and ``…`` matches anything within a line; alone on a line, any lines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
 
 def pieces(page: str) -> Iterator[Piece]:
-    """What the reader is told to do, and what is said to happen."""
+    """Yield the instructions of the page, and the expected output."""
     for match in _BLOCK.finditer(page):
         lead = page[: match.start()].rstrip().rpartition("\n\n")[2]
         if match["commands"]:
@@ -41,7 +41,7 @@ def pieces(page: str) -> Iterator[Piece]:
 
 @dataclass
 class Reader:
-    """Does what the page says, in a folder; a ``cd`` of one block is there for the next."""
+    """Follows the page's instructions in a folder; a ``cd`` in one block applies to the next."""
 
     folder: Path
     env: Mapping[str, str]
@@ -80,7 +80,7 @@ class Reader:
 
 
 def expected(shown: str) -> re.Pattern[str]:
-    """What matches a text that is shown; blanks at the ends of lines don't count."""
+    """Return a pattern for the expected output; blanks at the ends of lines don't count."""
     lines = [_line(line) for line in shown.rstrip("\n").split("\n")]
     return re.compile("".join(lines) + r"\s*")
 

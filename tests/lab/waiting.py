@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does, and starting several at the same moment."""
+"""Waiting for another thread or process, and starting several at the same moment."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def wait_until(
     over: Callable[[], object] = lambda: False,
     said: Callable[[], str] = lambda: "",
 ) -> None:
-    """Asks until ``condition`` holds; else fails with ``what`` did not come true, and what ``said`` gives then.
+    """Poll until ``condition`` holds; otherwise fail with the message ``what`` and the result of ``said``.
 
-    ``over``: it can't come true any more, so that nobody waits for the end of a process that has ended already.
+    ``over``: returns True if the condition can't come true any more, so that no wait outlasts an ended process.
     """
     deadline = time.monotonic() + seconds
     while not condition():
-        # asked once more when it is over: it may have come true right before
+        # checked once more when it is over: it may have come true right before
         ended = over() and not condition()
         assert not ended, f"it is over, and this never came true: {what}\n{said()}"
         assert time.monotonic() < deadline, f"this did not come true within {seconds:g} seconds: {what}\n{said()}"
@@ -34,7 +34,7 @@ def wait_until(
 
 
 def at_once(work: Callable[[int], T], count: int) -> list[T]:
-    """What ``work`` gives for each number, on threads that begin at the same moment; the first error is raised."""
+    """Return the results of ``work`` for each number, on threads that start simultaneously; raise the first error."""
     barrier = threading.Barrier(count)
 
     def one(number: int) -> T:
