@@ -1,4 +1,4 @@
-"""``python -m lab.cdc_tutorial FOLDER``: the page ``docs/cdc-tutorial.md``, done as it is written."""
+"""``python -m lab.cdc_tutorial FOLDER``: follow the page ``docs/cdc-tutorial.md`` as written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLES = ("customers", "orders")
 _BLOCK = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$|(?P<commands>(?:^ {4}\S[^\n]*\n)+)", re.M | re.S)
 
 Rows = dict[tuple[str, int], Any]
-"""By table and key."""
+"""Rows by table and key."""
 
 
 class Shop(NamedTuple):
@@ -35,7 +35,7 @@ class Shop(NamedTuple):
     folder: Path
 
     def follow(self, say: Callable[[str], object]) -> None:
-        """Does what the page says, in its order."""
+        """Follow the page's instructions in order."""
         urls = iter((self.shop, self.warehouse, self.shop))
         for block in _BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
             if block["commands"]:
@@ -69,13 +69,13 @@ class Shop(NamedTuple):
 
     @staticmethod
     def rows(url: str) -> Rows:
-        """What a database has."""
+        """Return the contents of a database."""
         with psycopg.connect(url, autocommit=True) as connection:
             found = ((table, connection.execute(f"SELECT * FROM {table}".encode()).fetchall()) for table in TABLES)
             return {(table, row[0]): row for table, rows in found for row in rows}
 
     def history(self) -> Rows:
-        """What the changes in the Delta table come to, as documents."""
+        """Return the rows that result from the changes in the Delta table, as documents."""
         rows: Rows = {}
         for change in sorted(self._changes(), key=_at):
             rows.pop((change["table"], change["was"]), None)
@@ -87,12 +87,12 @@ class Shop(NamedTuple):
         yield from DeltaTable(str(self.folder / "history")).to_pyarrow_table().to_pylist()
 
     def documents(self) -> Rows:
-        """The shop's rows as the source tells them, but for the times, which a database writes in its own way."""
+        """Return the shop's rows as the source emits them, except for times, which a database formats differently."""
         return {name: _plain(row) for name, row in self.rows(self.shop).items()}
 
 
 def _at(change: dict[str, Any]) -> tuple[int, int]:
-    """Copied rows first, then changes by their place in the WAL."""
+    """Return the sort key of a change: copied rows first, then changes by their place in the WAL."""
     found = re.fullmatch(r"([0-9A-F]+)/([0-9A-F]+)/(\d+)", change["at"])
     return (0, 0) if found is None else (int(found[1], 16) << 32 | int(found[2], 16), int(found[3]))
 
@@ -102,7 +102,7 @@ def _plain(row: tuple[Any, ...]) -> list[str]:
 
 
 def compare(tutorial: Shop) -> list[str]:
-    """Which copy differs from the shop."""
+    """Return the copies that differ from the shop."""
     shop = tutorial.rows(tutorial.shop)
     history = {name: [str(value) for value in row.values()][:3] for name, row in tutorial.history().items()}
     flaws = ["the warehouse"] if tutorial.rows(tutorial.warehouse) != shop else []
@@ -110,7 +110,7 @@ def compare(tutorial: Shop) -> list[str]:
 
 
 def main(folder: str) -> None:
-    """Runs the tutorial in a folder of its own, which is emptied first."""
+    """Run the tutorial in a separate folder, which is emptied first."""
     place = Path(folder).resolve()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)

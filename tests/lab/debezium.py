@@ -1,4 +1,4 @@
-"""Debezium's embedded engine beside our source: another reader of the same database, which others wrote."""
+"""Debezium's embedded engine beside our source: an independent reader of the same database."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Event(NamedTuple):
 
     @property
     def table(self) -> str:
-        """``schema.table``."""
+        """The table, as ``schema.table``."""
         source = self.payload["source"]
         return f"{source['schema']}.{source['table']}"
 
 
 def properties(url: str, name: str, **more: str) -> dict[str, str]:
-    """Settings of a connector on a database; slot and publication have the name."""
+    """Return the settings of a connector on a database; slot and publication are named ``name``."""
     known = conninfo_to_dict(url)
     return {
         "name": name,
@@ -74,7 +74,7 @@ def properties(url: str, name: str, **more: str) -> dict[str, str]:
 
 
 def command(folder: Path, settings: dict[str, str], *words: str, options: tuple[str, ...] = _OPTIONS) -> list[str]:
-    """What starts the program. Raises ``NoJarsError``."""
+    """Return the command that starts the program. Raises ``NoJarsError``."""
     path = folder / f"{settings['name']}.properties"
     path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     path.chmod(0o600)
@@ -82,7 +82,7 @@ def command(folder: Path, settings: dict[str, str], *words: str, options: tuple[
 
 
 class Debezium:
-    """One engine, as a context; at its end the process is gone and its slot dropped. Raises ``NoJarsError``."""
+    """One engine, as a context manager; on exit the process is ended and its slot dropped. Raises ``NoJarsError``."""
 
     def __init__(self, url: str, folder: Path, **more: str) -> None:
         self.url = url
@@ -115,14 +115,14 @@ class Debezium:
         self._lines.put(None)
 
     def until(self, is_last: Callable[[Event], bool]) -> list[Event]:
-        """The next events, up to one that is the last. Raises where the engine ends before, or says nothing."""
+        """Return the next events, up to the last one. Raises if the engine ends before, or stalls."""
         found = [self._next()]
         while not is_last(found[-1]):
             found.append(self._next())
         return found
 
     def take(self, count: int) -> list[Event]:
-        """So many events. Raises where the engine ends before, or says nothing."""
+        """Return this many events. Raises if the engine ends before, or stalls."""
         return [self._next() for _ in range(count)]
 
     def _next(self) -> Event:
@@ -135,12 +135,12 @@ class Debezium:
         return Event(**json.loads(line))
 
     def said(self) -> str:
-        """What it wrote to its log."""
+        """Return the end of its log."""
         return self._log.read_text()[-4_000:]
 
 
 def drop_slot(url: str, name: str) -> None:
-    """Drops a slot with whatever still reads it."""
+    """Drop a slot, ending any reader of it."""
     with psycopg.connect(url, autocommit=True) as connection:
         reader = "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = %s"
         connection.execute(f"{reader} AND active_pid IS NOT NULL", (name,))

@@ -1,4 +1,4 @@
-"""Debezium's change events beside our records: what both say of one change, and where they differ on purpose."""
+"""Debezium's change events beside our records: common content, and intended differences."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lab.debezium_values import Schema, UnlikeError, compared, is_unavailable
 _OPERATIONS = {"r": "snapshot", "c": "create", "u": "update", "d": "delete", "t": "delete"}
 Row = dict[str, Any]
 SendsRows = Callable[[str, int], bool]
-"""Whether the changes of a transaction tell whole rows of a table as they were before."""
+"""Return whether a transaction's changes of a table contain whole rows as they were before."""
 
 
 class TheirChange(NamedTuple):
-    """A change as Debezium tells it, already as one record."""
+    """A change from Debezium, already combined into one record."""
 
     operation: str
     table: str
@@ -29,11 +29,11 @@ class TheirChange(NamedTuple):
     """Schemas of the columns."""
     is_truncate: bool
     events: int
-    """Of which it was made."""
+    """Number of events it was made from."""
 
 
 def changes(events: Iterable[Event]) -> Iterator[TheirChange]:
-    """One for each record that we are to have."""
+    """Yield one change for each record that our source should emit."""
     held: Event | None = None
     for event in events:
         if held is not None and is_same_update(held, event):
@@ -48,14 +48,17 @@ def changes(events: Iterable[Event]) -> Iterator[TheirChange]:
 
 
 def is_same_update(first: Event, second: Event) -> bool:
-    """Another key is a delete and a create there, both from one place in the WAL, with headers that join them."""
+    """Return whether two events form one update.
+
+    Debezium emits a key change as a delete and a create, both at one place in the WAL, joined by headers.
+    """
     one, other = first.payload, second.payload
     place = [[event["source"][name] for name in ("lsn", "txId", "table")] for event in (one, other)]
     return (one["op"], other["op"]) == ("d", "c") and place[0] == place[1]
 
 
 def moved(deleted: Event, created: Event) -> TheirChange:
-    """One update, as it was in SQL: a destination can then move the row, and needs no tombstones."""
+    """Return one update, as in SQL: a destination can then move the row, and needs no tombstones."""
     change = _change(created)
     return change._replace(operation="update", before=deleted.payload["before"], events=2)
 
@@ -81,7 +84,7 @@ def _fields(event: Event) -> dict[str, Schema]:
 
 
 def only_the_key(row: Row, key: Iterable[str]) -> Row:
-    """Without ``REPLICA IDENTITY FULL`` the server sends the old key alone, and ours tells no more.
+    """Return only the old key: the server sends no more without ``REPLICA IDENTITY FULL``, nor do we.
 
     Debezium fills the other columns with null, and those that can't be null with 0, '' or their default.
     """
@@ -89,13 +92,13 @@ def only_the_key(row: Row, key: Iterable[str]) -> Row:
 
 
 def without_untouched(row: Row) -> tuple[Row, list[str]]:
-    """Large values that were not sent: ours leaves them out and names them, instead of a placeholder in their place."""
+    """Return the row without unsent large values, and their names. Debezium has placeholders; ours leaves them out."""
     left_out = [name for name, value in row.items() if is_unavailable(value)]
     return {name: value for name, value in row.items() if name not in left_out}, left_out
 
 
 def differences(theirs: TheirChange, ours: Record, sends_rows: SendsRows) -> list[str]:
-    """What is not the same, in words; nothing where both tell one change."""
+    """Return the differences as text; empty if both describe the same change."""
     found: list[str] = []
     if (theirs.operation, theirs.table.removeprefix("public.")) != (ours.operation, ours.collection):
         found.append(f"{theirs.operation} {theirs.table}, not {ours.operation} {ours.collection}")
@@ -128,7 +131,7 @@ def _unlike(fields: dict[str, Schema], theirs: Row | None, ours: Any) -> Iterato
 
 
 def _unlike_places(theirs: TheirChange, ours: Record) -> list[str]:
-    """Transaction and commit time are the same. The LSN is each change's own there; ours is the commit's, behind it."""
+    """Compare transaction and commit time, which must be equal. Debezium's LSN is the change's; ours the commit's."""
     found: list[str] = []
     if str(theirs.source["txId"]) != ours.metadata["postgres.xid"]:
         found.append(f"xid {theirs.source['txId']}, not {ours.metadata['postgres.xid']}")
@@ -140,7 +143,7 @@ def _unlike_places(theirs: TheirChange, ours: Record) -> list[str]:
 
 
 def compare(theirs: Sequence[TheirChange], ours: Sequence[Record], sends_rows: SendsRows) -> list[str]:
-    """All differences, by place."""
+    """Return all differences, by place."""
     found = [
         f"{place} {their.operation} {their.table} {their.key}: {text}"
         for place, (their, our) in enumerate(zip(theirs, ours, strict=False))

@@ -1,4 +1,4 @@
-"""Values as Debezium tells them, and what ours are beside them: each difference that is meant is one function here."""
+"""Values from Debezium beside ours: each intended difference is one function here."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _INTERVAL = re.compile("P{}{}{}(?:T{}{}{})?".format(*(rf"(?:([-.\d]+){unit})?" f
 _JSON_NULL = "null"
 _MICROS = 9223372036825200000
 _GREGORIAN = -12212553600000000
-"""1583 in microseconds: earlier times that Debezium copies are of the Julian calendar, those in changes are not."""
+"""1583 in microseconds: earlier times that Debezium copies use the Julian calendar, those in changes do not."""
 
 
 class UnlikeError(Exception):
-    """Debezium's value can't be compared: it holds less than the column does."""
+    """Raised if Debezium's value can't be compared: it holds less information than the column."""
 
 
 def day(days: int) -> str:
-    """Days since 1970: ours is ISO 8601, which needs no schema to be read."""
+    """Convert days since 1970; ours is ISO 8601, which needs no schema to be read."""
     try:
         return (date(1970, 1, 1) + timedelta(days)).isoformat()
     except OverflowError:
-        # infinity has overflown there
+        # infinity has overflowed in Debezium
         raise UnlikeError(days) from None
 
 
 def hour(micros: int) -> str:
-    """Microseconds since midnight: ours is the time as text."""
+    """Convert microseconds since midnight; ours is the time as text."""
     seconds, rest = divmod(micros, 10**6)
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + _fraction(rest)
 
 
 def moment(micros: int) -> str:
-    """Microseconds since 1970: ours is RFC 3339's text, without a zone, as the column has none."""
+    """Convert microseconds since 1970; ours is RFC 3339 text, without a zone, like the column."""
     if abs(micros) >= _MICROS - 1:
         return "infinity" if micros > 0 else "-infinity"
     if micros < _GREGORIAN:
@@ -53,19 +53,19 @@ def moment(micros: int) -> str:
 
 
 def moment_of_millis(millis: int) -> str:
-    """Columns with up to three digits of a second are milliseconds there."""
+    """Convert milliseconds, which Debezium uses for columns with up to three fractional digits."""
     return moment(millis * 1_000)
 
 
 def instant(text: str) -> str:
-    """RFC 3339 in UTC on both sides; ours has no zeros at the end of the fraction, as PostgreSQL writes it."""
+    """Convert RFC 3339 in UTC, common to both; ours has no trailing zeros in the fraction, as in PostgreSQL."""
     if text[:4] < "1583":
         raise UnlikeError("of another calendar")
     return re.sub(r"\.?0+Z$", "Z", text) if "." in text else text
 
 
 def hour_in_utc(text: str) -> str:
-    """A ``timetz`` becomes UTC there, and loses its offset; ours keeps it, as PostgreSQL does."""
+    """Convert a ``timetz``, which Debezium turns into UTC, losing its offset; ours keeps it, as PostgreSQL does."""
     found = re.fullmatch(r"(\d+):(\d+):(\d+)(?:\.(\d+))?(?:Z|([-+])(\d\d)(?::(\d\d))?)", text)
     assert found is not None, text
     away = (int(found[6] or 0) * 60 + int(found[7] or 0)) * (-1 if found[5] == "-" else 1)
@@ -74,7 +74,7 @@ def hour_in_utc(text: str) -> str:
 
 
 def span(text: str) -> tuple[int, int, Decimal]:
-    """ISO 8601 on both sides; Debezium writes parts that are zero as well."""
+    """Parse ISO 8601, common to both; Debezium also writes parts that are zero."""
     found = _INTERVAL.fullmatch(text)
     assert found is not None, text
     years, months, days, hours, minutes, seconds = (Decimal(part or 0) for part in found.groups())
@@ -82,72 +82,72 @@ def span(text: str) -> tuple[int, int, Decimal]:
 
 
 def document(text: str) -> Any:
-    """JSON as text there; ours is a document, which processors can reach into. JSON's null is then a null as any."""
+    """Parse JSON, which is text in Debezium; ours is a document that processors can access. JSON's null is null."""
     return json.loads(text)
 
 
 def hexadecimal(text: str) -> str:
-    """Bytes are base64 there; ours is PostgreSQL's own text, which a ``bytea`` column takes back."""
+    """Convert bytes, Base64 in Debezium; ours is PostgreSQL's own text, which a ``bytea`` column accepts."""
     return rf"\x{base64.b64decode(text).hex()}"
 
 
 def number_of_bits(text: str) -> int:
-    """Bits are little-endian bytes there, and lose the zeros in front; ours is text of zeros and ones."""
+    """Convert bits, little-endian bytes in Debezium without leading zeros; ours is text of zeros and ones."""
     return int.from_bytes(base64.b64decode(text), "little")
 
 
 def bit(value: bool) -> str:
-    """A single bit is a truth value there; ours is text as that of other lengths."""
+    """Convert a single bit, a boolean in Debezium; ours is text, as for other lengths."""
     return "1" if value else "0"
 
 
 def number(text: str) -> str:
-    """With ``decimal.handling.mode=string`` both are text; NaN is in capitals there."""
+    """Convert a number: text in both with ``decimal.handling.mode=string``; Debezium writes NaN in capitals."""
     return {"NAN": "NaN", "POSITIVE_INFINITY": "Infinity", "NEGATIVE_INFINITY": "-Infinity"}.get(text, text)
 
 
 def amount(text: str) -> str:
-    """Money is a number there; ours is PostgreSQL's text, with the currency of its ``lc_monetary``."""
+    """Convert money, a number in Debezium; ours is PostgreSQL's text, with the currency of its ``lc_monetary``."""
     return text.replace("$", "").replace(",", "")
 
 
 def single(value: Any) -> str:
-    """A ``real`` has seven digits; Java may write more of them than it takes to tell it from the next one."""
+    """Convert a ``real``, which has seven digits; Java may write more of them than necessary."""
     return repr(struct.unpack("f", struct.pack("f", float(value)))[0])
 
 
 def double(value: Any) -> str:
-    """NaN and infinities are text on both sides, for JSON has none; as text zero and its negative differ as well."""
+    """Convert a double: NaN and infinities are text in both, since JSON has none; as text, 0 and -0 differ as well."""
     return repr(float(value))
 
 
 def point(value: Any) -> Any:
-    """A point is a structure with its WKB there; ours is PostgreSQL's text."""
+    """Convert a point, a structure with its WKB in Debezium; ours is PostgreSQL's text."""
     return value if isinstance(value, str) else f"({value['x']:g},{value['y']:g})"
 
 
 def unknown(text: str) -> str:
-    """Types that Debezium doesn't know are the bytes of their text (``include.unknown.datatypes``)."""
+    """Decode types unknown to Debezium, the bytes of their text (``include.unknown.datatypes``)."""
     return base64.b64decode(text).decode()
 
 
 def no_comparison(value: Any) -> Any:
-    """Of an array with several dimensions Debezium tells Java's names of the inner arrays; of boxes, other numbers."""
+    """Refuse to compare: Debezium has Java class names for inner arrays, and other numbers for boxes."""
     raise UnlikeError(value)
 
 
 def dictionary(text: str) -> Any:
-    """``hstore`` is a document as text there; ours is the document."""
+    """Parse ``hstore``, a document as text in Debezium; ours is the document."""
     return json.loads(text)
 
 
 def same(value: Any) -> Any:
-    """Booleans, integers, text, ranges, enums, addresses and the like are the same."""
+    """Return values that are equal in both: booleans, integers, text, ranges, enums, addresses and the like."""
     return value
 
 
 class Rule(NamedTuple):
-    """How both values become comparable."""
+    """Conversions that make both values comparable."""
 
     theirs: Callable[[Any], Any]
     ours: Callable[[Any], Any] = same
@@ -178,7 +178,7 @@ _TYPED = {
 
 
 def compared(schema: Schema, theirs: Any, ours: Any) -> tuple[Any, Any]:
-    """Both values as far as they can be compared. Raises ``UnlikeError`` where Debezium's says less."""
+    """Return both values in comparable form. Raises ``UnlikeError`` if Debezium's holds less information."""
     if theirs is None or (ours is None and theirs != _JSON_NULL):
         return theirs, ours
     kind = schema.get("parameters", {}).get(SOURCE_TYPE, "")
@@ -202,7 +202,7 @@ def _elements(schema: Schema, kind: str, both: tuple[Any, Any]) -> tuple[Any, An
 
 
 def is_unavailable(value: Any) -> bool:
-    """A large value that an update did not touch is a placeholder there, in a form that its type takes."""
+    """Return whether it is Debezium's placeholder for a large value that an update did not touch, in any form."""
     text = base64.b64encode(UNAVAILABLE.encode()).decode()
     return value in (UNAVAILABLE, text, [UNAVAILABLE], json.dumps(UNAVAILABLE))
 

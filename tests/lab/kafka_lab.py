@@ -1,4 +1,4 @@
-"""Sources and destinations on a broker, and deliveries that need no engine."""
+"""Sources and destinations on a broker, and deliveries without an engine."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class KafkaLab:
     # -- source -------------------------------------------------------------------------------------------------
 
     def source(self, topics: str, **settings: Any) -> KafkaSource:
-        """One that reads from the beginning unless it is told otherwise."""
+        """Return a source that reads from the beginning by default."""
         given = {key.replace("_", "-"): value for key, value in settings.items()}
         values = {"servers": self.server.servers, "topics": topics, "start-from": "earliest", **given}
         model = KafkaSourceSettings.model_validate(values)
         return KafkaSource(model, ConnectorContext("p", "in", str(self.root), Clock(7)))
 
     def step(self, source: KafkaSource, start: Position, limit: int = 10**9) -> tuple[Position, list[Record]]:
-        """Plans and reads one step; its position and records."""
+        """Plan and read one step; return its position and records."""
         end = source.latest(start, Limit(limit, 10**12))
         found: list[Record] = []
         for split in source.split(start, end, 2):
@@ -46,13 +46,13 @@ class KafkaLab:
         return end, found
 
     def values(self, source: KafkaSource, start: Position) -> list[bytes | None]:
-        """The payloads of one step."""
+        """Return the payloads of one step."""
         return [record.after for record in self.step(source, start)[1]]  # type: ignore[misc]
 
     # -- destination --------------------------------------------------------------------------------------------
 
     def destination(self, topic: str, pipeline: str = "p", strategy: Any = "exactly-once", **settings: Any) -> Any:
-        """One that writes plain payloads to a topic unless it is told otherwise."""
+        """Return a destination that writes plain payloads to a topic by default."""
         given = {key.replace("_", "-"): value for key, value in settings.items()}
         values = {
             "servers": self.server.servers,
@@ -65,14 +65,14 @@ class KafkaLab:
         return KafkaDestination(KafkaDestinationSettings.model_validate(values), context)
 
     def stage(self, destination: KafkaDestination, *tasks: Sequence[Record], block: int = 1_000) -> Delivery:
-        """A delivery with a part per task; what was refused is kept in ``refused``."""
+        """Return a delivery with a part per task; refused records are kept in ``refused``."""
         self.steps += 1
         return self.stage_as(self.steps, destination, *tasks, block=block)
 
     def stage_as(
         self, step: int, destination: KafkaDestination, *tasks: Sequence[Record], block: int = 1_000
     ) -> Delivery:
-        """The same as a given step."""
+        """Return the same for a given step."""
         staging, parts = str(self.root / f"staging/{step}"), []
         for index, records in enumerate(tasks):
             writer = destination.writer(WriterTask(staging, index, f"t{index}"))
@@ -84,10 +84,10 @@ class KafkaLab:
 
 
 def child(delivery: Delivery, skip: int, take: int = 1) -> Delivery:
-    """A range of a delivery's records under a hash of its own."""
+    """Return a range of a delivery's records under its own hash."""
     return replace(delivery, hash=f"{delivery.hash}:{skip}:{take}", skip=skip, take=take)
 
 
 def numbered(count: int, **metadata: str) -> list[Record]:
-    """Records ``{"i": n}`` with the key ``n % 7``."""
+    """Return records ``{"i": n}`` with the key ``n % 7``."""
     return [Record(n, dict(metadata), {"i": n}, b"%d" % (n % 7)) for n in range(count)]

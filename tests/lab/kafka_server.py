@@ -1,4 +1,4 @@
-"""A real Kafka broker for tests: one process, its own controller, its own folder and port."""
+"""A real Kafka broker for tests: one process, with its own controller, folder and port."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class KafkaServer:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Starts the broker and waits until it answers; its data are those from before."""
+        """Start the broker and wait until it answers; its earlier data are kept."""
         self._process = self._java("kafka.Kafka", str(self._folder / "server.properties"))
         self._guard = guard_of(self._process.pid, signal.SIGKILL)
         deadline = time.monotonic() + 90
@@ -100,16 +100,16 @@ class KafkaServer:
                 raise RuntimeError(f"Kafka did not start:\n{self._log.read_text()[-3000:]}")
 
     def stop(self) -> None:
-        """Ends the broker in good order."""
+        """Stop the broker gracefully."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends the broker as a crash does."""
+        """Kill the broker, like a crash."""
         self._end(signal.SIGKILL)
 
     @contextmanager
     def frozen(self) -> Generator[None]:
-        """Meanwhile nothing that asks the broker is answered, and nothing is refused."""
+        """Freeze the broker meanwhile: requests are neither answered nor refused."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -118,7 +118,7 @@ class KafkaServer:
             self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Ends the broker and removes all that it had."""
+        """Stop the broker and remove its data."""
         try:
             self.kill()
         finally:
@@ -132,11 +132,11 @@ class KafkaServer:
         return AdminClient({"bootstrap.servers": self.servers, "log_level": 0, "reconnect.backoff.max.ms": 200})
 
     def topic(self, partitions: int = 1, name: str = "", **config: str) -> str:
-        """Makes a topic, with a name of its own unless one is given; names of settings with underscores."""
+        """Create a topic, with a unique name by default; names of settings with underscores."""
         return create_topic(self.servers, name or f"t-{secrets.token_hex(6)}", partitions, **config)
 
     def delete(self, topic: str) -> None:
-        """Removes a topic and waits until it is gone."""
+        """Delete a topic and wait until it is gone."""
         admin = self.admin
         admin.delete_topics([topic])[topic].result(30)
         deadline = time.monotonic() + 30
@@ -144,19 +144,19 @@ class KafkaServer:
             admin.poll(0.05)
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """What retention does: records before this offset are gone."""
+        """Delete the records before this offset, like retention."""
         found = self.admin.delete_records([TopicPartition(topic, partition, offset)])
         for future in found.values():
             future.result(30)
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Adds partitions."""
+        """Add partitions."""
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
 
     # -- records ------------------------------------------------------------------------------------------------
 
     def send(self, topic: str, rows: Sequence[Row], partition: int = -1, **more: Any) -> None:
-        """Writes keys and values and waits until they are there."""
+        """Write keys and values and wait for their acks."""
         producer = Producer({"bootstrap.servers": self.servers, "partitioner": "murmur2_random"})
         for key, value in rows:
             producer.produce(topic, value, key, partition, **more)
@@ -164,7 +164,7 @@ class KafkaServer:
         assert producer.flush(30) == 0
 
     def transaction(self, topic: str, rows: Sequence[Row], partition: int = 0, commit: bool = True) -> None:
-        """Writes them in a transaction, which is then committed or aborted."""
+        """Write them in a transaction, which is then committed or aborted."""
         producer = self._transactional
         producer.begin_transaction()
         for key, value in rows:
@@ -180,11 +180,11 @@ class KafkaServer:
         return producer
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
-        """All that a consumer gets, partition by partition, up to their ends."""
+        """Return everything that a consumer gets, partition by partition, up to their ends."""
         return read_topic(self.servers, topic, isolation)
 
     def values(self, topic: str, isolation: str = "read_committed") -> list[Any]:
-        """The values that a consumer gets, from JSON."""
+        """Return the values that a consumer gets, from JSON."""
         return [json.loads(one.value() or b"null") for one in self.read(topic, isolation)]
 
     # -- the process --------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class KafkaServer:
             *words,
         ]
         with self._log.open("ab") as log:
-            # a session of its own: a Ctrl-C in the terminal is for the tests, which end the broker themselves
+            # a separate session: Ctrl-C in the terminal is for the tests, which end the broker themselves
             return subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True)
 
     def _answers(self) -> bool:
@@ -238,7 +238,7 @@ class KafkaServer:
 
 
 def create_topic(servers: str, name: str, partitions: int = 1, **config: str) -> str:
-    """Makes a topic; names of settings with underscores, those without a value are left out."""
+    """Create a topic; names of settings with underscores, those without a value are left out."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     settings = {key.replace("_", "."): value for key, value in config.items() if value}
     admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
@@ -246,7 +246,7 @@ def create_topic(servers: str, name: str, partitions: int = 1, **config: str) ->
 
 
 def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> list[Message]:
-    """All that a consumer gets, partition by partition, up to their ends."""
+    """Return everything that a consumer gets, partition by partition, up to their ends."""
     consumer = Consumer({
         "bootstrap.servers": servers, "group.id": f"g-{secrets.token_hex(6)}", "enable.auto.commit": False,
         "isolation.level": isolation, "enable.partition.eof": True, "fetch.wait.max.ms": 20,

@@ -1,4 +1,4 @@
-"""A random history of a few tables: transactions side by side, every kind of change, and changes of the tables."""
+"""A random history of a few tables: parallel transactions, every kind of change, and changes of the tables."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import psycopg
 from lab.random_values import LITERALS, Literal, large, words
 
 SIDE_BY_SIDE = 3
-"""Transactions at a time; each has rows of its own, so that none waits for another."""
+"""Number of parallel transactions; each has its own rows, so that none waits for another."""
 _MOST = 25
-"""Rows of a table and connection."""
+"""Maximum number of rows per table and connection."""
 Row = tuple[str, ...]
 """A row's key, as SQL."""
 
@@ -28,20 +28,20 @@ class Table:
     name: str
     """``schema.table``, as SQL."""
     definition: str
-    """Its columns, and what comes behind their parentheses."""
+    """Its columns, and the clauses after their parentheses."""
     columns: dict[str, Literal]
     more: str = ""
-    """SQL to be run once it is there."""
+    """SQL to run after its creation."""
     key: tuple[str, ...] = ("id",)
-    """Columns that name a row, ``id`` being the last one."""
+    """Columns that identify a row, with ``id`` last."""
     is_changed: bool = True
-    """Whether columns of it come and go."""
+    """Whether columns are added and dropped."""
     added: dict[str, str] = field(default_factory=dict[str, str])
     """Columns that a history added, and their types."""
 
 
 def tables() -> list[Table]:
-    """Tables with every kind of key and identity."""
+    """Return tables with every kind of key and identity."""
     kinds = {f"c{place}": kind for place, kind in enumerate(LITERALS)}
     typed = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
     plain: dict[str, Literal] = {"t": words, "n": LITERALS["integer"]}
@@ -70,7 +70,7 @@ def tables() -> list[Table]:
 
 
 class PostgresHistory:
-    """Its seed decides all of it. A context: at its end all transactions are closed."""
+    """A history determined by its seed. A context manager: on exit all transactions are closed."""
 
     def __init__(self, url: str, seed: int, of: Sequence[Table] | None = None) -> None:
         self._rng = Random(seed)
@@ -79,9 +79,9 @@ class PostgresHistory:
         self._last = 0
         self._rows: list[dict[str, list[Row]]] = [{t.name: [] for t in self.tables} for _ in range(SIDE_BY_SIDE)]
         self._before: list[dict[str, list[Row]] | None] = [None] * SIDE_BY_SIDE
-        """The rows to which a rollback goes back; None: there is no open transaction."""
+        """The rows that a rollback restores; None without an open transaction."""
         self.identities: list[tuple[int, str, bool]] = []
-        """From which transaction (xid) on a table sends whole rows, or does not."""
+        """Transaction (xid) from which a table sends whole rows, or no longer does."""
 
     def __enter__(self) -> Self:
         self._connections = [psycopg.connect(self._url, autocommit=True) for _ in range(SIDE_BY_SIDE)]
@@ -94,7 +94,7 @@ class PostgresHistory:
             connection.close()
 
     def create(self) -> None:
-        """Makes the tables."""
+        """Create the tables."""
         self._run(0, "CREATE SCHEMA IF NOT EXISTS other")
         for table in self.tables:
             self._run(0, f"CREATE TABLE {table.name} {table.definition}")
@@ -103,7 +103,7 @@ class PostgresHistory:
             self.identities.append((0, table.name, "IDENTITY FULL" in table.more))
 
     def run(self, steps: int) -> None:
-        """So many changes, then all transactions are closed."""
+        """Make this many changes, then close all transactions."""
         for _ in range(steps):
             if self._rng.random() < 0.03:
                 self._close_all()
@@ -114,7 +114,7 @@ class PostgresHistory:
         self._close_all()
 
     def sends_rows(self, name: str, xid: int) -> bool:
-        """Whether the changes of a transaction tell whole rows of a table, as they were before."""
+        """Return whether a transaction's changes of a table contain whole rows as they were before."""
         known = [(since, whole) for since, table, whole in self.identities if _plain(table) == _plain(name)]
         return [whole for since, whole in known if since <= xid][-1]
 
@@ -136,7 +136,7 @@ class PostgresHistory:
                 self._close(owner, "COMMIT" if chosen < 0.3 else "ROLLBACK")
 
     def _try_in_vain(self, owner: int) -> None:
-        """A part of a transaction that is taken back."""
+        """Roll a part of a transaction back."""
         before = deepcopy(self._rows[owner])
         self._run(owner, "SAVEPOINT s")
         self._change(owner)
@@ -210,12 +210,12 @@ class PostgresHistory:
         self._set(owner, table, self._rng.choice(rows), self._values(table))
 
     def _touch(self, owner: int, table: Table, rows: list[Row]) -> None:
-        """An update that changes nothing."""
+        """Run an update that changes nothing."""
         name = next(iter(table.columns))
         self._set(owner, table, self._rng.choice(rows), {name: name})
 
     def _move(self, owner: int, table: Table, rows: list[Row]) -> None:
-        """Another key, and at times other values."""
+        """Change a key, and sometimes other values."""
         old, new = rows.pop(self._rng.randrange(len(rows))), self._new(owner, table)
         rows.append(new)
         values = self._values(table) if self._rng.random() < 0.5 else {}
@@ -252,7 +252,7 @@ class PostgresHistory:
         self.identities.append((xid, table.name, whole))
 
     def _alter(self) -> None:
-        """In a transaction that also changes rows, before it and after."""
+        """Alter a table in a transaction that also changes rows, before it and after."""
         table = self._rng.choice([table for table in self.tables if table.is_changed])
         before, added = deepcopy(self._rows[0]), dict(table.added)
         self._run(0, "BEGIN")

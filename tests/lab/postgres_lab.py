@@ -1,4 +1,4 @@
-"""A database of its own, a postgres destination on it, and deliveries that need no engine."""
+"""A separate database, a postgres destination on it, and deliveries without an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PostgresLab:
         self.refused: list[Refusal] = []
 
     def reset(self) -> None:
-        """Empties the database, and makes this process forget what was in it."""
+        """Empty the database, and clear this process's caches of it."""
         TABLES._known.clear()
         own = "nspname !~ '^pg_' AND nspname <> 'information_schema'"
         for (name,) in self.execute(f"SELECT nspname FROM pg_namespace WHERE {own}"):
@@ -38,28 +38,28 @@ class PostgresLab:
         self.execute("CREATE SCHEMA public")
 
     def destination(self, pipeline: str = "p", **settings: str) -> PostgresDestination:
-        """One that writes to the table t unless it is told otherwise; names of settings with underscores."""
+        """Return a destination that writes to the table t by default; names of settings with underscores."""
         given = {key.replace("_", "-"): value for key, value in settings.items()}
         values = PostgresDestinationSettings.model_validate({"url": self.url, "table": "t", **given})
         return PostgresDestination(values, ConnectorContext(pipeline, "out", str(self.root), Clock()))
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs a statement on a connection of its own."""
+        """Run a statement on its own connection."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
     def rows(self, table: str = "t", order: str = "1") -> list[tuple[Any, ...]]:
-        """All rows of a table."""
+        """Return all rows of a table."""
         name = sql.Identifier(*table.split("/")).as_string(None)
         return self.execute(f"SELECT * FROM {name} ORDER BY {order}")
 
     def states(self) -> list[str]:
-        """What conduit_deliveries says, in order of hashes."""
+        """Return the states in conduit_deliveries, in the order of hashes."""
         return [row[0] for row in self.execute("SELECT state FROM conduit_deliveries ORDER BY hash")]
 
     def stage(self, destination: PostgresDestination, *tasks: Sequence[Record], block: int = 1_000) -> Delivery:
-        """A delivery with a part per task; what was refused is kept in ``refused``."""
+        """Return a delivery with a part per task; refused records are kept in ``refused``."""
         self.steps += 1
         step, parts = self.steps, []
         staging = str(self.root / f"staging/{step}")
@@ -72,28 +72,28 @@ class PostgresLab:
         return Delivery(f"{step:064x}", step, "out", staging, tuple(parts), {})
 
     def deliver(self, destination: PostgresDestination, *tasks: Sequence[Record]) -> Delivery:
-        """Stages and publishes."""
+        """Stage and publish."""
         delivery = self.stage(destination, *tasks)
         destination.publish(delivery)
         return delivery
 
 
 def child(delivery: Delivery, skip: int, take: int = 1) -> Delivery:
-    """A range of a delivery's records under a hash of its own."""
+    """Return a range of a delivery's records under its own hash."""
     return replace(delivery, hash=f"{delivery.hash}:{skip}:{take}", skip=skip, take=take)
 
 
 def create(number: int, **fields: Any) -> Record:
-    """A new row with the id ``number``."""
+    """Return a new row with the id ``number``."""
     return Record(number, {}, {"id": number, **fields})
 
 
 def change(operation: str, number: int, **fields: Any) -> Record:
-    """An operation on the row with the id ``number``."""
+    """Return an operation on the row with the id ``number``."""
     after = None if operation == "delete" else {"id": number, **fields}
     return Record(number, {}, after, {"id": number}, operation=operation)
 
 
 def at_half(action: Callable[[], object]) -> AbstractContextManager[None]:
-    """``action()`` runs once, when half of a delivery's rows are sent."""
+    """Run ``action()`` once, when half of a delivery's rows are sent."""
     return at("mid-publish", action)

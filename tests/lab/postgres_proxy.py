@@ -1,4 +1,4 @@
-"""A line to PostgreSQL that is cut at the worst moment."""
+"""A connection to PostgreSQL that is cut at the worst moment."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 
 class Proxy:
-    """Between a client and PostgreSQL. When told to, it cuts the line at a COMMIT.
+    """Proxy between a client and PostgreSQL that cuts the connection at a COMMIT on request.
 
-    ``lose``: the ``question``, which the server never gets; the ``answer``; or the question comes ``late``, after
+    ``lose``: the ``question``, which the server never gets; the ``answer``; or the question arrives ``late``, after
     ``until``, when the client has long been cut off.
     """
 

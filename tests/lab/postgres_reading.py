@@ -1,4 +1,4 @@
-"""A postgres source on a database of its own, read step by step as the engine does, but without it."""
+"""A postgres source on a separate database, read step by step like the engine does, but without it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from conduit_dagster.sdk import Block, ConnectorContext, Keys, Limit, Position, 
 
 WHOLE = Limit(10**6, 10**9)
 _MOST = 20
-"""Sources that are open at a time: each has connections of its own."""
+"""Maximum number of open sources: each has its own connections."""
 
 
 class PostgresReading:
-    """A database, and sources that read it. Slot and publication have names of their own."""
+    """A database, and sources that read it, with unique slot and publication names."""
 
     def __init__(self, url: str, root: Path) -> None:
         self.url = url
@@ -30,7 +30,7 @@ class PostgresReading:
         self.sources: list[PostgresSource] = []
 
     def source(self, pipeline: str = "p", runs: bool = True, **settings: Any) -> PostgresSource:
-        """A source, as a process of its own would make it for a run, or to have a look."""
+        """Return a source, as a separate process would create it for a run, or for a read-only command."""
         values = {
             "url": self.url, "tables": "*", "logrepl.slotName": self.name, "logrepl.publicationName": self.name,
             **settings,
@@ -45,22 +45,22 @@ class PostgresReading:
         return made
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Runs a statement on a connection of its own."""
+        """Run a statement on its own connection."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
     def wal(self) -> int:
-        """Where the WAL ends."""
+        """Return the end of the WAL."""
         return int(self.execute("SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')")[0][0])
 
     def confirmed(self) -> int:
-        """What the slot may forget."""
+        """Return the position up to which the slot may discard the WAL."""
         query = "SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = %s"
         return int(self.execute(query, self.name)[0][0])
 
     def close(self) -> None:
-        """Ends the sources, and drops the slot with whoever reads it."""
+        """Close the sources, and drop the slot, ending any reader of it."""
         for source in self.sources:
             _end(source)
         reader = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
@@ -75,13 +75,13 @@ def _end(source: PostgresSource) -> None:
 
 
 def blocks(source: Source, split: Split, options: ReadOptions | None = None) -> list[Block]:
-    """The blocks of a split."""
+    """Return the blocks of a split."""
     found = source.read(travelled(split), options or ReadOptions(block_records=7))
     return [block if isinstance(block, Block) else Block.of(block) for block in found]
 
 
 def records_of(source: Source, start: Position, end: Position, n: int = 2) -> list[Record]:
-    """The records of a range."""
+    """Return the records of a range."""
     splits = source.split(travelled(start), travelled(end), n)
     return [record for split in splits for block in blocks(source, split) for record in block.records]
 
@@ -89,7 +89,7 @@ def records_of(source: Source, start: Position, end: Position, n: int = 2) -> li
 def drained(
     source: Source, start: Position | None = None, limit: Limit = WHOLE, acks: bool = True
 ) -> tuple[list[Record], Position]:
-    """All records from a position on, step by step until there is nothing new, and the position after them."""
+    """Return all records from a position on, step by step until nothing is new, and the position after them."""
     position = source.initial() if start is None else start
     found: list[Record] = []
     horizon = source.horizon()
@@ -103,14 +103,14 @@ def drained(
 
 
 def travelled(value: Any) -> Any:
-    """The value as it comes back from the state store, or in a task."""
+    """Return the value after a round trip through the state store or to a task."""
     if isinstance(value, Split):
         return Split(travelled(value.start), value.ordinal, value.records, value.bytes, travelled(value.detail))
     return json.loads(json.dumps(value))
 
 
 def told(record: Record) -> tuple[Any, ...]:
-    """What a record says, in short: operation, collection, key, before, after."""
+    """Return a record's main fields: operation, collection, key, before, after."""
     return record.operation, record.collection, record.key, record.before, record.after
 
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: Debian's where it is installed, else the one of the ``pgserver`` package."""
+"""A real PostgreSQL for tests: Debian's if it is installed, otherwise that of the ``pgserver`` package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SETTINGS = (
 
 
 def installations() -> list[Path]:
-    """Folders that hold ``initdb`` and ``postgres``, the wanted one first."""
+    """Return folders that hold ``initdb`` and ``postgres``, the preferred one first."""
     return [folder for folder in _places() if all((folder / name).exists() for name in ("initdb", "postgres"))]
 
 
@@ -52,7 +52,7 @@ def _places() -> Iterator[Path]:
 
 
 class PostgresServer:
-    """One server on loopback with a folder, port and password of its own; call ``close`` at the end.
+    """One server on loopback with its own folder, port and password; call ``close`` at the end.
 
     As root the server runs as another user, since PostgreSQL refuses to run as root.
     """
@@ -66,7 +66,7 @@ class PostgresServer:
         self._guard: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.settings = list(_SETTINGS)
-        """Of its command line, at the next start."""
+        """Command-line settings for the next start."""
         try:
             self._initialise()
             self.start()
@@ -76,28 +76,28 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """Of the server's first process."""
+        """Id of the server's main process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and neither stopped nor ended by itself."""
+        """Whether it was started and has neither been stopped nor ended by itself."""
         return self._process is not None and self._process.poll() is None
 
     def url(self, database: str = "postgres") -> str:
-        """The URL of a database, password included."""
+        """Return the URL of a database, including the password."""
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{database}"
 
     def create_database(self) -> str:
-        """The URL of a new, empty database."""
+        """Return the URL of a new, empty database."""
         name = f"test_{secrets.token_hex(6)}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
     def start(self) -> None:
-        """Starts the server and waits until it answers."""
+        """Start the server and wait until it answers."""
         settings = [part for setting in (f"port={self.port}", *self.settings) for part in ("-c", setting)]
         self._process = self._open([str(self._binaries / "postgres"), "-D", str(self._data), *settings])
         self._guard = guard_of(self._process.pid, signal.SIGINT)
@@ -108,7 +108,7 @@ class PostgresServer:
             time.sleep(0.02)
 
     def stop(self, immediate: bool = True) -> None:
-        """Ends the server as a crash does, or in good order; connections are cut in both cases."""
+        """Stop the server like a crash, or gracefully; both cut connections."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
             self._process.wait(60)
@@ -120,7 +120,7 @@ class PostgresServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Meanwhile nothing that asks the server is answered, and nothing is refused."""
+        """Freeze the server meanwhile: requests are neither answered nor refused."""
         self._signal(signal.SIGSTOP)
         try:
             yield
@@ -128,7 +128,7 @@ class PostgresServer:
             self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        """To the server, and to those of its connections."""
+        """Signal the server and its connections' processes."""
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has ended meanwhile
                 parent = stat.read_text().rpartition(")")[2].split()[1]
@@ -137,7 +137,7 @@ class PostgresServer:
                     os.kill(pid, number)
 
     def close(self) -> None:
-        """Ends the server and removes all that it had."""
+        """Stop the server and remove its data."""
         try:
             self.stop()
         finally:
@@ -159,7 +159,7 @@ class PostgresServer:
             for path in (self._folder, secret):
                 os.chown(path, self._as.pw_uid, self._as.pw_gid)
         options = ("-U", USER, f"--pwfile={secret}", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C")
-        # without syncing its first files: durability is about what comes after
+        # without syncing its first files: durability matters only afterwards
         made = self._open([str(self._binaries / "initdb"), "-D", str(self._data), "--no-sync", *options])
         if made.wait(120) != 0:
             raise RuntimeError(f"initdb failed:\n{self._log.read_text()[-3000:]}")
@@ -167,7 +167,7 @@ class PostgresServer:
     def _open(self, command: list[str]) -> subprocess.Popen[bytes]:
         who = {} if self._as is None else {"user": self._as.pw_uid, "group": self._as.pw_gid, "extra_groups": []}
         with self._log.open("ab") as log:
-            # a session of its own: a Ctrl-C in the terminal is for the tests, which end the server themselves
+            # a separate session: Ctrl-C in the terminal is for the tests, which end the server themselves
             where = {"cwd": self._folder, "stdout": log, "stderr": log, "start_new_session": True}
             return subprocess.Popen(command, **where, **who)
 
@@ -179,7 +179,7 @@ class PostgresServer:
         return True
 
     def _copy_of(self, binaries: Path) -> Path:
-        """Programs that the other user can reach, where the environment lies in a home that is closed to it."""
+        """Return programs that the other user can reach, if the environment is in an inaccessible home."""
         package = binaries.parents[1]
         for folder in (package, package.with_name(f"{package.name}.libs")):
             if folder.exists():

@@ -1,4 +1,4 @@
-"""Tables of PostgreSQL that pipelines of the engine's tests read, each with a slot and a publication of its own."""
+"""PostgreSQL tables that pipelines of the engine's tests read, each with its own slot and publication."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import psycopg
 
 WINDOW = "16KB"
-"""``delivery.batch-bytes`` with which a step has just one of the groups that :func:`make_table` makes."""
+"""``delivery.batch-bytes`` with which a step holds exactly one group made by :func:`make_table`."""
 _GAP = 70_000
 """Bytes of WAL between two groups: more than a step reads of it, which is four times its limit."""
 
 
 def make_table(database: str, name: str, numbers: Sequence[int], group: int = 0) -> None:
-    """A table of numbers. With ``group`` its slot is there first, and so many rows are of one transaction each."""
+    """Create a table of numbers. With ``group``, create its slot first, and insert this many rows per transaction."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f'CREATE TABLE "{name}" (i bigint PRIMARY KEY)'.encode())
         if group:
@@ -27,7 +27,7 @@ def make_table(database: str, name: str, numbers: Sequence[int], group: int = 0)
 
 
 def table_settings(database: str, name: str) -> dict[str, str]:
-    """Of a source that reads it."""
+    """Return the settings of a source that reads it."""
     return {
         "url": database,
         "tables": name,
@@ -42,7 +42,7 @@ def _slot(database: str, name: str) -> str:
 
 
 def drop_slots(database: str) -> None:
-    """Drops the slots of a database: the server has only so many."""
+    """Drop the slots of a database: the server has only a limited number."""
     mine = "FROM pg_replication_slots WHERE database = current_database()"
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active_pid IS NOT NULL".encode())
