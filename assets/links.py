@@ -36,7 +36,7 @@ def find_links(pipelines: Iterable[BoundPipeline]) -> Links:
 
 
 def _chained(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield each source that reads another pipeline's connector. Validation has ruled out cycles of such chains."""
+    """Yield each source that reads another pipeline's connector. Validation has excluded cycles of these."""
     known = {bound.id for bound in pipelines}
     for bound in pipelines:
         for node in bound.compiled.sources:

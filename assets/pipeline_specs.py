@@ -133,7 +133,7 @@ class _Specs:
         return dg.AssetSpec(
             self._key(name),
             deps=deps,
-            # a run that is cancelled or fails yields no outputs; Dagster would add one of its own, without numbers
+            # a run that is cancelled or fails yields no outputs; Dagster would add its own, without numbers
             skippable=True,
             kinds=kinds,
             group_name=job_name(self._bound.id),

@@ -86,7 +86,7 @@ ATTEMPT_TAG = "conduit/attempt"
 
 
 def circumstances(context: dg.AssetExecutionContext, bound: BoundPipeline, project: Project) -> RunOrigin:
-    """Return why this run was started, and what happens when it fails.
+    """Return why this run was started, and how its failure is handled.
 
     Only the pipeline's own job is restarted: a user who materialises its assets waits for an end.
     """
@@ -188,7 +188,7 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
 
 
 def operator_of(context: Any) -> str:
-    """Return who launched the run of an op or asset, for the history."""
+    """Return the user who launched the run of an op or asset, for the history."""
     run = context.run
     return run.tags.get("user", f"dagster run {run.run_id}")
 

@@ -81,7 +81,7 @@ class RunReporter:
         elif self._heartbeat.is_due(look, now):
             self._context.log_event(acks_materialization(self._keys, look))
             self._heartbeat.show(now)
-            self._begun = True  # the first step gets no event of its own so soon after this one
+            self._begun = True  # right after this event, the first step needs none of its own
         self._check(self._verdicts(look, None))
         self._check_sources(look)
 

@@ -83,7 +83,7 @@ def translated(translator: PipelineTranslator, data: PipelineAsset) -> dg.AssetS
             code="dagster.translator",
             fix="correct that method",
         ) from error
-    # a run that is cancelled or fails yields no outputs; Dagster would add one of its own, without numbers
+    # a run that is cancelled or fails yields no outputs; Dagster would add its own, without numbers
     return spec if spec.skippable else spec.replace_attributes(skippable=True)
 
 

@@ -54,7 +54,7 @@ pipelines:
 
 
 def scale(bench: Bench) -> dict[str, Any]:
-    """Return one row per size: cost should grow with the size of a step, not with what was handled before."""
+    """Return one row per size: cost should grow with the size of a step, not with the amount handled before."""
     larger = bench.records >= 1_000_000
     files = (1_000, 10_000, 100_000) if larger else (1_000, 3_000)
     letters = (10_000, 100_000, 1_000_000) if larger else (10_000, 50_000)

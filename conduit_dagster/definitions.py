@@ -1,4 +1,4 @@
-"""Dagster definitions of a project: of the one that contains the working directory, or merged into another project."""
+"""Dagster definitions of a project: the one that contains the working directory, or one merged into another project."""
 
 from __future__ import annotations
 

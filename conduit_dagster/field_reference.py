@@ -1,6 +1,6 @@
 """References to the fields of a record, in Conduit's syntax, such as ``.Payload.After.address.city``.
 
-What resolving a reference creates and refuses matches Conduit's own output (``golden/exclude``, ``rename-nested``).
+Creation and refusal of fields match Conduit's own output.
 """
 
 from __future__ import annotations

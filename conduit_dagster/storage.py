@@ -246,7 +246,7 @@ def sync_entry(url: str) -> None:
 
 
 def remove_folder(url: str) -> None:
-    """Remove a folder with its contents; no effect if there is none."""
+    """Remove a folder with its contents; no effect if it does not exist."""
     path = local_path(url)
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
@@ -290,7 +290,7 @@ def rename(old: str, new: str) -> None:
 
 
 def remove(url: str) -> None:
-    """Remove a file; no effect if there is none."""
+    """Remove a file; no effect if it does not exist."""
     path = local_path(url)
     if path is not None:
         path.unlink(missing_ok=True)

@@ -122,7 +122,7 @@ def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
     by_system = (stored.status, stored.reason) == (PipelineStatus.STOPPED, "system")
     if (by_system or stored.status == PipelineStatus.DEGRADED) and file.digest != stored.recovery.digest:
         return Start("its file was changed")
-    # a drained pipeline has done what its file asks for
+    # a drained pipeline has completed its task
     if by_system and file.trigger == "continuous":
         return Start("it was stopped by the system")
     return None

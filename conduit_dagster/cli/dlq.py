@@ -103,7 +103,7 @@ def list_(
 
 @app.command("show")
 def show(letter: Id, reveal: Reveal = False, files: Files = None, as_json: AsJson = False) -> None:
-    """Show one dead letter: its records, the error, and what each processor now does with the original."""
+    """Show one dead letter: its records, the error, and the current result of each processor for the original."""
     perform("dlq show", as_json, lambda: _show(letter, reveal, files))
 
 

@@ -55,6 +55,6 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
 
 
 def epilog(verb: str) -> str:
-    """Return the text below a verb's help; lines are kept as they are."""
+    """Return the text below a verb's help; line breaks are kept."""
     lines = "\n".join(f"  conduit-dagster {example}" for example in EXAMPLES[verb])
     return f"\b\nExamples:\n{lines}"

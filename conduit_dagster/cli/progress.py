@@ -47,7 +47,7 @@ class Row:
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def observe(self, step: StepReport, progress: RunProgress) -> None:
-        """Record a finished step. Runs in the pipeline's thread, the only one that may ask its sources."""
+        """Record a finished step. Runs in the pipeline's thread, the only one that may query its sources."""
         self.status = PipelineStatus.RUNNING
         self._progress = progress
         self._lag = total_lag(self._sources, progress)

@@ -27,7 +27,7 @@ def validate(paths: Paths = None, strict: Strict = False, debug: Debug = False, 
 
 
 def lint(paths: Paths = None, strict: StrictLint = False, as_json: AsJson = False) -> None:
-    """Validate, and give advice. Without PATH: the project's pipelines."""
+    """Validate, and print advice. Without PATH: the project's pipelines."""
     perform("lint", as_json, lambda: _linted(paths or [], strict))
 
 

@@ -53,7 +53,7 @@ class DeliverySettings(Section):
     """How often a record reaches a destination. `exactly-once` needs destinations that support it."""
 
     batch_size: Annotated[int, Field(ge=1)] = 1_000_000
-    """Maximum number of records per batch. Only a backlog fills a batch; a quiet source gives small ones."""
+    """Maximum number of records per batch. Only a backlog fills a batch; a quiet source has small ones."""
 
     batch_bytes: ByteSize = 128_000_000
     """Maximum number of bytes per batch: `128MB`, `64MiB` or a plain number."""
@@ -62,7 +62,7 @@ class DeliverySettings(Section):
     """Maximum number of unacked steps at a time."""
 
     log: LogMode = "auto"
-    """What is kept so that a step can be read again: its records, or their positions. `auto` decides by the sources."""
+    """Data kept so that a step can be read again: its records, or their positions. `auto` decides by the sources."""
 
     drift: bool = False
     """Let each destination proceed at its own pace. Needs the log of records."""

@@ -112,7 +112,8 @@ class Checker:
         """Return the section and all its findings.
 
         If there are findings, the section holds only the valid parts: an invalid value is replaced by its default, and
-        a connector or processor without a required field is left out. Good for further checks, never for running.
+        a connector or processor without a required field is left out. Use such a section for further checks, never for
+        running.
         """
         section, errors = _validated(model, tree)
         if section is not None:

@@ -172,7 +172,7 @@ class Pipeline(Section):
     """Processors for the records of all sources, in order."""
 
     dead_letter_queue: DeadLetterQueue = DeadLetterQueue()
-    """What happens to nacked records. By default the first nack stops the pipeline."""
+    """Handling of nacked records. By default the first nack stops the pipeline."""
 
     redact: list[FieldReference] = []
     """Fields whose values are not shown in any log, list, asset or error text: `.Payload.After.ssn`. Stored data keeps

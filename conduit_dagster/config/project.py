@@ -141,7 +141,7 @@ def _remember_credentials(settings: ProjectSettings) -> None:
 
 
 def _document(path: Path, env: Mapping[str, str]) -> tuple[Document, list[Finding]]:
-    """Return the only document of the settings file; an empty one if there is none."""
+    """Return the only document of the settings file; an empty one if the file is missing."""
     source = read_source(path, str(path)) if _is_file(path) else source_of("", str(path))
     if isinstance(source, Finding):
         return _empty(str(path)), [source]

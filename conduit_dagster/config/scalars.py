@@ -32,7 +32,7 @@ def masked(text: str) -> str:
 
 
 def passwords_in(text: str) -> list[str]:
-    """Return the passwords in URLs and the values named as passwords: what :func:`masked` replaces."""
+    """Return the passwords in URLs and the values named as passwords, which :func:`masked` replaces."""
     return [match[2].strip("'") for pattern in (_IN_URL, _NAMED) for match in pattern.finditer(text)]
 
 

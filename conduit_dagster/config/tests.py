@@ -84,7 +84,7 @@ class PipelineTest(Section):
     """One test case: only its records are read, and nothing is written."""
 
     name: str
-    """What the test shows."""
+    """What the test proves."""
 
     source: str | None = None
     """Source of the records; required if there are several sources."""

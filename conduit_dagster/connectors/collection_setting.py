@@ -43,7 +43,7 @@ class CollectionPattern:
         return name
 
     def unchecked(self, file: str) -> str:
-        """Return what :meth:`of` returns, or the unsafe group."""
+        """Return the result of :meth:`of`, or the unsafe group."""
         if self._pattern is None:
             return self._text
         found = self._pattern.search(file)

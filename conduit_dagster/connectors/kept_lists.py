@@ -93,7 +93,7 @@ class FinishedRows(Generic[Row]):
         return self is other or (self._extended is not None and self._extended() is other)
 
     def find(self, number: int) -> Row | None:
-        """Return the file with this number, as it was when it was fully read."""
+        """Return the file with this number, in its state when it was fully read."""
         return self.rows.get(number)
 
     def at(self, slot: Hashable) -> list[Row]:

@@ -79,7 +79,7 @@ def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
 
 
 class Worker(Generic[T]):
-    """Runner of calls in sequence, in a daemon thread, which unlike an executor's does not keep the process alive."""
+    """Runner of calls in sequence, in a daemon thread: unlike an executor's, it does not keep the process alive."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()

@@ -66,7 +66,7 @@ separately from the step's own dead-letter delivery; otherwise two deliveries of
 
 
 class Names:
-    """Names of deliveries and their children. The same range of the same source gives the same hash."""
+    """Hashes of deliveries and their children. The same range of the same source gives the same hash."""
 
     def __init__(self, pipeline: CompiledPipeline) -> None:
         self._pipeline = pipeline

@@ -62,7 +62,7 @@ class StepLoop:
     # -- line 3 -------------------------------------------------------------------------------------------------
 
     def stage(self, plan: Plan) -> Staged:
-        """Read, process and stage a planned step; also log it if its plan says so."""
+        """Read, process and stage a planned step; also log it if its plan requires."""
         self._began[plan.step] = time.monotonic()
         staged = self._staged(plan)
         if staged.failures:

@@ -69,7 +69,7 @@ class Publisher:
     def _one(self, shipment: Shipment) -> None:
         context = self._context
         reached("before-publish", context.name)
-        # the strategy at prepare time, whatever the file says now
+        # the strategy at prepare time, even if the file has changed
         if shipment.decision.once:
             self._publish_once(shipment)
             return
@@ -121,7 +121,7 @@ class Publisher:
     # -- after a crash ------------------------------------------------------------------------------------------
 
     def settle(self, shipment: Shipment) -> None:
-        """Mark as delivered what a destination already has; it is not sent again."""
+        """Mark a delivery as delivered that the destination already has; it is not sent again."""
         context, staged = self._context, shipment.staged
         target = blamed(context.node(shipment.consumer), self._destination(shipment).settled, shipment.whole())
         context.delivered(shipment.plan, staged, staged.records, target, self._offsets(shipment))

@@ -79,7 +79,7 @@ def _finish_open(loop: StepLoop, plans: bool) -> None:
     loop.stager.clean([d for step in open_steps if step.decision for d in _staged(step, step.decision)])
     for step in open_steps:
         if step.decision is not None:
-            # a prepared step is never planned anew: a frozen owner may still publish it
+            # a prepared step is never replanned: a frozen owner may still publish it
             _finish(loop, step, step.decision)
         elif plans and _is_current(loop, step.plan):
             loop.execute(step.plan)
@@ -146,7 +146,7 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
 
 
 def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, staged: StagedDelivery) -> Shipment:
-    """Return a delivery with its progress: as stored, or the later one that a direct job left in its ack file."""
+    """Return a delivery with its progress: as stored, or later progress from the ack file of a direct job."""
     known = step.progress.get(staged.consumer, DeliveryProgress())
     if pipeline.consumers()[staged.consumer].placement == "direct":
         for acked in newest(staged.staging):

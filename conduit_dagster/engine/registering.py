@@ -94,7 +94,7 @@ def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Register every source as it is read now. Only when no step is open.
+    """Register every source as currently configured. Only when no step is open.
 
     Raises ``FatalError`` (``log.not_read_up``).
     """

@@ -43,7 +43,7 @@ class RunOptions:
     log: str = ""
     """URL of the commit log's folder; empty: inside the staging folder."""
     about: RunOrigin = SOMEBODY
-    """Why the run was started, and what happens when it fails."""
+    """Why the run was started, and how its failure is handled."""
     listen: Listen = nobody
     """Called when the run begins and ends."""
 

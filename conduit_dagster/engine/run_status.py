@@ -39,7 +39,7 @@ log = structlog.get_logger("conduit.engine")
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """Why a run was started, and what happens when it fails."""
+    """Why a run was started, and how its failure is handled."""
 
     recovery: Policy | None = None
     """None: a failure is final."""

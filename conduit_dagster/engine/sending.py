@@ -193,7 +193,7 @@ class _Sending:
     def _told(self, error: Exception, known: bool) -> TaskError:
         told = task_error(error, f"{self._job.consumer} failed")
         if self._redaction and not known and not self._job.single:
-            # it is unknown which outstanding record the error belongs to, and what that held before
+            # the outstanding record of the error, and its original values, are unknown
             return told.without_text(self._redaction.unnamed(error))
         return told.masked(lambda text: self._redaction.text(text, self._last))
 

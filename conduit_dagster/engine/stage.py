@@ -142,7 +142,7 @@ class _Task:
         return split.split.start if logged is None else logged
 
     def masked(self, error: TaskError) -> TaskError:
-        """Return the task's error without the redacted values of its last block, as it is and as it was read."""
+        """Return the task's error without the redacted values of its last block, in present and original form."""
         redaction = self._pipeline.redaction
         if not redaction:
             return error

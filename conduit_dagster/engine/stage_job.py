@@ -150,7 +150,7 @@ class Ledger(msgspec.Struct):
     task: int
     sources: dict[str, SourceCount] = {}
     nacks: list[NackRow] = []
-    """One row per nack, for those that the driver needs (``nack_rows.py``)."""
+    """One row per nack that the driver needs (:class:`NackRows`)."""
     letters: LetterPart | None = None
     """The archive file with all nacked records."""
     nacked: dict[str, int] = {}

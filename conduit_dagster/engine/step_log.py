@@ -81,7 +81,7 @@ class StepLog:
         return group([SplitOf(append.node.id, split) for append, mine in pairs for split in mine], self._slots)
 
     def log_first(self) -> bool:
-        """Log what :meth:`ahead` found and could not plan; return False if there was nothing."""
+        """Log the records that :meth:`ahead` could not plan; return False if there were none."""
         appends, self._first = self._first, []
         return bool(appends) and self._appender.append(appends)
 
@@ -170,7 +170,7 @@ def _require_whole(node: str, span: Range, parts: Sequence[LogPart]) -> None:
 
 
 def _in_log(logged: Sequence[tuple[Append, Sequence[LogPart]]], ledgers: Sequence[Ledger]) -> Tasks:
-    """Return what each task read, as splits of the log, for staging it again if its parts are lost."""
+    """Return the records read by each task as splits of the log, for staging them again if parts are lost."""
     known = {(append.node.id, part.first): (append, part) for append, parts in logged for part in parts}
     return [
         [

@@ -40,7 +40,7 @@ class Traced(NamedTuple):
 
 
 class _Fate:
-    """Collects what a node does with records."""
+    """Collects the nacks and drops of a node."""
 
     def __init__(self) -> None:
         self.nacked_: list[TracedNack] = []

@@ -52,7 +52,7 @@ class PipelineMetrics:
         )
 
     def observe(self, step: StepReport, progress: RunProgress) -> None:
-        """Add a finished step. Runs in the pipeline's thread, the only one that may ask its sources."""
+        """Add a finished step. Runs in the pipeline's thread, the only one that may query its sources."""
         lags = {name: self._lag_of(name, progress) for name in self._readers}
         with self._lock:
             self._classes[bisect_left(BUCKETS, step.seconds)] += 1

@@ -16,9 +16,9 @@ MARK: Final = "conduit-error: "
 class ConduitError(Exception):
     """An error that stops a pipeline, reported once and clearly.
 
-    ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); anything else is omitted, and the
-    message mentions it. ``place``: where it happened (a file, a connector, a position). ``fix``: what to do next.
-    Secrets known to this process are masked in all three.
+    ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); any other value is omitted, and the
+    message mentions it. ``place``: location of the error (a file, a connector, a position). ``fix``: the next thing to
+    do. Secrets known to this process are masked in all three.
     """
 
     fatal = False

@@ -154,7 +154,7 @@ class Destination(ABC):
         """Return a writer for one task."""
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether the whole delivery is there already. Compare the bytes; a mark alone proves nothing."""
+        """Return whether the destination already has the whole delivery. Compare bytes: a mark proves nothing."""
         return False
 
     def expected(self, delivery: Delivery) -> Target:
@@ -162,15 +162,15 @@ class Destination(ABC):
         return delivery.target
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
-        """Store ``state`` under the delivery's hash if nothing is stored there; return what is stored afterwards.
+        """Store ``state`` under the delivery's hash if nothing is stored there; return the stored state.
 
-        Excludes that both the late publish of a frozen owner and our decision take effect (docs/delivery.md, When
+        This excludes that both the late publish of a frozen owner and our decision take effect (docs/delivery.md, When
         publishing fails). A destination that stores no hash has nothing to claim.
         """
         return state
 
     def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
-        """Claim several deliveries of one step, in order; return what is stored for each afterwards. Repeatable."""
+        """Claim several deliveries of one step, in order; return the stored state of each. May be repeated."""
         return [self.claim(delivery, state) for delivery in deliveries]
 
     def settled(self, delivery: Delivery) -> Target:

@@ -44,9 +44,9 @@ class PlainBlock(NamedTuple):
     payloads: Any
     """Arrow binary column: ``after`` of each record."""
     positions: Any
-    """Text, equal to what ``Block.complete`` fills in; or integers, which stand for their decimal text."""
+    """Text, equal to the result of ``Block.complete``; or integers, which stand for their decimal text."""
     keys: Any
-    """Bytes, equal to what ``Block.complete`` fills in; or integers, which stand for their decimal text."""
+    """Bytes, equal to the result of ``Block.complete``; or integers, which stand for their decimal text."""
 
 
 class Replayed(NamedTuple):
@@ -59,7 +59,7 @@ class Replayed(NamedTuple):
     keys: Sequence[tuple[int, int]]
     """Step and number of each one in the index."""
     failed: Sequence[bytes]
-    """Each record as it was when it was nacked, from the archive."""
+    """Each record in its state when it was nacked, from the archive."""
     originals: Sequence[bytes]
     """Each record as its source returned it, from the archive; empty where the archive does not have it."""
     at_node: bool
@@ -129,7 +129,7 @@ class ResumeState(NamedTuple):
     position: Position
     """The position from which it is read next."""
     last: Record | None
-    """The last record before that position, as it was logged; None without a log of records, or with an empty one."""
+    """The last record before that position, as logged; None without a log of records, or if it is empty."""
     collections: Mapping[str, Mode]
     """The mode of each collection: from :meth:`Source.collection_modes`, otherwise that of its last record."""
 
@@ -221,7 +221,7 @@ class Source(ABC):
 
         Called once per run on the driver, before :meth:`horizon` and the first :meth:`latest`, even if nothing was read
         yet. A later call may still pass an earlier position (after a rewind, or if a step is cut). Tasks don't see its
-        effects: what ``read`` needs goes into the position or a split.
+        effects: data that ``read`` needs goes into the position or a split.
         """
 
     def horizon(self) -> Any:

@@ -197,7 +197,7 @@ def _on_path(path: str) -> Java | None:
 
 
 def _home_of(executable: Path) -> Path:
-    """Return the home of a ``java`` executable; behind a version manager's shim only Java itself knows it."""
+    """Return the home of a ``java`` executable; for a version manager's shim, Java itself must report it."""
     home = executable.resolve().parent.parent
     if (home / "release").is_file():
         return home

@@ -33,7 +33,7 @@ def owner_tag(pipeline: str, epoch: int) -> str:
 
 
 def whereabouts(spark: SparkSession, tag: str) -> dict[str, str]:
-    """Return what a successor needs to cancel the owner's jobs, as JSON values; empty for a classic session."""
+    """Return the address of the owner's jobs for a successor to cancel, as JSON values; empty for a classic session."""
     if not is_connect(spark):
         return {}
     client: Any = spark.client

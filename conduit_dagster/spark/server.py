@@ -62,7 +62,7 @@ def start_server(settings: SparkSettings) -> tuple[SparkServer, bool]:
 
 
 def stop_server(home: Path) -> dict[str, Any] | None:
-    """Stop the server, by force after ten seconds; return what was stopped, ``None`` if nothing was running.
+    """Stop the server, by force after ten seconds; return its facts, ``None`` if nothing was running.
 
     Pipelines with an open session on it fail with ``spark.session_lost``.
     """

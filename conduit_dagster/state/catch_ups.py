@@ -131,8 +131,8 @@ class CatchUps:
     def end_at(self, source: str, offset: int) -> None:
         """End every catch-up from a source at the offset where a rewound source continues for all destinations.
 
-        Otherwise a destination would receive those records twice. Records that it received before say nothing about
-        dead letters of the repeated ones.
+        Otherwise a destination would receive those records twice. Its sent ranges are cut there as well, since they
+        don't apply to dead letters of the records that are read again.
         """
         for name, unit, position in _stored(self._connection, self._id):
             if unit["source"] == source:

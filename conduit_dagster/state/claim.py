@@ -158,7 +158,7 @@ def claim_store(engine: sa.Engine, home: Path, accept_new: bool = False) -> str:
 
 
 def _stored(engine: sa.Engine, fresh: str, create: bool) -> str | None:
-    """Return the store's id; if there is none, set it to ``fresh`` or, unless ``create``, return None."""
+    """Return the store's id; if it has none, set it to ``fresh`` or, unless ``create``, return None."""
     with reading(engine) as connection:
         found = connection.execute(_STORED).scalar_one_or_none()
     if found is not None or not create:

@@ -62,7 +62,7 @@ class LetterReplays:
         return meant
 
     def last(self) -> int:
-        """Return the highest id of a replay in the index; 0 if there is none."""
+        """Return the highest id of a replay in the index; 0 without replays."""
         highest = sa.select(sa.func.max(dead_letters.c.replay)).where(dead_letters.c.pipeline == self._id)
         return int(self._transactions.read(lambda connection: connection.execute(highest).scalar_one()) or 0)
 

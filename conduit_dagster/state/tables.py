@@ -84,7 +84,7 @@ pipelines = Table(
     Column("owner", Text, nullable=False),  # JSON; empty if the lease is free
     Column("status", String(16), nullable=False),
     Column("reason", String(16), nullable=False),  # user | system | empty
-    Column("error", Text, nullable=False),  # JSON of the first error; empty if there is none
+    Column("error", Text, nullable=False),  # JSON of the first error; otherwise empty
     Column("next_step", BigInteger, nullable=False),
     Column("window", Text, nullable=False),  # '1' a nack, '0' an ack, the newest last
     Column("file", SafeText(), nullable=False),
@@ -113,7 +113,7 @@ generations = Table(
     Column("source", String(256), primary_key=True),
     Column("generation", BigInteger, primary_key=True, autoincrement=False),
     Column("unit", Text, nullable=False),  # JSON: the data that it was assigned for
-    Column("position", Text, nullable=False),  # JSON: the source's position when it was left; else empty
+    Column("position", Text, nullable=False),  # JSON: the source's position when it was left; otherwise empty
 )
 
 consumers = Table(
@@ -151,7 +151,7 @@ deliveries = Table(
     Column("state", String(8), nullable=False),  # open | split | done | void | dropped
     Column("handled", BigInteger, nullable=False),  # records handled, from the front; once done: records delivered
     Column("pending", Text, nullable=False),  # JSON: progress, and the children once it is split
-    Column("staged", Text, nullable=False),  # JSON: a dead letter's own staged delivery; else empty
+    Column("staged", Text, nullable=False),  # JSON: a dead letter's own staged delivery; otherwise empty
 )
 
 offsets = Table(
@@ -198,7 +198,7 @@ log_parts = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("nacked", BigInteger, nullable=False),  # entries that a source processor nacked
-    Column("compacted", Integer, nullable=False),  # 1 once compacted, else 0
+    Column("compacted", Integer, nullable=False),  # 1 once compacted, otherwise 0
     Column("position", Text, nullable=False),  # JSON: the source's position after its last entry
 )
 

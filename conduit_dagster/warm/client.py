@@ -41,7 +41,7 @@ class ForkedProcess:
         self._connection.close()
 
     def begin(self) -> None:
-        """Let the child begin. Raises :class:`NotWarmError` if it is gone; it has then not begun."""
+        """Let the child begin. Raises :class:`NotWarmError` if it has ended, without having begun."""
         try:
             send_go(self._connection)
         except OSError as error:

@@ -21,10 +21,10 @@ ROW_GROUP_BYTES: Final = 16 << 20
 
 
 class ParquetPart:
-    """A new Parquet file. The same rows give the same bytes, however they are divided into blocks.
+    """A new Parquet file. The same rows result in the same bytes, however they are divided into blocks.
 
     Recovery stages a lost part again and compares digests, so row groups depend on the rows alone. Another version of
-    pyarrow may give other bytes.
+    pyarrow may produce other bytes.
     """
 
     def __init__(self, task: WriterTask, compression: str = "zstd") -> None:

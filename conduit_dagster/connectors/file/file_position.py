@@ -32,7 +32,7 @@ class FilePosition(msgspec.Struct, frozen=True):
     def with_files(self, files: Mapping[int, TrackedFile], back: Iterable[TrackedFile] = ()) -> FilePosition:
         """Return the position with these files in their new states, new ones at the end.
 
-        ``back``: those of them that are in the lists, as they are there.
+        ``back``: those of them that are in the lists, with their state there.
         """
         kept = [files.get(file.number, file) for file in self.files]
         known = {file.number for file in self.files}
@@ -45,7 +45,7 @@ class FilePosition(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, seen=seen, files=tuple(every), read=read)
 
     def like(self, other: FilePosition) -> FilePosition:
-        """Return the position in the form of a later one, so that equal places of both forms look alike."""
+        """Return the position in the form of a later one, so that equal places of both forms are equal."""
         if self.read is not None or other.read is None:
             return self
         return msgspec.structs.replace(self, read=FinishedLists())

@@ -45,7 +45,7 @@ class Quiet:
 Places = dict[int | str, list[FoundFile]]
 """Existing files, by inode if available, otherwise by name."""
 KnownFile = tuple[TrackedFile, FoundFile]
-"""A file as recorded in the position, and as it is now."""
+"""A file as recorded in the position, and in its current state."""
 _MOST_PLACES = 10_000
 """Number of files whose last location is cached, besides those of the newest scans."""
 
@@ -80,7 +80,7 @@ class Survey(NamedTuple):
     listed: list[TrackedFile]
     """Those of ``known`` that come from the lists."""
     rewritten: list[TrackedFile]
-    """Files of the lists that no longer contain what was read from them."""
+    """Files of the lists whose content was overwritten after it was read."""
     superseded: list[TrackedFile]
     """Files of the lists replaced by another tracked file at the same place: their content has changed since."""
     newest: FoundFile | None
@@ -180,7 +180,7 @@ class FileScan:
         return known, gone
 
     def _match(self, file: TrackedFile, places: Iterable[FoundFile]) -> _Match | None:
-        """Return the current place of a tracked file, if it still contains what was read from it."""
+        """Return the current place of a tracked file, if the part already read is unchanged."""
         known = self._recognised.get(file.number)
         for found in places:
             if known is not None and known.file == file and known.found == found:
@@ -317,7 +317,7 @@ class FileFinder:
         self._places: Places | None = None
 
     def open(self, file: TrackedFile) -> OpenFile | None:
-        """Open a tracked file; None if it is missing or no longer contains what was read from it.
+        """Open a tracked file; None if it is missing or the part already read has changed.
 
         Metadata and data both come from the descriptor: the name is resolved only once.
         """
@@ -339,7 +339,7 @@ def _open_one(file: TrackedFile, places: Iterable[FoundFile]) -> OpenFile | None
 
 
 def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:
-    """Open the found file if it is the tracked one and still contains what was read from it; otherwise return None."""
+    """Open the found file if it is the tracked one and the part already read is unchanged; otherwise return None."""
     opened = open_found(found)
     if opened is None or opened.holds(file):
         return opened

@@ -58,7 +58,7 @@ class FileStates(NamedTuple):
     gone: Sequence[TrackedFile]
     """Files of the position that no longer exist."""
     listed: Sequence[TrackedFile]
-    """Files of the lists that changed, but still contain what was read from them."""
+    """Files of the lists that changed, but not in the part already read."""
     untrue: Sequence[TrackedFile]
     """Files of the lists that no longer contain it, or had other content since."""
 

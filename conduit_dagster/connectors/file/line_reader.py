@@ -118,7 +118,7 @@ def read_lines(file: Readable, start: int, end: int, piece: int) -> Iterator[lis
 def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterator[tuple[TrackedFile, TrackedFile]]:
     """Yield each file with a non-empty part in the range, at its start and at its end, in reading order.
 
-    Files are looked up in the lists of both positions as well: one that grew continues where it was read up to.
+    Files are looked up in the lists of both positions as well: one that grew continues at its recorded end.
     """
     before, finished = {file.number: file for file in start.files}, lists.of(start)
     for last in _at(end, finished, lists.of(end)):

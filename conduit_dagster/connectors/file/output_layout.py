@@ -56,7 +56,7 @@ class PathLayout(ABC):
 
     @abstractmethod
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether all bytes of the delivery are there."""
+        """Return whether the destination has all bytes of the delivery."""
 
     @abstractmethod
     def publish(self, delivery: Delivery) -> Target:
@@ -121,7 +121,7 @@ class PathDestination(StagedDestination):
         return self._layout.target(same)
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether the delivery's bytes are there."""
+        """Return whether the destination has the delivery's bytes."""
         return self._layout.holds(delivery)
 
     def publish(self, delivery: Delivery) -> Target:

@@ -53,7 +53,7 @@ class PartsFolder(PathLayout):
         return folder / f"part-{index:05d}{Path(name).suffix}"
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether all parts are there with the staged bytes."""
+        """Return whether all parts exist with the staged bytes."""
         folder = self._final(delivery)
         paths = [self._file(folder, i, part.name) for i, part in enumerate(delivery.parts)]
         return all(path.is_file() for path in paths) and all(

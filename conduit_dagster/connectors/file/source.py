@@ -106,7 +106,7 @@ class FileSource(Source):
         )
 
     def _latest(self, start: Position, limit: Limit, horizon: Any) -> Position:
-        """Try :meth:`latest` once. Raises ``FileChanged`` if a file is not the one that was listed."""
+        """Try :meth:`latest` once. Raises ``FileChanged`` if a file differs from the listed one."""
         position, left = parse_position(start), limit
         survey = self._surveyor.survey(position, self._lists.of(position))
         changed, copied = dict[int, TrackedFile](), Copied(position.copied)

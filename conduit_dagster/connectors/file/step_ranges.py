@@ -163,7 +163,7 @@ class FileSteps:
     def take(self, seen: SeenFile, limit: Limit, bound: Bound | None) -> Step:
         """Return a step of as many complete lines as the limit allows, up to the bound if given.
 
-        Raises ``FileChanged`` if the file is not the one that was seen.
+        Raises ``FileChanged`` if the file differs from the one seen.
         """
         upto = seen.found.size if bound is None else min(seen.found.size, bound.upto)
         tried = (seen.file.offset, upto, seen.closed, bound, seen.found.modified)

@@ -40,7 +40,7 @@ class Listing(Protocol):
     """Listing of a source's files."""
 
     ordered: bool
-    """Whether each new file's name sorts after all others, so that the last name read determines what was read."""
+    """Whether each new file's name sorts after all others, so that the last name read identifies all files read."""
 
     def files(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
         """Return the existing files that are wanted. May raise ``OSError`` or a ``ConduitError``.

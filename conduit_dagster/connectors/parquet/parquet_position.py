@@ -48,7 +48,7 @@ class ParquetPosition(msgspec.Struct, frozen=True):
         return ParquetPosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh), self.read)
 
     def like(self, other: ParquetPosition) -> ParquetPosition:
-        """Return the position in the form of a later one, so that equal places of both forms look alike."""
+        """Return the position in the form of a later one, so that equal places of both forms are equal."""
         if self.read is not None or other.read is None:
             return self
         return msgspec.structs.replace(self, read=FinishedLists())

@@ -157,7 +157,7 @@ class OutputReadMode(ReadMode):
         return pieces or []
 
     def _require(self, piece: Piece, upto: _Place) -> None:
-        """Raise unless the file is the one that was read and has all bytes that are to be read."""
+        """Raise unless the file is the one that was read and has all bytes to be read."""
         self._open(piece, upto).close()
 
     def _open(self, piece: Piece, *seen: _Place) -> OpenFile:
@@ -182,7 +182,7 @@ class OutputReadMode(ReadMode):
         return opened
 
     def _compare(self, opened: OpenFile, place: _Place, length: int) -> None:
-        """Raise if it is not the file of the place, or no longer contains what was read from it."""
+        """Raise if it is not the file of the place, or if the part already read has changed."""
         tracked = place.tracked(opened)
         if not tracked.may_be(opened.found):
             raise self._gone(opened.url, _OTHER)

@@ -158,7 +158,7 @@ class ReadMode(ABC):
 
     @abstractmethod
     def lag(self, position: Position) -> int:
-        """Return how far the position is behind."""
+        """Return the lag of the position."""
 
     def place(self, position: Position) -> Any:
         """Return the position without mere observations."""

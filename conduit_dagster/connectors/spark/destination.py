@@ -86,7 +86,7 @@ class SparkDestination(StagedDestination):
             with asked(self.context.pipeline, self.format, "be written to") as (spark, _):
                 register(spark, self.context.root, self._settings.register_)
                 if self._settings.register_:
-                    # makes it the current thread's session: a writer looks up Python data sources only there
+                    # makes it the current thread's session, the only one where a writer looks up Python data sources
                     spark.createDataFrame([], "nothing INT")
                 self._save(spark.read.parquet(*urls), delivery)
         return delivery.target

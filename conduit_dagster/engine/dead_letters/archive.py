@@ -113,7 +113,7 @@ class ArchivedLetter(NamedTuple):
     """Step of the dead letter, with its ``number``, if a replayed one failed again; otherwise -1 for both."""
     number: int
     failed: bytes
-    """The record as it was at the node that nacked it (``kept.py``)."""
+    """The record in its state at the node that nacked it."""
     original: bytes
     """The record as its source returned it."""
 
@@ -222,7 +222,7 @@ class Archive:
                 raise damaged(storage.join(self.folder, part), "is not what was written") from None
 
     def verify(self, part: LetterPart) -> None:
-        """Raise ``FatalError`` (``dead_letters.damaged``) if a file differs from what was written."""
+        """Raise ``FatalError`` (``dead_letters.damaged``) if a file differs from the written one."""
         url = storage.join(self.folder, part.name)
         try:
             found = storage.digest(url)

@@ -44,7 +44,7 @@ class ReplaySource(Source):
     sets_metadata = True
 
     def __init__(self, real: Source, origin: str, replay: int, failed: bool) -> None:
-        """``failed``: read each record as it was at the node that nacked it."""
+        """``failed``: read the records in their state at the node that nacked them."""
         super().__init__(real.settings, real.context)
         self.origin, self._replay, self._failed = origin, replay, failed
         self._letters: LetterReplays | None = None

@@ -36,7 +36,7 @@ class FoundLetter(NamedTuple):
         return self.row["step"], self.row["number"]
 
     def failed(self) -> Record | None:
-        """Return the record as it was when it was nacked; None if it was not archived."""
+        """Return the record in its state when it was nacked; None if it was not archived."""
         return None if self.kept is None else record_of(self.kept[0], self.row["part"])
 
     def original(self) -> Record | None:

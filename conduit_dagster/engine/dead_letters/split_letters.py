@@ -36,7 +36,7 @@ class Nacked(NamedTuple):
     node: str
     nack: Nack
     record: Record
-    """The record as it was when it was nacked."""
+    """The record in its state when it was nacked."""
     stands: bool
     """Whether it is a replayed dead letter that had no route and so reached no node."""
 

@@ -43,7 +43,7 @@ class StepOriginals:
         return self._last[1]
 
     def redact(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
-        """Return a text without the redacted values of a record, in its current form and as it was read."""
+        """Return a text without the redacted values of a record, in its present and its original form."""
         redaction = self._pipeline.redaction
         if not redaction:
             return hide(text)

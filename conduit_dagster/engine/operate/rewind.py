@@ -71,7 +71,7 @@ def _invalid(name: str, why: str) -> Exception:
 
 
 def skipped_by(source: Source, known: Any, wanted: Any) -> Skipped:
-    """Return what would be skipped by continuing from ``wanted``."""
+    """Return the records skipped by continuing from ``wanted``."""
     if isinstance(known, int) and isinstance(wanted, int):
         return Skipped(wanted > known, max(0, wanted - known), "records")
     between = _records_between(source, known, wanted)
@@ -138,7 +138,7 @@ def rewind(
 ) -> dict[str, Any]:
     """Move a source's position; everything after it is read and delivered again, with new delivery hashes.
 
-    A prepared step is never planned anew, so the pipeline must have none. Moving forward, or in an unknown direction,
+    A prepared step is never replanned, so the pipeline must have none. Moving forward, or in an unknown direction,
     requires ``force``. Raises ``FatalError`` (``positions.*``, ``log.*``).
     """
     state = lock.store.load()
@@ -157,7 +157,7 @@ def rewind(
 
 
 def require_no_step(lock: PipelineLock, state: PipelineState) -> None:
-    """Raise ``FatalError`` (``positions.step_open``) if a step is prepared: it is never planned anew."""
+    """Raise ``FatalError`` (``positions.step_open``) if a step is prepared: it is never replanned."""
     found = prepared_step(state)
     if found is not None:
         raise refused(

@@ -56,7 +56,7 @@ class Subject:
         return RunOptions.of(self.project)
 
     def known(self) -> sa.Engine:
-        """Return the state store. Raises ``FatalError`` (``pipeline.never_ran``) if there is none."""
+        """Return the state store. Raises ``FatalError`` (``pipeline.never_ran``) if it does not exist."""
         if self.store is None:
             raise never_ran(self.id)
         return self.store

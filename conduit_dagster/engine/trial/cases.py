@@ -28,7 +28,7 @@ from conduit_dagster.sdk import (
 
 
 class MockProcessor(Processor):
-    """Processor that returns what the test specifies, whatever the record."""
+    """Processor that returns the test's specified result for every record."""
 
     name: ClassVar[str] = "mock"
 
@@ -44,7 +44,7 @@ class MockProcessor(Processor):
 
 
 def with_parts(record: Record, parts: RecordParts) -> Record:
-    """Return the record with the given parts in place of its own; metadata is added."""
+    """Return the record with the given parts replaced; metadata is merged."""
     record.operation = parts.operation or record.operation
     record.metadata = {**record.metadata, **parts.metadata}
     record.key = record.key if parts.key is None else data_of(parts.key)

@@ -13,7 +13,7 @@ CONTAINERS: Final = frozenset({list, tuple, dict})
 def measure(value: Any, most: int) -> int:
     """Return the number of characters and items in ``value`` at any depth: its JSON is at least that long.
 
-    A part that occurs twice counts twice. Raises :class:`EvaluationError` beyond ``most``, without looking further.
+    A part that occurs twice counts twice. Raises :class:`EvaluationError` as soon as ``most`` is exceeded.
     """
     size = 0
     waiting = [value]

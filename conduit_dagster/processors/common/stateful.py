@@ -44,7 +44,7 @@ class Entries:
 
 
 class StatefulProcessor(Processor, ABC):
-    """A processor whose result for a record depends on the records before it, in the pipeline's order.
+    """A processor whose result for a record depends on earlier records, in the pipeline's order.
 
     The engine runs it in one task, restores its state before each step, and stores new entries with the step: a
     repeated step starts with the same state, and a step that did not count leaves nothing behind.

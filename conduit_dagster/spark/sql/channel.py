@@ -181,7 +181,7 @@ Function = Callable[[Iterator[Any]], Iterator[Any]]
 def answering(
     queries: Sequence[SqlQuery], types: dict[str, str], function: Function, batches: Iterator[Any]
 ) -> Iterator[Any]:
-    """Run the second half: take answers; yield what ``function`` yields for the task's number."""
+    """Run the second half: take answers; yield the output of ``function`` for the task's number."""
     import pyarrow as pa
 
     rows = iter(batches)

@@ -116,7 +116,7 @@ class SourceConformance:
                     assert read_range(make(), start, cut) == records[:place]
 
     def test_splits_know_their_place(self, make: Make, end: Position, records: list[Record]) -> None:
-        """Each split has the correct number of records before it, and of its own if it has one."""
+        """Each split has the correct number of records before it, and the correct number of its own, if set."""
         source, place = make(), 0
         for split in source.split(source.initial(), end, 4):
             count = sum(len(b.records if isinstance(b, Block) else b) for b in source.read(split, ReadOptions()))
