@@ -22,19 +22,19 @@ Operation = Literal["create", "update", "delete", "snapshot"]
 
 
 class RecordParts(Section):
-    """Parts of a record. A mapping is a document, a text is raw data."""
+    """Parts of a record. A mapping is a document, a string is raw data."""
 
     operation: Operation | None = None
     """Operation of the record. Defaults to `create` for an input record."""
 
     metadata: dict[str, str] = {}
-    """Parts of a record. A mapping is a document, a string is raw data."""
+    """Metadata entries. Of an output record only the listed entries are compared."""
 
     key: Part = None
     """The key."""
 
     before: Part = None
-    """Metadata entries. Of an output record only the listed entries are compared."""
+    """The payload before the change."""
 
     after: Part = None
     """The payload after the change."""

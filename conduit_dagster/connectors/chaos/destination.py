@@ -58,7 +58,7 @@ class ChaosDestination(FileDestination):
         return ChaosWriter(writer, self._fault) if self._fault.is_at("write") else writer
 
     def publish(self, delivery: Delivery) -> Target:
-        """Wraps another writer, which gets the records that it does not fail at or refuse."""
+        """Fail before or after publishing, or publish."""
         upto = self._fault.passed + delivery.records
         self._fault.strike("publish", upto)
         target = super().publish(delivery)
@@ -69,14 +69,14 @@ class ChaosDestination(FileDestination):
 
 
 class ChaosWriter(Writer):
-    """Pass the origins of the next block on."""
+    """Wraps another writer, which gets the records that it does not fail at or refuse."""
 
     def __init__(self, writer: Writer, fault: Fault) -> None:
         self._writer, self._fault = writer, fault
         self._place: tuple[str, int, Sequence[int]] = ("", 0, ())
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:
-        """Keep the origins for the next block."""
+        """Pass the origins of the next block on."""
         self._place = (source, first, origins)
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
