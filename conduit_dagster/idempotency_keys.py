@@ -1,4 +1,4 @@
-"""Idempotency keys for side effects: the same in all attempts of a step."""
+"""Idempotency keys for side effects: the same in all attempts of a step (reference 5)."""
 
 from __future__ import annotations
 

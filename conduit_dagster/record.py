@@ -51,7 +51,7 @@ class Record(msgspec.Struct, gc=False):
 
 
 def mode_of(record: Record) -> Mode:
-    """Return the mode in the record's metadata; by default copy for a snapshot, otherwise sync."""
+    """Return the mode in the record's metadata; by default copy for a snapshot, otherwise sync (reference 4, Mode)."""
     mode = record.metadata.get(MODE)
     return mode if mode in MODES else "copy" if record.operation == "snapshot" else "sync"
 
@@ -143,7 +143,7 @@ _COPIERS: dict[type, Callable[[Any], Any]] = {dict: copy_document, list: _copy_l
 
 
 def copy(record: Record) -> Record:
-    """Return an independent copy for one branch. Metadata is shared until it is replaced."""
+    """Return an independent copy for one branch. Metadata is shared until it is replaced (CASES C21)."""
     return Record(
         record.position,
         record.metadata,

@@ -58,7 +58,7 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     """Return the recovery sensor's decision. ``lead_ns``: how long before its due time a restart is launched.
 
     Exactly one restart per failure: the store numbers the failure, the run carries the number, and the store accepts it
-    once.
+    once (CASES B10, B11).
     """
     stored, run = known.stored, known.run
     if stored.owned or not known.file.runnable:

@@ -244,7 +244,7 @@ class CachedStore:
 class HeartbeatMonitor:
     """Heartbeats over the ticks of one process: an owner on another machine is dead once it was silent for too long.
 
-    It uses its own monotonic clock: the clocks of other machines do not count.
+    It uses its own monotonic clock: the clocks of other machines do not count (DELIVERY.md, Leases).
     """
 
     def __init__(self) -> None:

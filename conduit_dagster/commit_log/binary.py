@@ -1,4 +1,4 @@
-"""Binary layout of Transporter's commit log, big-endian throughout.
+"""Binary layout of Transporter's commit log, big-endian throughout (CASES C22).
 
 A commit log entry is ``offset (8), message length (4), timestamp (8, whole seconds), mode (1), key length (4), key,
 data length (4), data``; the message is key and data with their lengths, without timestamp and mode.

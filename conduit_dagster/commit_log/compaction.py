@@ -1,4 +1,7 @@
-"""Compaction of closed segments: removes entries that no consumer needs, except for each namespace's last one."""
+"""Compaction of closed segments: removes entries that no consumer needs, except for each namespace's last one.
+
+Source: reference 4.
+"""
 
 from __future__ import annotations
 

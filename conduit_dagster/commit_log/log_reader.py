@@ -36,7 +36,7 @@ def read(
     columns: Sequence[str] | None = None,
     block: int = BLOCK,
 ) -> Iterator[Batch]:
-    """Yield the entries with ``start <= offset < stop`` that compaction has left.
+    """Yield the entries with ``start <= offset < stop`` that compaction has left (CASES C18).
 
     ``columns``: all by default; ``offset`` is always included. Blocks hold at most ``block`` entries. Raises
     :class:`MissingPartError` (``log.missing``) or ``FatalError`` (``log.corrupt``) for a file that differs from the

@@ -58,7 +58,7 @@ class AckFront:
 
 
 class Acked(msgspec.Struct):
-    """Handled part of a delivery. Offsets advance by it, and never move back."""
+    """Handled part of a delivery. Offsets advance by it, and never move back (CASES C1, C12, C13)."""
 
     handled: int
     """Number of handled records from the front of the delivery."""
@@ -136,7 +136,7 @@ class Acks:
 class AckFile:
     """Writer of the current acks, beside the staged parts while the job runs: one small file, replaced each time.
 
-    A killed process loses at most the acks of one interval; those records are sent again.
+    A killed process loses at most the acks of one interval; those records are sent again (CASES C4).
     """
 
     def __init__(self, acks: Acks, folder: str, token: str, interval: float) -> None:

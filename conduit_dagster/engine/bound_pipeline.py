@@ -176,7 +176,10 @@ def _log_of(config: Pipeline, plugins: Plugins) -> Literal["records", "positions
 def choose_log(
     config: Pipeline, sources: Iterable[Source | type[Source]]
 ) -> tuple[Literal["records", "positions"], str]:
-    """Return the kind of log that makes steps repeatable, and the reason for the choice."""
+    """Return the kind of log that makes steps repeatable, and the reason for the choice.
+
+    Source: DESIGN.md, How records move.
+    """
     if config.delivery.log != "auto":
         return config.delivery.log, "the file says so"
     if config.delivery.drift:

@@ -39,7 +39,7 @@ class DestinationNode:
 
     @property
     def needs_own_records(self) -> bool:
-        """Whether the branch may change its records, and so needs its own copies."""
+        """Whether the branch may change its records, and so needs its own copies (CASES C21)."""
         return bool(self.nodes) or self.destination.changes_records
 
 
@@ -115,7 +115,7 @@ class CompiledPipeline:
             self.idempotency.generations = dict(generations)
 
     def consumers(self) -> dict[str, Destination]:
-        """Return all destinations by id, the dead-letter queue first: it is published first."""
+        """Return all destinations by id, the dead-letter queue first: it is published first (DELIVERY.md, Publish)."""
         return {
             DEAD_LETTERS: self.dead_letters,
             **{destination_node.id: destination_node.destination for destination_node in self.outputs},

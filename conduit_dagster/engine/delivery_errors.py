@@ -45,7 +45,7 @@ def refused_letter(sent: Sent, node: str, redaction: Redaction) -> ConduitError 
     if sent.error is not None:
         error: ConduitError = sent.error.as_error()
     else:
-        # the queue may accept it later: treat it like any other failed dead-letter write
+        # the queue may accept it later: treat it like any other failed dead-letter write (CASES B7)
         message = f"the dead-letter queue did not take a record: {reason(sent.nacks[0], redaction)}"
         error = TransientError(message, code="dead_letters.write_failed", fix="fix the queue; nothing was lost")
     error.node = error.node or node

@@ -1,4 +1,4 @@
-"""The delivery hash, which identifies one step for one consumer."""
+"""The delivery hash, which identifies one step for one consumer (reference 5, and DELIVERY.md, Units)."""
 
 from __future__ import annotations
 

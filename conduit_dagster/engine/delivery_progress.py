@@ -51,7 +51,7 @@ class Shipment:
         return as_delivery(self.staged, self.plan.step)
 
     def child(self, name: str, child: DeliveryChild) -> Delivery:
-        """Return a child. A delivery of one record is its own child."""
+        """Return a child. A delivery of one record is its own child (DELIVERY.md, When publishing fails)."""
         if self.staged.records == 1:
             return self.whole()
         without = tuple(child.without)
@@ -108,7 +108,7 @@ def places_of(child: DeliveryChild) -> Sequence[int]:
 
 
 def with_mark(progress: DeliveryProgress, place: int) -> DeliveryProgress:
-    """Return the progress with one more record marked, advanced past marked records at its front.
+    """Return the progress with one more record marked, advanced past marked records at its front (CASES C12).
 
     The offset never passes a record that is neither delivered nor marked.
     """

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class DeliveryRecords:
-    """Records of a delivery, read from its staging.
+    """Records of a delivery, read from its staging (DELIVERY.md, When the pipeline changes).
 
     If the destination does not stage whole records, they are staged again, once, provided source and code still produce
     the prepared bytes. Otherwise a record is returned as it was staged, that is, as its destination would have received

@@ -14,7 +14,7 @@ _BLOCK = 3_000
 
 
 class JoinSource(Source):
-    """One source that joins several logs. A position holds the offset of each member.
+    """One source that joins several logs. A position holds the offset of each member (CASES D16).
 
     Entries nacked by a source's processors are passed on separately, before the record that follows them. A record
     without a partner is not part of a step yet.

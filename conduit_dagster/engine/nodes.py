@@ -143,7 +143,7 @@ def _condition(text: str, clock: Clock) -> Select | None:
 
 
 def _namespace(pattern: str) -> Select | None:
-    """Return a selector that searches the collection for the pattern, unanchored."""
+    """Return a selector that searches the collection for the pattern, unanchored (CASES C14)."""
     if not pattern:
         return None
     search = re2.compile(pattern).search

@@ -30,7 +30,7 @@ def after_step(plan: Plan, decision: Decision) -> Offsets:
 
 
 def before_record(plan: Plan, decision: Decision, source: str, ordinal: int) -> Offsets:
-    """Return the offsets of a consumer whose next unhandled record is this one: right before it."""
+    """Return the offsets of a consumer whose next unhandled record is this one: right before it (CASES C12)."""
     moves: Offsets = {}
     for span in plan.ranges if not plan.replay else ():
         count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read

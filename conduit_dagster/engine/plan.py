@@ -48,7 +48,7 @@ class PlanCursor:
             self.sources[span.source].records = span.offset + read
 
     def turns(self, sources: Sequence[str]) -> Sequence[str]:
-        """Return the sources in the order in which they may be chosen next: after the last one."""
+        """Return the sources in the order in which they may be chosen next: after the last one (CASES D3)."""
         if self._last not in sources:
             return sources
         after = sources.index(self._last) + 1
@@ -75,7 +75,7 @@ class StepPlanner:
         """Store a plan with a range per source that has new data; return None if no source has."""
         if self._closed:
             return None
-        # destinations added later come first: nothing new is read before all have caught up
+        # destinations added later come first: nothing new is read before all have caught up (reference 4)
         only, ranges = self._missed() or ("", self._ranges(self._inputs_of(""), horizons))
         logs: dict[str, LoggedRange] = {}
         if not ranges and self._log is not None:

@@ -121,7 +121,7 @@ class Publisher:
     # -- after a crash ------------------------------------------------------------------------------------------
 
     def settle(self, shipment: Shipment) -> None:
-        """Mark a delivery as delivered that the destination already has; it is not sent again."""
+        """Mark a delivery as delivered that the destination already has; it is not sent again (CASES B14)."""
         context, staged = self._context, shipment.staged
         target = blamed(context.node(shipment.consumer), self._destination(shipment).settled, shipment.whole())
         context.delivered(shipment.plan, staged, staged.records, target, self._offsets(shipment))

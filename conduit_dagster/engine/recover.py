@@ -1,4 +1,4 @@
-"""Start-up recovery. May be killed at any line and repeated."""
+"""Start-up recovery. May be killed at any line and repeated (DELIVERY.md, Start)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def start_up(loop: StepLoop, plans: bool = True) -> None:
     In this order: removed consumers are retired; open steps end with the consumers, sources and generations that they
     were planned with; only then are connectors added and changed, because a newcomer's catch-up depends on the sources'
     positions at that time (docs/delivery.md, What you may change, and when). Without ``plans`` a step that is only
-    planned is dropped.
+    planned is dropped (DELIVERY.md, When the pipeline changes).
     """
     context = loop.context
     retire(context.pipeline, context.store)
@@ -155,7 +155,10 @@ def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, stag
 
 
 def _require_same(plan: Plan, consumer: str, destination: Destination) -> None:
-    """Raise ``FatalError``, naming both targets, if a prepared step's target has changed."""
+    """Raise ``FatalError``, naming both targets, if a prepared step's target has changed.
+
+    Source: DELIVERY.md, Destinations.
+    """
     now = identity(destination)
     was = plan.targets.get(consumer, now)
     if was != now:

@@ -1,4 +1,4 @@
-"""Sending of one delivery: whole, or in pieces after a bulk error and to direct destinations."""
+"""Sending of one delivery: whole, or in pieces after a bulk error and to direct destinations (DELIVERY.md)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Redelivery:
         """Divide a delivery that failed as a whole; return the records that the error names."""
         whole = DeliveryChild(0, self._shipment.staged.records)
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
-            # a failed dead-letter write stops the run; nothing after it in the step is acked
+            # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)
             raise self._told(error) from self._shown(error)
         named = _named(error)
         if whole.take > 1:
@@ -262,7 +262,7 @@ class Redelivery:
             shipment.plan, shipment.staged, child.skip, child.take, ahead, is_single, self._flushed
         )
         if shipment.consumer == DEAD_LETTERS and (refused := self._refused_letter(sent)) is not None:
-            # a failed dead-letter write stops the run; nothing after it in the step is acked
+            # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)
             raise refused
         self._nack_sent(sent)
         shipment.progress = progress_of(sent.acked, shipment.progress)

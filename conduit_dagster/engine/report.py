@@ -169,7 +169,7 @@ class RunResult:
         return "finished (all input read)" if self.drained else f"stopped by the {self.reason}"
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result in the documented format of ``run --json``."""
+        """Return the result in the documented format of ``run --json`` (DESIGN.md, Command line)."""
         progress = self.progress
         return {
             "id": self.pipeline,

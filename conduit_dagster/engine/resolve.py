@@ -28,7 +28,7 @@ class Resolution(NamedTuple):
 
 
 def resolve(plan: Plan, ledgers: list[Ledger], window: NackWindow, state: str) -> Resolution:
-    """Pass a step's nacks through the window: sources in file order, records in source order."""
+    """Pass a step's nacks through the window: sources in file order, records in source order (DELIVERY.md, Resolve)."""
     counts = _counts(plan, ledgers)
     order = {span.source: i for i, span in enumerate(plan.ranges)}
     nacks = sorted((row for ledger in ledgers for row in ledger.nacks), key=lambda r: (order[r.source], r.ordinal))
@@ -102,7 +102,7 @@ def refusal(row: NackRow, window: NackWindow) -> ConduitError:
     """Return the error that a run fails with if the window does not accept a nack.
 
     An exceeded threshold is fatal. At threshold 0 it is the original error: fatal for a processor, which would fail the
-    same way again, and transient for a destination.
+    same way again, and transient for a destination (DESIGN.md, Errors; CASES A13, A14, B6, B7).
     """
     place = f"{row.source}, position {row.position}"
     if window.threshold:
@@ -126,7 +126,7 @@ class WindowVerdict:
 
 @dataclass(frozen=True)
 class NackWindow:
-    """At most ``threshold`` nacks among the last ``size`` records; size 0 accepts any number.
+    """At most ``threshold`` nacks among the last ``size`` records; size 0 accepts any number (CASES A13-A15).
 
     Threshold 0 means that the first nack stops the pipeline, whatever the size.
     """

@@ -148,7 +148,7 @@ class _Sending:
             yield first, batch
 
     def _skip(self, place: int, staged: StagedRecord) -> None:
-        """Mark a record that an earlier run acked, although an earlier record was not."""
+        """Mark a record that an earlier run acked, although an earlier record was not (CASES C13)."""
         self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
         self._acks.ack(place)
 

@@ -143,7 +143,7 @@ class SplitRun:
         self._filtered[node] = self._filtered.get(node, 0) + 1
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
-        """Add a nack. One source record makes at most one: that of the first node in file order."""
+        """Add a nack. One source record makes at most one: that of the first node in file order (DELIVERY.md)."""
         self._nacks.add(origin, self._rank, node, nack, record)
 
     def _report_nacks(self) -> None:

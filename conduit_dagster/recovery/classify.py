@@ -21,7 +21,7 @@ _DAGSTERS_CLASS = re.compile(r"^dagster[\w.]*\.\w+: ")
 
 
 def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.error") -> ConduitError:
-    """Return the ``ConduitError`` that ``error`` is, contains or amounts to.
+    """Return the ``ConduitError`` that ``error`` is, contains or amounts to (DESIGN.md, Errors; CASES B8).
 
     The outermost ``FatalError`` or ``TransientError`` anywhere inside wins; then JSON with a code; then an error of the
     operating system. Everything else is transient, under ``code``. ``doing`` begins the message of an unclassified

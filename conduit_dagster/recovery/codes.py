@@ -1,4 +1,7 @@
-"""Classification of error codes as fatal or transient. The table is in ``docs/error-codes.md``."""
+"""Classification of error codes as fatal or transient. The table is in ``docs/error-codes.md``.
+
+Source: reference 3, phase 2.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classification of an error by its text: a ``ConduitError`` note, or JSON with a code."""
+"""Classification of an error by its text: a ``ConduitError`` note, or JSON with a code (reference 3, phase 2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statuses of a pipeline."""
+"""Statuses of a pipeline (reference 3, Pipeline state management)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Policy:
-    """Exponential backoff with a limit. Times are in seconds.
+    """Exponential backoff with a limit. Times are in seconds (reference 2, Configuration).
 
     The caller must ensure ``0 < min_delay <= max_delay``, ``factor >= 1`` and ``max_retries >= -1``; for a pipeline
     file and the project's settings, configuration parsing checks this.
@@ -84,7 +84,7 @@ class GiveUp:
 def decide(
     policy: Policy, past: RestartHistory, now_ns: int, spread: Callable[[], float] = random.random
 ) -> Wait | GiveUp:
-    """Decide what follows a transient error at ``now_ns``. Call once per error.
+    """Decide what follows a transient error at ``now_ns``. Call once per error (CASES B1-B5).
 
     ``spread`` returns the jitter, in [0, 1]; it is not called if the policy has no jitter.
     """

@@ -154,7 +154,10 @@ class Destination(ABC):
         """Return a writer for one task."""
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether the destination already has the whole delivery. Compare bytes: a mark proves nothing."""
+        """Return whether the destination already has the whole delivery. Compare bytes: a mark proves nothing.
+
+        Source: DELIVERY.md, Start.
+        """
         return False
 
     def expected(self, delivery: Delivery) -> Target:

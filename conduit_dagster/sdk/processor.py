@@ -66,7 +66,7 @@ class ProcessorContext:
     pipeline: str
     node_id: str
     clock: Clock
-    """The step's recorded time, so that a repeated step produces the same bytes."""
+    """The step's recorded time, so that a repeated step produces the same bytes (DELIVERY.md, Plan)."""
     consumer: str = ""
     """The destination that the processor belongs to; empty before the fan-out."""
     idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
@@ -75,7 +75,7 @@ class ProcessorContext:
 
     @property
     def delivery_hash(self) -> str:
-        """The hash of the current delivery: the same for every attempt. Store it with side effects."""
+        """The hash of the current delivery: the same for every attempt. Store it with side effects (CASES D12)."""
         return self.idempotency.hash_of(self.consumer)
 
     def record_key(self, record: Record) -> RecordKey:
@@ -188,7 +188,7 @@ class Processor:
         except ProcessError as error:
             return Nack(error.code, error.message)
         except TransientError:
-            raise  # an outage is not the record's fault: the step is repeated
+            raise  # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
         except FatalError as error:
             return Nack(str(error.code), error.message)
         except Exception as error:  # noqa: BLE001  # whatever an author's code raises is that record's nack

@@ -14,7 +14,7 @@ from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings
 from conduit_dagster.sdk.dataset import Dataset, dataset_at
 
 Position = Any
-"""A JSON value: the boundary *after* a record. A source resumes exactly there."""
+"""A JSON value: the boundary *after* a record. A source resumes exactly there (DELIVERY.md, Units)."""
 
 
 class Limit(NamedTuple):
@@ -124,7 +124,7 @@ class ReadOptions(NamedTuple):
 
 
 class ResumeState(NamedTuple):
-    """State of a source when a run begins."""
+    """State of a source when a run begins (reference 4)."""
 
     position: Position
     """The position from which it is read next."""

@@ -29,7 +29,10 @@ class WriterTask:
     index: int
     """Index of the task; the parts in index order are the delivery in order."""
     token: str
-    """Random value, one per task attempt, so that files of a zombie task never collide with ours."""
+    """Random value, one per task attempt, so that files of a zombie task never collide with ours.
+
+    Source: DELIVERY.md, Stage.
+    """
     hash: str = ""
     """The delivery hash: the same for every attempt. For the writer's own side effects."""
     idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)

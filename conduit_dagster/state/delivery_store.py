@@ -26,7 +26,7 @@ ByConsumer = dict[str, dict[str, int]]
 
 
 def move_offsets(connection: sa.Connection, pipeline: str, consumers: Sequence[str], moves: Moves) -> None:
-    """Advance the offsets of each consumer; a lower value never moves an offset back."""
+    """Advance the offsets of each consumer; a lower value never moves an offset back (CASES C1)."""
     rows = [
         row
         for consumer in consumers

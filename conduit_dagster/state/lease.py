@@ -1,4 +1,7 @@
-"""Ownership of a pipeline: an epoch, a heartbeat, and transactions that commit only under them."""
+"""Ownership of a pipeline: an epoch, a heartbeat, and transactions that commit only under them.
+
+Source: DELIVERY.md, Leases.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from conduit_dagster.state.database import put
 from conduit_dagster.state.tables import log_parts, logs
 
 DEFAULT_SEGMENT_BYTES = 1_000_000_000
-"""Size at which a segment is closed and a new one becomes active."""
+"""Size at which a segment is closed and a new one becomes active (reference 4)."""
 
 
 class LogPart(msgspec.Struct, frozen=True):
@@ -75,7 +75,10 @@ class LogStore:
         return LogState(0, None) if row is None else LogState(row["next_offset"], json.loads(row["position"]))
 
     def segment_for_append(self, connection: sa.Connection, source: str, size: int = DEFAULT_SEGMENT_BYTES) -> int:
-        """Return the next append's segment: the active one, or a new one once the active one has ``size`` bytes."""
+        """Return the next append's segment: the active one, or a new one once the active one has ``size`` bytes.
+
+        Source: CASES C19.
+        """
         newest = sa.select(sa.func.max(log_parts.c.segment)).where(*self._parts(source)).scalar_subquery()
         mine = (*self._parts(source), log_parts.c.segment == newest)
         first, bytes_ = connection.execute(

@@ -47,13 +47,13 @@ class Failed:
 
 
 class StatusStore:
-    """The status of one pipeline, for the owner of its lease."""
+    """The status of one pipeline, for the owner of its lease (reference 3, Pipeline state management)."""
 
     def __init__(self, transactions: Transactions, pipeline: str) -> None:
         self._transactions, self._id = transactions, pipeline
 
     def begin(self, start: RunStart) -> RecoveryState | None:
-        """Begin the run; return None if it is a restart that is no longer wanted.
+        """Begin the run; return None if it is a restart that is no longer wanted (CASES B10, B11).
 
         A requested start resets the restart count; a restart continues it, and stays ``recovering`` until it has proved
         to work.

@@ -1,4 +1,4 @@
-"""The stored form of a step: its plan, and the decision that is fixed when it is prepared."""
+"""The stored form of a step: its plan, and the decision that is fixed when it is prepared (DELIVERY.md, One step)."""
 
 from __future__ import annotations
 
@@ -177,7 +177,10 @@ class DeliveryProgress(msgspec.Struct, frozen=True):
 
 
 class LateLetter(msgspec.Struct, frozen=True):
-    """Dead letters of records that were refused at publishing: a separate delivery."""
+    """Dead letters of records that were refused at publishing: a separate delivery.
+
+    Source: DELIVERY.md, When publishing fails.
+    """
 
     delivery: StagedDelivery
     consumer: str

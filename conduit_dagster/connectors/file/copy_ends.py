@@ -1,4 +1,4 @@
-"""End of the copy of each collection, which determines the mode of a file source's records."""
+"""End of the copy of each collection, which determines the mode of a file source's records (reference 4, Mode)."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class OrderedFile(PathLayout):
             raise self._changed("was replaced by another file", after) from None
 
     def target(self, previous: Target | None) -> Target:
-        """Return the file's identity and base length, stored before publishing."""
+        """Return the file's identity and base length, stored before publishing (DELIVERY.md, Destinations)."""
         if previous and "length" not in previous:
             previous = None  # it was a folder then
         kept = None if self._adopt else previous

@@ -34,7 +34,7 @@ class StepOriginals:
         """Return the record in the archive's encoding; a second call for the same record reads nothing.
 
         Empty if the source or the code has changed since the step was prepared, or if a dead letter has no original: a
-        prepared step does not depend on it.
+        prepared step does not depend on it (DELIVERY.md, When the pipeline changes).
         """
         asked = shipment.plan.step, record.source, record.ordinal
         if self._last[0] != asked:

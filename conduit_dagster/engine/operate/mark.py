@@ -1,4 +1,7 @@
-"""``offsets mark PIPELINE CONSUMER OFFSET``: count records up to an offset as handled without sending them."""
+"""``offsets mark PIPELINE CONSUMER OFFSET``: count records up to an offset as handled without sending them.
+
+Source: CASES C8.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``offsets mark --offset``: count single records of the open step as handled, in any order."""
+"""``offsets mark --offset``: count single records of the open step as handled, in any order (reference 4)."""
 
 from __future__ import annotations
 

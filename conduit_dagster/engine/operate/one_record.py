@@ -1,4 +1,4 @@
-"""``offsets step``: send exactly one record of the open step, as the engine would send it."""
+"""``offsets step``: send exactly one record of the open step, as the engine would send it (CASES C10)."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class LogView:
             return self._store.segments(connection, self.source)
 
     def blocks(self, start: int, stop: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-        """Return the entries; where compaction removed some, the next surviving ones."""
+        """Return the entries; where compaction removed some, the next surviving ones (CASES C18)."""
         return read_current(self.folder, self.parts, start, stop, columns)
 
     def entries(self, start: int, stop: int | None = None) -> Iterator[Entry]:

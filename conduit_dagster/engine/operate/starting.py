@@ -37,7 +37,7 @@ def _runs(connection: sa.Connection, pipeline: str) -> bool:
 
 
 def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds: float, longest: float) -> bool:
-    """Stop the pipeline and wait for its end; return False if it was stopped. Cancels a pending restart.
+    """Stop the pipeline and wait for its end; return False if it was stopped. Cancels a pending restart (CASES B10).
 
     ``longest``: seconds to wait for its end. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError``
     (``pipeline.stopping``: requested, but not ended yet).

@@ -1,4 +1,7 @@
-"""Rules across pipelines: no resource has two writing destinations, nor two sources if only one may read it."""
+"""Rules across pipelines: no resource has two writing destinations, nor two sources if only one may read it.
+
+Source: DELIVERY.md, Destinations.
+"""
 
 from __future__ import annotations
 
