@@ -55,7 +55,7 @@ _PARTS: tuple[tuple[LiteralString, float], ...] = ((_INSERT, 0.6), (_UPDATE, 0.3
 
 
 def slots_read(bench: Bench) -> dict[str, Any]:
-    """The source alone beside Debezium's, whose records are not serialised either, and Conduit's."""
+    """Measure the source alone beside Debezium's, whose records are not serialised either, and Conduit's."""
     changes = _made(bench)
     sides = [
         _side(bench, "ours", partial(_source_alone, bench, changes)),
