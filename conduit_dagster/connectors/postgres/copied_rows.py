@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 from psycopg import pq, sql
 from psycopg.errors import error_from_result
 
 from conduit_dagster.connectors.postgres.changes import ReadAs, collection_of
 from conduit_dagster.connectors.postgres.connection import Connection
-from conduit_dagster.connectors.postgres.row_values import Decode
+from conduit_dagster.connectors.postgres.row_functions import row_builder
+from conduit_dagster.connectors.postgres.row_values import Decode, column_values
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_range
 from conduit_dagster.record import COLLECTION, Record
 
 _COPY = "COPY (SELECT {names} FROM {table} WHERE {range} ORDER BY {order}) TO STDOUT"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT {}"
+_as_json = msgspec.json.Encoder().encode
 _ESCAPES = {
     b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v", b"\\": b"\\",
 }  # fmt: skip
@@ -51,7 +54,7 @@ def see_as(connection: Connection, snapshot: str) -> None:
 
 
 def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
-    """Yield each row as a line of COPY's text form, without its end. Raises ``psycopg.Error``."""
+    """Yield each row as a line of COPY's text form. Raises ``psycopg.Error``."""
     statement = sql.SQL(_COPY).format(
         names=sql.SQL(", ").join(map(sql.Identifier, part.names)),
         table=part.table.quoted,
@@ -68,7 +71,7 @@ def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
         size, data = get(0)
         if size <= 0:
             break
-        yield bytes(data[:-1])
+        yield data.tobytes()
     while (result := server.get_result()) is not None:
         if result.status == pq.ExecStatus.FATAL_ERROR:
             raise error_from_result(result)
@@ -78,46 +81,57 @@ class RowRecords:
     """Maker of records from lines of COPY's text form."""
 
     def __init__(self, part: TablePart, decoders: Sequence[Decode], read_as: ReadAs) -> None:
-        self._names = part.names
         self._decoders = decoders
-        self._order = [self._names.index(column.name) for column in part.order]
-        self._key_names = part.key
+        names = part.names
+        self._order = [names.index(column.name) for column in part.order]
+        self._key = [names.index(name) for name in part.key]
         self._operation = part.operation
+        self._rows = row_builder(names)
+        self._keys = row_builder(part.key)
         self._table = str(part.table)
         # shared by all records of the split: nobody changes it in place
         self._metadata = {COLLECTION: collection_of(self._table), **read_as.labels}
         self._with_positions = read_as.with_positions
 
-    def record(self, line: bytes) -> Record:
-        """Return the record of a line."""
-        after = dict(zip(self._names, self._values(line), strict=True))
-        key = {name: after[name] for name in self._key_names}
-        position = self.position(line) if self._with_positions else ""
-        return Record(position, self._metadata, after, key, None, self._operation)
+    def records(self, lines: Sequence[bytes]) -> list[Record]:
+        """Return the records of lines, at least one."""
+        return self._made(lines, self.positions(lines) if self._with_positions else repeat(""))
 
-    def whole(self, line: bytes) -> Record:
-        """Return the record of a line with its position, once more."""
-        record = self.record(line)
-        record.position = self.position(line)
-        return record
+    def whole(self, lines: Sequence[bytes]) -> list[Record]:
+        """Return the records of lines with their positions, once more."""
+        return self._made(lines, self.positions(lines)) if lines else []
+
+    def _made(self, lines: Sequence[bytes], positions: Iterable[str]) -> list[Record]:
+        columns = [self._values(*pair) for pair in zip(self._cells(lines), self._decoders, strict=True)]
+        rows, keys = self._rows(columns), self._keys([columns[place] for place in self._key])
+        metadata, operation = self._metadata, self._operation
+        found = zip(positions, rows, keys, strict=False)
+        return [Record(position, metadata, after, key, None, operation) for position, after, key in found]
 
     def order_texts(self, line: bytes) -> list[str]:
         """Return the values of the columns that order the rows, as text."""
-        cells = line.split(b"\t")
-        return [unescaped(cells[place]).decode() for place in self._order]
+        return self._order_texts([line])[0]
 
-    def position(self, line: bytes) -> str:
-        """Return the position of a line's record: its table, and its place in the table's order."""
-        return f"{self._table}/{json.dumps(self.order_texts(line), ensure_ascii=False, separators=(',', ':'))}"
+    def _order_texts(self, lines: Sequence[bytes]) -> list[list[str]]:
+        cells = self._cells(lines)
+        places = zip(*(cells[place] for place in self._order), strict=True)
+        return [[unescaped(cell).decode() for cell in place] for place in places]
 
-    def _values(self, line: bytes) -> list[Any]:
-        cells = line.split(b"\t")
-        if b"\\" not in line:
-            return [decode(cell) for decode, cell in zip(self._decoders, cells, strict=True)]
-        return [
-            None if cell == b"\\N" else decode(unescaped(cell))
-            for decode, cell in zip(self._decoders, cells, strict=True)
-        ]
+    def positions(self, lines: Sequence[bytes]) -> list[str]:
+        """Return the positions of lines' records: their table, and their places in its order."""
+        return [f"{self._table}/{_as_json(texts).decode()}" for texts in self._order_texts(lines)]
+
+    def _cells(self, lines: Sequence[bytes]) -> list[list[bytes]]:
+        """Return the cells of each column."""
+        # line ends and tabs within a cell are escaped
+        cells, width = b"".join(lines).replace(b"\n", b"\t").split(b"\t"), len(self._decoders)
+        return [cells[place : len(lines) * width : width] for place in range(width)]
+
+    @staticmethod
+    def _values(cells: Sequence[bytes], decode: Decode) -> list[Any]:
+        if b"\\" in b"".join(cells):
+            return [None if cell == b"\\N" else decode(unescaped(cell)) for cell in cells]
+        return column_values(cells, decode)
 
 
 def unescaped(cell: bytes) -> bytes:

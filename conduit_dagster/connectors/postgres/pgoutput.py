@@ -1,30 +1,23 @@
-"""PostgreSQL's logical replication messages (plugin ``pgoutput``, protocol version 2): relations and tuples."""
+"""PostgreSQL's logical replication messages (plugin ``pgoutput``, protocol version 2): relations and rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from conduit_dagster.connectors.postgres.row_values import Decode, text
+from conduit_dagster.connectors.postgres.row_functions import ReadRow
+from conduit_dagster.record import Document
 
 BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE = b"BCRIUDT"
-_NULL, _UNCHANGED, _TEXT = b"nut"
-_NEW, _OLD_KEY, _OLD_ROW = b"NKO"
+NEW, _OLD_ROW = b"NO"
 _FULL = ord("f")
-INSERTED: Final = 6
-"""Where the row of an insert begins."""
+MARK: Final = 5
+"""Where a change says what its first row is: ``NEW``, or what was there before."""
+ROW: Final = 6
+"""Where its first row begins."""
 _EPOCH_2000: Final = 946_684_800_000_000
 """Microseconds between 1970 and 2000."""
-
-
-class _Unchanged:
-    def __repr__(self) -> str:
-        return "UNCHANGED"
-
-
-UNCHANGED: Final = _Unchanged()
-"""A large value (TOAST) that an update did not touch, and that the server did not send."""
 
 
 class Begin(NamedTuple):
@@ -56,7 +49,6 @@ class Relation:
     """Places of the columns that identify a row; none: changes name no row."""
     sends_rows: bool
     """``REPLICA IDENTITY FULL``: what was there before comes whole."""
-    decoders: list[Decode] = field(default_factory=list[Decode])
     key_names: list[str] = field(init=False)
     """Names of the columns that identify a row."""
 
@@ -84,53 +76,31 @@ def read_relation(message: bytes, keys: Callable[[int], Sequence[str]]) -> Relat
     return Relation(oid, name, names, types, marked, is_full)
 
 
-def read_tuple(message: bytes, at: int, decoders: Sequence[Decode]) -> tuple[list[Any], int]:
-    """Read the columns that begin at ``at``; return their values and where the next ones begin."""
-    at += 2
-    values: list[Any] = []
-    add, number = values.append, int.from_bytes
-    for decode in decoders:
-        kind = message[at]
-        if kind == _TEXT:
-            begin = at + 5
-            at = begin + number(message[at + 1 : begin], "big")
-            add(decode(message[begin:at]))
-        else:
-            add(UNCHANGED if kind == _UNCHANGED else None)
-            at += 1
-    return values, at
-
-
 class RowChange(NamedTuple):
     """An insert, update or delete of one row."""
 
-    old: list[Any] | None
+    old: Document | None
     """The row before it, as far as the server sends it; other columns than the key's are None unless ``is_row``."""
     is_row: bool
     """Whether ``old`` is the whole row."""
-    new: list[Any] | None
-    """The row after it."""
+    new: Document | None
+    """The row after it, without large values that it left as they were."""
 
 
-def read_change(message: bytes, decoders: Sequence[Decode]) -> RowChange:
-    """Read an insert, update or delete; ``decoders`` of the relation's columns."""
-    mark, old, new, at = message[5], None, None, 6
+def read_change(message: bytes, read: ReadRow) -> RowChange:
+    """Read an insert, update or delete; ``read`` of the relation's rows."""
+    mark, old, at = message[MARK], None, ROW
     is_row = mark == _OLD_ROW
-    if mark != _NEW:
-        old, at = read_tuple(message, at, decoders)
+    if mark != NEW:
+        old, at = read(message, at)
         if message[0] == DELETE:
             return RowChange(old, is_row, None)
         at += 1
-    new, _ = read_tuple(message, at, decoders)
+    new, _ = read(message, at)
     return RowChange(old, is_row, new)
 
 
-def read_texts(message: bytes, width: int) -> RowChange:
-    """Read a change with its values as text."""
-    return read_change(message, [text] * width)
-
-
-def read_truncated(message: bytes) -> list[int]:
-    """Return the OIDs of the tables that a truncate empties."""
+def read_truncated(message: bytes) -> list[bytes]:
+    """Return the OIDs of the tables that a truncate empties, as messages have them."""
     count = int.from_bytes(message[1:5], "big")
-    return [int.from_bytes(message[6 + 4 * i : 10 + 4 * i], "big") for i in range(count)]
+    return [message[6 + 4 * i : 10 + 4 * i] for i in range(count)]

@@ -66,7 +66,7 @@ class ReplicationStream:
             if size > 0:
                 kind = data[0]
                 if kind == _DATA:
-                    message = bytes(data[_HEADER:])
+                    message = data[_HEADER:].tobytes()
                     if message[0] == BEGIN and int.from_bytes(message[1:9], "big") >= end:
                         return
                     yield message

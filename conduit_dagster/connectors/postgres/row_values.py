@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,12 +22,16 @@ SESSION: Final = {
 """Settings of a session under which values have the text that is decoded here."""
 
 _json = msgspec.json.Decoder().decode
+# these read JSON's numbers at a fraction of the cost of int() and float(), and as exactly
+_integer: Final = msgspec.json.Decoder(int).decode
+_integers: Final = msgspec.json.Decoder(list[int]).decode
+_float: Final = msgspec.json.Decoder(float).decode
+_FROM_UTC: Final = bytes.maketrans(b" +", b"TZ")
 _ZONE = re.compile(r"(?<=\d)([+-]\d\d)(?::?(\d\d))?$")
 
 
-def text(value: bytes) -> str:
-    """Return text as it is."""
-    return value.decode()
+text: Final = bytes.decode
+"""Returns text as it is."""
 
 
 def _boolean(value: bytes) -> bool:
@@ -35,8 +39,12 @@ def _boolean(value: bytes) -> bool:
 
 
 def _number(value: bytes) -> float | str:
-    # JSON has no NaN and no infinities: they stay the text that PostgreSQL takes back
-    return value.decode() if value[-1:] in b"Nyf" else float(value)
+    try:
+        # zero may have a sign, which JSON's reader leaves out
+        return _float(value) or float(value)
+    except msgspec.DecodeError:
+        # JSON has no NaN and no infinities: they stay the text that PostgreSQL takes back
+        return value.decode()
 
 
 def _timestamp(value: bytes) -> str:
@@ -46,8 +54,8 @@ def _timestamp(value: bytes) -> str:
 
 def _zoned(value: bytes) -> str:
     """Return ``2024-02-29T12:00:00Z``."""
-    if value.endswith(b"+00"):
-        return value[:-3].decode().replace(" ", "T", 1) + "Z"
+    if value[-3:] == b"+00":
+        return value[:-2].translate(_FROM_UTC).decode()
     return value.decode()
 
 
@@ -109,7 +117,7 @@ _FLOATS = (700, 701)
 _DOCUMENTS = (114, 3802)
 _BASE: Final[dict[int, Decode]] = {
     16: _boolean,
-    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(_INTEGERS, _integer),
     **dict.fromkeys(_FLOATS, _number),
     **dict.fromkeys(_DOCUMENTS, _document),
     1114: _timestamp,
@@ -124,6 +132,48 @@ _ARRAYS: Final = {
     3645: 3615, 1017: 600, 1018: 601, 1019: 602, 1027: 604, 719: 718, 629: 628, 4073: 4072,
 }  # fmt: skip
 """Element types of the built-in array types; boxes, the only ones that ``;`` separates, stay text."""
+_SEPARATOR = b"\0"
+"""Which no text of PostgreSQL has."""
+
+
+def _text_column(cells: Sequence[bytes]) -> list[Any]:
+    return _SEPARATOR.join(cells).decode().split("\0")
+
+
+def _integer_column(cells: Sequence[bytes]) -> list[Any]:
+    return _integers(b"[%b]" % b",".join(cells))
+
+
+def _timestamp_column(cells: Sequence[bytes]) -> list[Any]:
+    whole = _SEPARATOR.join(cells)
+    # BC, and infinity
+    if b"C" in whole or b"y" in whole:
+        return list(map(_timestamp, cells))
+    return whole.translate(_FROM_UTC).decode().split("\0")
+
+
+def _zoned_column(cells: Sequence[bytes]) -> list[Any]:
+    ends = b"+00" + _SEPARATOR
+    whole = _SEPARATOR.join((*cells, b""))
+    if whole.count(ends) != len(cells):
+        return list(map(_zoned, cells))
+    return whole.replace(ends, b"Z" + _SEPARATOR).translate(_FROM_UTC).decode().split("\0")[:-1]
+
+
+_COLUMNS: Final[dict[Decode, Callable[[Sequence[bytes]], list[Any]]]] = {
+    text: _text_column,
+    _integer: _integer_column,
+    _timestamp: _timestamp_column,
+    _zoned: _zoned_column,
+}
+
+
+def column_values(cells: Sequence[bytes], decode: Decode) -> list[Any]:
+    """Decode values of one column, none of them null and at least one: as ``decode`` does one by one, but faster."""
+    whole = _COLUMNS.get(decode)
+    return list(map(decode, cells)) if whole is None else whole(cells)
+
+
 FIRST_OWN = 16_384
 """OIDs from here on are of types that somebody created: only the catalogue knows what they are."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -128,15 +128,7 @@ class SplitReader:
             self._see(connection, detail.snapshot)
             decoders = [catalog.decoder(oid) for _, oid in part.columns]
             rows = RowRecords(part, decoders, ReadAs(self._labels, options.keys >= Keys.POSITIONS))
-            lines: list[bytes] = []
-            size = 0
-            for line in copy_lines(connection, part):
-                lines.append(line)
-                size += len(line)
-                if size >= options.block_bytes or len(lines) >= options.block_records:
-                    yield _block_of_rows(rows, lines, begin, detail)
-                    lines, size = [], 0
-            if lines:
+            for lines in _batches(copy_lines(connection, part), options):
                 yield _block_of_rows(rows, lines, begin, detail)
 
     def _see(self, connection: Connection, snapshot: str) -> None:
@@ -155,16 +147,12 @@ class SplitReader:
             known = Catalog(self._is_read, catalog.decoder, catalog.keys, shapes.require)
             read_as = ReadAs(self._labels, options.keys >= Keys.POSITIONS)
             changes = Changes(known, seen, StreamRange(start, end), read_as)
-            size = 0
-            for message in stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed):
-                changes.feed(message)
-                size += len(message)
-                if size >= options.block_bytes or len(changes.records) >= options.block_records:
-                    yield from _block_of_changes(changes, begin)
-                    size = 0
+            messages = stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed)
+            for batch in _batches(messages, options):
+                changes.feed(batch)
+                yield from _block_of_changes(changes, begin)
                 if changes.is_over:
                     break
-            yield from _block_of_changes(changes, begin)
 
     def _is_read(self, table: str) -> bool:
         names = self._settings.named_tables
@@ -204,18 +192,28 @@ class SplitReader:
         time.sleep(_PAUSE)
 
 
+def _batches(pieces: Iterable[bytes], options: ReadOptions) -> Iterator[list[bytes]]:
+    """Yield lines or messages, as many at a time as a block may hold."""
+    batch, size = list[bytes](), 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece)
+        if size >= options.block_bytes or len(batch) >= options.block_records:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
 def _block_of_rows(rows: RowRecords, lines: list[bytes], begin: PostgresPosition, detail: CopyDetail) -> Block:
     def boundary(place: int) -> dict[str, Any]:
         return begin.with_region(str(detail.part.table), Region(rows.order_texts(lines[place]), detail.name)).to_json()
 
-    def positions() -> list[Any]:
-        return list(map(rows.position, lines))
-
     def again(places: Sequence[int]) -> list[Record]:
-        return [rows.whole(lines[place]) for place in places]
+        return rows.whole([lines[place] for place in places])
 
-    complete = _completing(lambda place: rows.position(lines[place]))
-    return Block(list(map(rows.record, lines)), boundary, complete, again=again, positions=positions)
+    complete = _completing(lambda place: rows.positions([lines[place]])[0])
+    return Block(rows.records(lines), boundary, complete, again=again, positions=lambda: rows.positions(lines))
 
 
 def _block_of_changes(changes: Changes, begin: PostgresPosition) -> Iterator[Block]:
