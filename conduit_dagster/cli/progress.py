@@ -19,7 +19,7 @@ from rich.text import Text
 
 from conduit_dagster.cli.terminal import count, print_error, styled, table
 from conduit_dagster.cli.verb import FAILED, OK, Outcome
-from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, source_lag
+from conduit_dagster.metrics.source_lag import lag_amount
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
 from conduit_dagster.secret_values import hide
@@ -84,10 +84,10 @@ def total_lag(sources: dict[str, Source], progress: RunProgress) -> str:
     """Return the lag of all sources by unit; empty if any source doesn't know its lag."""
     sums: dict[str, int] = {}
     for name, source in sources.items():
-        lag = source_lag(source, progress.positions[name]) if name in progress.positions else UNKNOWN_LAG
-        if lag.amount is None:
+        lag = lag_amount(source, progress.positions[name]) if name in progress.positions else None
+        if lag is None:
             return ""
-        sums[lag.unit] = sums.get(lag.unit, 0) + lag.amount
+        sums[source.lag_unit] = sums.get(source.lag_unit, 0) + lag
     return ", ".join(amount(number, unit) for unit, number in sums.items())
 
 

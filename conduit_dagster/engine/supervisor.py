@@ -15,7 +15,7 @@ from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
 from conduit_dagster.engine.catch_up import require_no_memory, with_open_work
 from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
-from conduit_dagster.engine.recover import start_up
+from conduit_dagster.engine.recover import acknowledge, start_up
 from conduit_dagster.engine.registering import attach_kept, attach_logs, fence
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.resume import resume_sources
@@ -195,6 +195,8 @@ class _Run:
                 idle.moved()
             # nothing new is read before everything in the log is on its way
             elif loop.planner.log_first():
+                # a range may have held nothing: then no step follows that would ack it
+                acknowledge(loop.context)
                 idle.moved()
             elif self._options.drain or self._stop.wait(idle.seconds()):
                 break

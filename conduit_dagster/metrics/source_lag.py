@@ -19,6 +19,14 @@ class SourceLag(NamedTuple):
 UNKNOWN_LAG = SourceLag()
 
 
+def lag_amount(source: Source, position: Position) -> int | None:
+    """Return a source's lag at a position in its unit, alone."""
+    try:
+        return source.lag(position)
+    except Exception:  # noqa: BLE001  # any plugin's code
+        return None
+
+
 def source_lag(source: Source, position: Position) -> SourceLag:
     """Return a source's lag at a position."""
     try:

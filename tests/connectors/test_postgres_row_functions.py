@@ -145,7 +145,8 @@ _tables = st.lists(_names, min_size=1, max_size=5, unique=True).flatmap(_table)
 @given(table=_tables, with_positions=st.booleans())
 def test_lines_of_a_copy_are_records_of_their_cells(table: Any, with_positions: bool) -> None:
     names, oids, rows = table
-    part = TablePart(TableName("public", "a"), [KeyColumn(names[0], "text")], names, None, None)
+    columns, order = list(zip(names, oids, strict=True)), [KeyColumn(names[0], "text")]
+    part = TablePart(TableName("public", "a"), columns, names[:1], order, "snapshot", None, None)
     maker = RowRecords(part, list(map(decoder, oids)), ReadAs({"from": "here"}, with_positions))
     lines = [copy_line(row) for row in rows]
     records = maker.records(lines)
@@ -154,7 +155,7 @@ def test_lines_of_a_copy_are_records_of_their_cells(table: Any, with_positions: 
         assert exactly((record.after, record.key)) == exactly((after, {names[0]: after[names[0]]}))
         assert (record.operation, record.before) == ("snapshot", None)
         assert record.metadata == {"opencdc.collection": "a", "from": "here"}
-        assert maker.key_texts(line) == [row[0].decode()]
+        assert maker.order_texts(line) == [row[0].decode()]
         position = f"public.a/{json.dumps([row[0].decode()], ensure_ascii=False)}"
         assert [*maker.positions([line]), record.position] == [position, position if with_positions else ""]
         assert maker.whole([line]) == [structs.replace(record, position=position)]

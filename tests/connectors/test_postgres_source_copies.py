@@ -233,3 +233,16 @@ def test_a_table_that_was_made_anew_is_copied_anew(reading: PostgresReading) -> 
     reading.execute("INSERT INTO a VALUES (3, 3)")
     found += drained(reading.source(tables="a, b"), position)[0]
     assert [(one.operation, one.key) for one in found] == [("snapshot", {"id": 2}), ("create", {"id": 3})]
+
+
+def test_a_key_of_characters_is_compared_as_a_whole(reading: PostgresReading) -> None:
+    """``character`` without a length has one character."""
+    reading.execute("CREATE TABLE a (id char(3) PRIMARY KEY); CREATE TABLE b (id bit(4) PRIMARY KEY)")
+    reading.execute("INSERT INTO a SELECT 'ab' || i FROM generate_series(1, 6) i")
+    reading.execute("INSERT INTO b SELECT i::bit(4) FROM generate_series(1, 6) i")
+    source = reading.source()
+    found, _ = drained(source, limit=Limit(2, 10**9))
+    assert [one.key for one in found] == [
+        *({"id": f"ab{i}"} for i in range(1, 7)),
+        *({"id": f"{i:04b}"} for i in range(1, 7)),
+    ]

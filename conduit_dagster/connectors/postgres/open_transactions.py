@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 from conduit_dagster.connectors.postgres.connection import APPLICATION, Connection
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 
 _PAUSE = 0.05
-_XMAX = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+# the next id: the end of a snapshot is behind the last id that has ended, and later ones may be open
+_NEXT = """
+    SELECT (s.xmax::text::int8 + age(s.xmax::xid))::text FROM (SELECT pg_snapshot_xmax(pg_current_snapshot()) AS xmax) s
+"""
 # a transaction has an id only once it has written, but may hold a number of a sequence or its start time before; other
 # databases' transactions, vacuum and readers of any pipeline write nothing here; names that are not shown to us count
 _VIRTUAL = """
@@ -23,32 +25,32 @@ _OPEN = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'virtualxid' AND v
 _OVER = "SELECT pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
 
 
-class OpenTransactions(NamedTuple):
+class OpenTransactions:
     """The transactions that were open when they were asked for, prepared ones included."""
 
-    xmax: str
-    """All of them that have an id have a lower one."""
-    virtual: list[str]
-    """Virtual ids, of those without an id as well. A server gives none of them twice."""
+    def __init__(self, next_id: str, virtual: list[str]) -> None:
+        """``virtual``: virtual ids, of those without an id as well; a server gives none of them twice."""
+        self._next_id, self._virtual = next_id, virtual
 
     @staticmethod
     def with_ids(connection: Connection) -> OpenTransactions:
         """Return those that have written. Raises ``psycopg.Error``."""
-        row = connection.execute(_XMAX).fetchone()
-        assert row is not None
-        return OpenTransactions(str(row[0]), [])
+        return OpenTransactions(_next_id(connection), [])
 
     @staticmethod
     def that_may_write(connection: Connection) -> OpenTransactions:
         """Return all that may write, with an id or without. Raises ``psycopg.Error``."""
         virtual = [str(row[0]) for row in connection.execute(_VIRTUAL, (_READERS,))]
-        return OpenTransactions(OpenTransactions.with_ids(connection).xmax, virtual)
+        return OpenTransactions(_next_id(connection), virtual)
 
     def are_over(self, connection: Connection) -> bool:
         """Return whether all have ended, and snapshots see what they committed. Raises ``psycopg.Error``."""
-        if self.virtual and _is_true(connection, _OPEN, self.virtual):
-            return False
-        return _is_true(connection, _OVER, self.xmax)
+        if self._virtual:
+            if _is_true(connection, _OPEN, self._virtual):
+                return False
+            # one that had no id may have taken one and been prepared, which gives its virtual id up
+            self._next_id, self._virtual = _next_id(connection), []
+        return _is_true(connection, _OVER, self._next_id)
 
     def wait(self, connection: Connection, settings: DatabaseSettings, errors: SourceErrors) -> None:
         """Wait until all have ended. Raises ``TransientError`` after ``lock-timeout``."""
@@ -60,6 +62,12 @@ class OpenTransactions(NamedTuple):
                 fix = "end them: SELECT pid, query, xact_start FROM pg_stat_activity WHERE xact_start IS NOT NULL"
                 raise errors.waiting(message, fix)
             time.sleep(_PAUSE)
+
+
+def _next_id(connection: Connection) -> str:
+    row = connection.execute(_NEXT).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def _is_true(connection: Connection, query: str, value: object) -> bool:

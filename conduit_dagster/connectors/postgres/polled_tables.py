@@ -10,12 +10,15 @@ from conduit_dagster.connectors.postgres.cluster_identity import ClusterIdentity
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
 from conduit_dagster.connectors.postgres.replication_rights import check_rights
-from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
+from conduit_dagster.connectors.postgres.source_position import PostgresPosition
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.table_polls import TablePolls
 from conduit_dagster.sdk import Limit, Split
 
 _NOW = "SELECT extract(epoch FROM statement_timestamp()), pg_is_in_recovery()"
+
+_COUNTED = 100_000
+"""Rows of a table that are counted at most: they are counted again with each step."""
 
 
 class _Look(NamedTuple):
@@ -52,10 +55,12 @@ class PolledTables:
         self._is_run, self._is_ready, self._has_read = False, False, False
         self._awaited: _Look | None = None
         self._read: _Look | None = None
+        self._empty: tuple[Any, float] = None, 0.0
 
     def begin_run(self) -> None:
-        """Note that a run begins."""
+        """Note that a run begins; what was read again for its recovery needs its snapshot no more."""
         self._is_run = True
+        self._copies.close()
 
     def check(self) -> None:
         """Ask the server for what a run needs: rights, tables with a key and the column to poll. Makes nothing."""
@@ -72,8 +77,7 @@ class PolledTables:
         row = connection.execute(_NOW).fetchone()
         assert row is not None
         if row[1]:
-            message = "this server is a standby, which does not know the transactions that may still add earlier rows"
-            raise self._errors.unfit("postgres.standby", message, "poll the primary: correct the url")
+            raise self._errors.standby()
         return float(row[0])
 
     def horizon(self) -> Any:
@@ -123,6 +127,8 @@ class PolledTables:
         """Return which rows there are behind a position; None if there are none."""
         at = self._time(connection)
         bounds = self._copies.ends(connection, position)
+        if not bounds:
+            self._empty = position.place, at
         # asked after the rows: what began between the two is waited for as well
         return _Look(bounds, OpenTransactions.that_may_write(connection), at) if bounds else None
 
@@ -136,17 +142,17 @@ class PolledTables:
         server = self._require_same(connection, start)
         tables = self._session.tables(connection)
         self._copies.begin(connection, tables, start)
-        self._is_ready = True
         position = msgspec.structs.replace(start, server=server)
         new = [str(table) for table in tables if str(table) not in start.copied and str(table) not in start.followed]
         if self._is_first_copy() or not new or not self._is_run:
+            self._is_ready = True
             return position
         look = self._look(connection, position)
         if look is not None:
             look.open.wait(connection, self._settings, self._errors)
-        for table, bound in (look.bounds if look else {}).items():
-            if table in new:
-                position = position.with_region(table, Region(bound))
+        ends = {table: end for table, end in (look.bounds if look else {}).items() if table in new}
+        position = self._copies.at_ends(connection, position, ends)
+        self._is_ready = True
         return position.with_followed(new)
 
     def _require_same(self, connection: Connection, position: PostgresPosition) -> str:
@@ -182,16 +188,21 @@ class PolledTables:
     # -- for people ---------------------------------------------------------------------------------------------
 
     def lag(self, position: PostgresPosition) -> int | None:
-        """Return how many rows are behind a position; None before the first run."""
-        return self._session.ask(lambda connection: self._lag(connection, position)[0]) if position.server else None
+        """Return how many rows are behind a position, of each table 100,000 at most; None before the first run."""
+        return self._behind(position, _COUNTED)[0] if position.server else None
 
     def lag_seconds(self, position: PostgresPosition) -> float | None:
-        """Return the seconds since the last poll that was read to its end; 0 if no row is behind it."""
-        if not position.at_ms:
-            return None
-        behind, now = self._session.ask(lambda connection: self._lag(connection, position))
-        return max(0.0, now - position.at_ms / 1000) if behind else 0.0
+        """Return the seconds since there was no row behind a position; 0 if there is none now.
 
-    def _lag(self, connection: Connection, position: PostgresPosition) -> tuple[int, float]:
-        now, tables = self._time(connection), self._session.tables(connection)
-        return sum(self._copies.count_behind(connection, table, position) for table in tables), now
+        Where this process did not look, since the last poll that was read to its end.
+        """
+        (behind, now), (place, empty_at) = self._behind(position, 1), self._empty
+        since = max(position.at_ms / 1000, empty_at if place == position.place else 0.0)
+        return 0.0 if not behind else max(0.0, now - since) if since else None
+
+    def _behind(self, position: PostgresPosition, most: int) -> tuple[int, float]:
+        def ask(connection: Connection) -> tuple[int, float]:
+            now, tables = self._time(connection), self._session.tables(connection)
+            return self._copies.count_behind(connection, tables, position, most), now
+
+        return self._session.ask(ask)

@@ -248,25 +248,36 @@ class ReplicatedTables:
 
         None before the slot was made. Where others alone write, they count from 16 MiB on.
         """
+        if not position.lsn:
+            return None
         lsn = position.point.lsn
-        return self._session.ask(lambda connection: self._lag(connection, lsn)[0]) if lsn else None
+        return self._session.ask(lambda connection: self._lag(connection, self._slot.look(connection), lsn))
 
     def lag_seconds(self, position: PostgresPosition) -> float | None:
-        """Return the seconds since all changes committed by then lay before a position; 0 if nothing of ours waits."""
-        lsn, at = position.point.lsn, position.at_ms / 1000
-        if not (lsn and at):
-            return None
-        behind, now = self._session.ask(lambda connection: self._lag(connection, lsn))
-        return max(0.0, now - at) if behind else 0.0
+        """Return the seconds since the first change behind a position was committed; 0 if nothing of ours waits.
 
-    def _lag(self, connection: Connection, lsn: int) -> tuple[int, float]:
-        """Return the bytes behind ``lsn``, and the server's time."""
+        While a task reads the slot, the seconds since everything that was committed by then lay before the position.
+        """
+        return self._session.ask(lambda connection: self._lag_seconds(connection, position)) if position.lsn else None
+
+    def _lag_seconds(self, connection: Connection, position: PostgresPosition) -> float | None:
+        # what is delivered should not be the first that the server still knows
+        self._confirm(connection)
         look = self._slot.look(connection)
+        if not self._lag(connection, look, position.point.lsn):
+            return 0.0
+        first = self._slot.first_waiting(connection, look.flushed) if look.exists and not look.is_lost else None
+        # the first that is waiting may be delivered, and not confirmed yet
+        is_known = first is not None and first.lsn >= position.point.lsn
+        since = first.committed_ns / 1e9 if first is not None and is_known else position.at_ms / 1000
+        return max(0.0, look.at - since) if since else None
+
+    def _lag(self, connection: Connection, look: SlotLook, lsn: int) -> int:
         behind = max(0, look.flushed - lsn)
         is_short = 0 < behind < _QUIET_BYTES and look.exists and not look.is_lost and look.confirmed <= lsn
         if is_short and not self._slot.has_changes(connection, look.flushed):
-            return 0, look.at
-        return behind, look.at
+            return 0
+        return behind
 
 
 def _lsn_of(horizon: Mapping[str, str]) -> int:

@@ -10,6 +10,7 @@ from psycopg import sql
 
 from conduit_dagster.connectors.postgres.cluster_identity import ClusterIdentity, is_other
 from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import format_lsn
@@ -34,6 +35,10 @@ _PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubn
 _PEEK = """
     SELECT EXISTS (SELECT FROM pg_logical_slot_peek_binary_changes(
         %s, %s, 1, 'proto_version', '2', 'publication_names', %s))
+"""
+_FIRST = """
+    SELECT data FROM pg_logical_slot_peek_binary_changes(
+        %s, %s, 1, 'proto_version', '2', 'publication_names', %s) LIMIT 1
 """
 _ADVANCE = "SELECT pg_replication_slot_advance(%s, %s)"
 
@@ -161,6 +166,18 @@ class ReplicationSlot:
             raise self._errors.unfit("postgres.wal_level", message, fix)
 
     # -- what is there ------------------------------------------------------------------------------------------
+
+    def first_waiting(self, connection: Connection, upto: int) -> Begin | None:
+        """Return the first transaction with changes of ours, from what the server was told to forget on.
+
+        None if there is none before ``upto``, or while somebody reads the slot.
+        """
+        name = '"' + self._settings.publication.replace('"', '""') + '"'
+        try:
+            row = connection.execute(_FIRST, (self._settings.slot, format_lsn(upto), name)).fetchone()
+        except psycopg.errors.ObjectInUse:
+            return None
+        return None if row is None else read_begin(bytes(row[0]))
 
     def has_changes(self, connection: Connection, upto: int) -> bool:
         """Return whether there may be changes of ours that commit before ``upto``; True while somebody reads it."""

@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from conduit_dagster.connectors.postgres.connection import Connection
+
 Decode = Callable[[bytes], Any]
 """Makes a document's value of a column's text."""
 
@@ -20,6 +22,13 @@ SESSION: Final = {
     "client_encoding": "UTF8",
 }
 """Settings of a session under which values have the text that is decoded here."""
+
+
+def set_session(connection: Connection) -> None:
+    """Apply :data:`SESSION`. Raises ``psycopg.Error``."""
+    for key, value in SESSION.items():
+        connection.execute("SELECT set_config(%s, %s, false)", (key, value))
+
 
 _json = msgspec.json.Decoder().decode
 # these read JSON's numbers at a fraction of the cost of int() and float(), and as exactly

@@ -87,6 +87,16 @@ class SourceErrors:
         fix = "bring the destinations up to it; then run with onSchemaChange: continue until the source has caught up"
         return self._fatal("postgres.schema_changed", message, fix)
 
+    def standby(self) -> ConduitError:
+        """Return the error for a standby that is to be polled."""
+        message = "this server is a standby, which does not know the transactions that may still add earlier rows"
+        return self._fatal("postgres.standby", message, "poll the primary: correct the url")
+
+    def order_changed(self, table: str) -> ConduitError:
+        """Return the error for a table of which a part was read in another order than the rest would be."""
+        message = f"{table} was created anew, or has another key, since a part of it was read"
+        return self._fatal("postgres.order_changed", message, START_OVER)
+
     def snapshot_gone(self) -> ConduitError:
         """Return the error for a copy whose snapshot ended with the connection that held it."""
         message = "the snapshot under which rows are copied is gone"

@@ -65,6 +65,8 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """Milliseconds since 1970 by the server's clock: all that was committed by then lies before. 0: unknown."""
     shapes: dict[str, str] = {}
     """By ``schema.table``: digest of the columns that its changes must have; a table that is not here may have any."""
+    orders: dict[str, list[str]] = {}
+    """Of tables that are being copied, or polled: OID, and the columns in whose order rows are read."""
     followed: list[str] = []
     """Tables whose first copy is over, and whose further rows are found by polling."""
 
@@ -105,6 +107,11 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the position where tables that are not copied need no copy: the stream tells all of them."""
         told = {table: [Region(None)] for table in tables if table not in self.copied}
         return msgspec.structs.replace(self, copied={**self.copied, **told}) if told else self
+
+    def with_order(self, table: str, order: list[str] | None) -> PostgresPosition:
+        """Return the position with what a table's rows are ordered by; None: it is copied as a whole."""
+        orders = {name: known for name, known in self.orders.items() if name != table}
+        return msgspec.structs.replace(self, orders=orders if order is None else {**orders, table: order})
 
     def without(self, tables: Iterable[str]) -> PostgresPosition:
         """Return the position where tables are not copied yet."""

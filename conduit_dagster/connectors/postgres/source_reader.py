@@ -15,7 +15,7 @@ from conduit_dagster.connectors.postgres.connection import Connection, connect, 
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
 from conduit_dagster.connectors.postgres.pgoutput import Relation
 from conduit_dagster.connectors.postgres.replication_stream import ReplicationStream
-from conduit_dagster.connectors.postgres.row_values import SESSION
+from conduit_dagster.connectors.postgres.row_values import set_session
 from conduit_dagster.connectors.postgres.seen_changes import SeenChanges
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import (
@@ -70,8 +70,7 @@ def as_json(detail: CopyDetail | StreamDetail) -> dict[str, Any]:
 def open_session(settings: PostgresSourceSettings, errors: SourceErrors, name: str) -> Connection:
     """Connect with values as text in the form that is decoded here. Raises a ``ConduitError``."""
     connection = connect(settings, errors, name)
-    for key, value in SESSION.items():
-        connection.execute("SELECT set_config(%s, %s, false)", (key, value))
+    set_session(connection)
     return connection
 
 

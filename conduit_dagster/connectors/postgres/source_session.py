@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application
+from conduit_dagster.connectors.postgres.row_values import set_session
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import as_source
@@ -27,12 +28,20 @@ class SourceSession:
         self.errors = SourceErrors(self.server, self.settings.slot)
         self.application = application(context.full_id)
         """Beginning of the application name of each connection, the tasks' as well."""
+        self._known: Connection | None = None
         self._session = Session(self.settings, self.errors, f"{self.application}:source")
 
     def ask(self, question: Callable[[Connection], T]) -> T:
         """Return a question's answer. Raises a ``ConduitError``."""
         with self._session.connection() as connection:
-            return self.translated(lambda: question(connection))
+            return self.translated(lambda: question(self._prepared(connection)))
+
+    def _prepared(self, connection: Connection) -> Connection:
+        """Return the connection, whose values have the text that tasks read, whatever the database's settings are."""
+        if self._known is not connection:
+            set_session(connection)
+            self._known = connection
+        return connection
 
     def translated(self, action: Callable[[], T]) -> T:
         """Return what an action returns; the database's errors become errors of ours, without secrets."""
@@ -57,3 +66,4 @@ class SourceSession:
     def close(self) -> None:
         """Close the connection."""
         self._session.close()
+        self._known = None

@@ -16,9 +16,9 @@ _ALL = """
     WHERE n.nspname = %s AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
     ORDER BY c.relname
 """
-# the collation decides how values are ordered
+# the collation decides how values are ordered; with NULL instead of -1, character(3) would be "character", which cuts
 _SQL_TYPE = """
-    format_type(a.atttypid, NULL) || CASE WHEN l.oid IS NULL THEN ''
+    format_type(a.atttypid, -1) || CASE WHEN l.oid IS NULL THEN ''
         ELSE ' COLLATE ' || quote_ident(ln.nspname) || '.' || quote_ident(l.collname) END
 """
 _COLLATION = """
@@ -41,7 +41,9 @@ _KEY = f"""
 """
 _ORDER_COLUMN = f"""
     SELECT {_SQL_TYPE} FROM pg_attribute a {_COLLATION}
-    WHERE a.attrelid = %s::regclass AND a.attname = %s AND a.attnum > 0 AND a.attnotnull
+    WHERE a.attrelid = %s::regclass AND a.attname = %s AND a.attnum > 0 AND a.attnotnull AND a.attgenerated = ''
+      AND a.atttypid <> 'date'::regtype
+      AND NOT (a.atttypid IN ('timestamp'::regtype, 'timestamptz'::regtype) AND a.atttypmod BETWEEN 0 AND 5)
 """
 # generated columns are not in the stream of changes either
 _COLUMNS = """
@@ -53,13 +55,16 @@ _PUBLISHED = """
     SELECT p.schemaname || '.' || p.tablename,
            array_agg(a.attname || ' ' || a.atttypid::int8 ORDER BY a.attnum)
     FROM pg_publication_tables p
-    JOIN pg_attribute a ON a.attrelid = format('%%I.%%I', p.schemaname, p.tablename)::regclass
+    JOIN pg_namespace n ON n.nspname = p.schemaname
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+    JOIN pg_attribute a ON a.attrelid = c.oid
       AND a.attnum > 0 AND NOT a.attisdropped AND {is_sent}
     WHERE p.pubname = %s GROUP BY 1
 """
 _LISTED, _NOT_GENERATED = "a.attname = ANY(p.attnames)", "a.attgenerated = ''"
 _LISTS_COLUMNS, _LISTS_GENERATED = 150_000, 180_000
 """``server_version_num`` from which a publication tells its columns, and sends generated ones if it lists them."""
+_OID = "SELECT %s::regclass::oid::int8"
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
 
 
@@ -112,9 +117,19 @@ def shape_of(columns: Iterable[str]) -> str:
 
 
 def order_column(connection: Connection, table: TableName, name: str) -> KeyColumn | None:
-    """Return a column whose values are in order and never null; None if it may be null, or is not there."""
+    """Return a column that can be polled; None if it is not there, may be null, is generated, or is a coarse time.
+
+    Rows of one second of a coarse time may come when later keys of that second were read.
+    """
     row = connection.execute(_ORDER_COLUMN, (quoted(table), name)).fetchone()
     return None if row is None else KeyColumn(name, str(row[0]))
+
+
+def oid_of(connection: Connection, table: TableName) -> str:
+    """Return a table's OID: another one is another table of the same name."""
+    row = connection.execute(_OID, (quoted(table),)).fetchone()
+    assert row is not None
+    return str(row[0])
 
 
 def quoted(table: TableName) -> str:

@@ -13,7 +13,7 @@ from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
 from conduit_dagster.connectors.postgres.source_reader import CopyDetail, as_json, open_session
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import KeyColumn, columns_of, key_of
+from conduit_dagster.connectors.postgres.source_tables import KeyColumn, columns_of, key_of, oid_of
 from conduit_dagster.connectors.postgres.table_copy import CopySnapshot, KeyedTable
 from conduit_dagster.sdk import Limit, Split
 
@@ -37,7 +37,18 @@ class TableCopies:
         wanted = [] if self._settings.snapshot_mode == "never" else list(tables)
         self._tables = [table for table in wanted if not position.is_copied(str(table))]
         self._require_keys(connection)
+        self._require_order(connection, position)
         return bool(self._tables) and not any(str(table) in position.copied for table in self._tables)
+
+    def _require_order(self, connection: Connection, position: PostgresPosition) -> None:
+        """Raise ``FatalError`` for a table whose last row that was read is no place in its order any more."""
+        for table in self._tables:
+            known = position.orders.get(str(table))
+            if position.copied_upto(str(table)) and known and known != self._order_facts(connection, table):
+                raise self._errors.order_changed(str(table))
+
+    def _order_facts(self, connection: Connection, table: TableName) -> list[str]:
+        return [oid_of(connection, table), *(column.name for column in self._order(connection, table))]
 
     def _require_keys(self, connection: Connection) -> None:
         if without := [str(table) for table in self._tables if not key_of(connection, table)]:
@@ -58,6 +69,8 @@ class TableCopies:
             rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
             cut = snapshot.next_cut(keyed, after, rows)
             position = position.with_region(str(table), Region(cut.upto, snapshot.name))
+            facts = None if cut.upto is None else self._order_facts(snapshot.connection, table)
+            position = position.with_order(str(table), facts)
             position = msgspec.structs.replace(
                 position, snapshots={**position.snapshots, snapshot.name: snapshot.bound}
             )

@@ -13,6 +13,7 @@ from conduit_dagster.connectors.postgres.source_position import SnapshotBound
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_range
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_STANDBY = "SELECT pg_is_in_recovery()"
 _EXPORT = "SELECT pg_export_snapshot(), pg_current_snapshot()::text"
 _UNTIL = """
     SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_insert_lsn() END)::text
@@ -20,6 +21,7 @@ _UNTIL = """
 # of the table: an output column that is cast to text has the same name, and would be what orders
 _AT = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {columns} OFFSET {skip} LIMIT 1"
 _LAST = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {backwards} LIMIT 1"
+_COUNT_SOME = "SELECT count(*) FROM (SELECT FROM {table} WHERE {range} LIMIT {most}) x"
 _COUNT = "SELECT count(*) FROM {table} WHERE {range}"
 _WIDTH = """
     SELECT coalesce(avg(pg_column_size(x.*)), 1)::int8 FROM (
@@ -63,6 +65,12 @@ class CopySnapshot:
         """What a task names in ``SET TRANSACTION SNAPSHOT``."""
         self.bound = SnapshotBound(str(exported[1]), str(until[0]))
 
+    @property
+    def is_of_standby(self) -> bool:
+        """Whether a standby took it, which may lack rows that the primary has."""
+        row = self.connection.execute(_STANDBY).fetchone()
+        return bool(row and row[0])
+
     def close(self) -> None:
         """End the transaction."""
         self.connection.close()
@@ -99,6 +107,13 @@ def count_rows(
 ) -> int:
     """Return how many rows are behind one place, up to another one. Raises ``psycopg.Error``."""
     row = connection.execute(_filled(_COUNT, table, (after, upto))).fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def count_some(connection: Connection, table: KeyedTable, after: list[str] | None, most: int) -> int:
+    """Return how many rows are behind a place, or ``most`` if there are more. Raises ``psycopg.Error``."""
+    row = connection.execute(_filled(_COUNT_SOME, table, (after, None), most=sql.Literal(most))).fetchone()
     assert row is not None
     return int(str(row[0]))
 

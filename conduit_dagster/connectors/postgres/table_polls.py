@@ -10,8 +10,10 @@ from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_of, order_column
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
-from conduit_dagster.connectors.postgres.table_copy import KeyedTable, count_rows, last_row
+from conduit_dagster.connectors.postgres.table_copy import KeyedTable, count_some, last_row
 from conduit_dagster.sdk import Limit
+
+_WHOLE_NUMBERS = (["smallint"], ["integer"], ["bigint"])
 
 
 class TablePolls(TableCopies):
@@ -23,6 +25,7 @@ class TablePolls(TableCopies):
         self._require_keys(connection)
         for table in tables:
             self._order(connection, table)
+        self._require_order(connection, position)
         return False
 
     @property
@@ -34,11 +37,14 @@ class TablePolls(TableCopies):
         """Return the column that is polled, then the key, without which rows of one time could not be told apart."""
         key, name = key_of(connection, table), self._settings.polling_column
         if not name:
+            if [column.type for column in key] not in _WHOLE_NUMBERS:
+                message = f"the key of {table} is not one whole number, so that new rows may come before those read"
+                raise self._errors.unfit("postgres.no_polling_column", message, "name a column with polling.column")
             return key
         column = order_column(connection, table, name)
         if column is None:
-            message = f"{table} has no column {name} that is never null"
-            fix = f"ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL; or correct polling.column"
+            message = f"{table} has no column {name} that is NOT NULL, not generated, and no date or rounded time"
+            fix = f"ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL; or name another one with polling.column"
             raise self._errors.unfit("postgres.no_polling_column", message, fix)
         return [column, *(one for one in key if one.name != name)]
 
@@ -46,6 +52,16 @@ class TablePolls(TableCopies):
         if table not in start.followed:
             return "snapshot"
         return "update" if self._settings.polling_column else "create"
+
+    def at_ends(
+        self, connection: Connection, position: PostgresPosition, ends: Mapping[str, list[str]]
+    ) -> PostgresPosition:
+        """Return the position where tables count as read up to a row of each. Raises ``psycopg.Error``."""
+        for table in self._tables:
+            if (end := ends.get(str(table))) is not None:
+                position = position.with_region(str(table), Region(end))
+                position = position.with_order(str(table), self._order_facts(connection, table))
+        return position
 
     def ends(self, connection: Connection, position: PostgresPosition) -> dict[str, list[str]]:
         """Return the last row of each table that has one behind a position, as text. Raises ``psycopg.Error``."""
@@ -61,13 +77,19 @@ class TablePolls(TableCopies):
         left = limit.records
         for table in self._tables:
             name, after = str(table), position.copied_upto(str(table))
-            if name not in bounds or after == bounds[name]:
+            if name not in bounds:
+                continue
+            if after == bounds[name]:
+                position = position.with_followed([name])
                 continue
             snapshot = self._held()
+            if snapshot.is_of_standby:
+                raise self._errors.standby()
             keyed = self._keyed(snapshot, table)
             rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
             cut = snapshot.next_cut(keyed, after, rows, bounds[name])
             position = position.with_region(name, Region(cut.upto, snapshot.name))
+            position = position.with_order(name, self._order_facts(snapshot.connection, table))
             left -= cut.rows
             if cut.upto != bounds[name]:
                 break
@@ -78,15 +100,16 @@ class TablePolls(TableCopies):
         return self.with_empty(position, bounds)
 
     def with_empty(self, position: PostgresPosition, bounds: Mapping[str, list[str]]) -> PostgresPosition:
-        """Return the position where tables without any row at a poll need no first copy."""
-        empty = [str(table) for table in self._tables if str(table) not in bounds and str(table) not in position.copied]
-        return position.with_followed(empty)
+        """Return the position where the first copy of tables without a row behind it is over."""
+        return position.with_followed(str(table) for table in self._tables if str(table) not in bounds)
 
     def are_read(self, bounds: Mapping[str, list[str]], position: PostgresPosition) -> bool:
         """Return whether a position is at the bounds."""
         return all(position.copied_upto(table) == bound for table, bound in bounds.items())
 
-    def count_behind(self, connection: Connection, table: TableName, position: PostgresPosition) -> int:
-        """Return how many rows of a table are behind a position. Raises ``psycopg.Error``."""
-        keyed = KeyedTable(table, self._order(connection, table))
-        return count_rows(connection, keyed, position.copied_upto(str(table)))
+    def count_behind(
+        self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition, most: int
+    ) -> int:
+        """Return how many rows are behind a position, at most so many of each table. Raises ``psycopg.Error``."""
+        keyed = [KeyedTable(table, self._order(connection, table)) for table in tables]
+        return sum(count_some(connection, one, position.copied_upto(str(one.name)), most) for one in keyed)

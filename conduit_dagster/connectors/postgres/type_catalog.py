@@ -93,7 +93,7 @@ class TypeCatalog:
         return self._orders[table]
 
     def _type_name(self, oid: int) -> str:
-        row = self._asked().execute("SELECT format_type(%s::int8::oid, NULL)", (oid,)).fetchone()
+        row = self._asked().execute("SELECT format_type(%s::int8::oid, -1)", (oid,)).fetchone()
         assert row is not None
         return str(row[0])
 
