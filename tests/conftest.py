@@ -64,15 +64,10 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaServer]:
     """A Kafka broker on loopback for the whole test run; ask it for a topic of your own."""
-    from lab.kafka_server import KafkaServer
-    from lab.maven_jars import NoJarsError
+    from lab.kafka_server import running_kafka
 
-    try:
-        server = KafkaServer()
-    except NoJarsError as error:
-        pytest.skip(f"no Kafka: {error}")
-    yield server
-    server.close()
+    with running_kafka() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

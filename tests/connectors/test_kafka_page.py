@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from confluent_kafka import admin
 from lab.kafka_lab import KafkaLab, numbered
-from lab.kafka_server import KafkaServer
+from lab.kafka_listeners import with_login
+from lab.kafka_server import KafkaServer, running_kafka
 from lab.support import Lab
 from pyspark.sql import SparkSession
 
@@ -52,9 +53,8 @@ def test_the_pipeline_of_the_page(
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[KafkaServer]:
     """A broker with ACLs, whose user conduit may do nothing yet."""
-    server = KafkaServer(_AUTHORIZER, ("conduit", "open-sesame-7"))
-    yield server
-    server.close()
+    with running_kafka(_AUTHORIZER, [with_login("LOGIN", "conduit", "open-sesame-7")]) as server:
+        yield server
 
 
 def test_the_permissions_of_the_page_are_enough_and_needed(guarded: KafkaServer, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_the_permissions_of_the_page_are_enough_and_needed(guarded: KafkaServer,
     guarded.topic(name="orders")
     guarded.send("orders", [(None, b"%d" % i) for i in range(5)])
     login: dict[str, Any] = {
-        "servers": f"127.0.0.1:{guarded.sasl_port}", "saslMechanism": "PLAIN", "saslUsername": "conduit",
+        "servers": guarded.at("LOGIN"), "saslMechanism": "PLAIN", "saslUsername": "conduit",
         "saslPassword": "open-sesame-7",
     }  # fmt: skip
     source = lab.source("orders", **login)

@@ -301,25 +301,6 @@ def test_a_broker_that_restarts_in_the_middle_of_a_range(lab: KafkaLab) -> None:
     assert [record.after for record in found] == [value for _, value in rows]
 
 
-def test_a_password_is_told_nowhere(lab: KafkaLab, tmp_path: Path) -> None:
-    """A broker with logins: the right one reads, a wrong one is fatal, and no text holds it."""
-    server = KafkaServer(sasl=("alice", "open-sesame-7"))
-    try:
-        topic = server.topic()
-        server.send(topic, ROWS)
-        secured = {"servers": f"127.0.0.1:{server.sasl_port}", "saslMechanism": "PLAIN", "saslUsername": "alice"}
-        source = lab.source(topic, **secured, saslPassword="open-sesame-7")
-        assert len(lab.values(source, source.initial())) == 10
-        assert "open-sesame" not in repr(source.settings)
-        wrong = lab.source(topic, **secured, saslPassword="open-barley-8", timeout="3s")
-        with pytest.raises(FatalError) as error:
-            wrong.horizon()
-        assert error.value.code == "kafka.login"
-        assert "open-barley" not in f"{error.value!r} {error.value.fix} {wrong.settings!r}"
-    finally:
-        server.close()
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

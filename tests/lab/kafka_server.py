@@ -11,17 +11,19 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from .maven_jars import JarSet, java
+from .kafka_listeners import Listener
+from .maven_jars import JarSet, NoJarsError, java
 from .server_process import free_port, guard_of
 
 Row = tuple[bytes | None, bytes | None]
@@ -64,22 +66,30 @@ broker.heartbeat.interval.ms=200
 
 
 class KafkaServer:
-    """One broker on loopback; call ``close`` at the end. ``sasl``: a user and password for a second listener."""
+    """One broker on loopback; call ``close`` at the end.
 
-    def __init__(self, more: str = "", sasl: tuple[str, str] | None = None, heap: str = "256m") -> None:
+    ``scram``: users and passwords that it has from its beginning, for logins with SCRAM.
+    """
+
+    def __init__(
+        self, more: str = "", listeners: Sequence[Listener] = (), scram: Mapping[str, str] | None = None,
+        heap: str = "256m",
+    ) -> None:  # fmt: skip
         self._heap = heap
         self._jars = JARS.folder(os.environ.get("CONDUIT_KAFKA_JARS"))
         self._folder = Path(tempfile.mkdtemp(prefix="conduit-kafka-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self.port, self.sasl_port, controller = free_port(), free_port(), free_port()
-        extra = (f",SASL://127.0.0.1:{self.sasl_port}", ",SASL:SASL_PLAINTEXT") if sasl else ("", "")
+        self.port, controller = free_port(), free_port()
+        self._ports = {one.name: free_port() for one in listeners}
         self._write("server.properties", _PROPERTIES.format(
             port=self.port, controller=controller, data=self._folder / "data",
-            more_listeners=extra[0], more_protocols=extra[1], more=more + (_login(*sasl) if sasl else ""),
+            more_listeners="".join(f",{name}://127.0.0.1:{port}" for name, port in self._ports.items()),
+            more_protocols="".join(f",{one.name}:{one.protocol}" for one in listeners),
+            more="\n".join([more, *(one.properties for one in listeners)]),
         ))  # fmt: skip
         try:
-            self._format()
+            self._format(scram or {})
             self.start()
         except BaseException:
             self.close()
@@ -89,6 +99,10 @@ class KafkaServer:
     def servers(self) -> str:
         """The address for clients."""
         return f"127.0.0.1:{self.port}"
+
+    def at(self, listener: str) -> str:
+        """The address of a further listener."""
+        return f"127.0.0.1:{self._ports[listener]}"
 
     def start(self) -> None:
         """Start the broker and wait until it answers; its earlier data are kept."""
@@ -196,8 +210,11 @@ class KafkaServer:
     def _write(self, name: str, text: str) -> None:
         (self._folder / name).write_text(text)
 
-    def _format(self) -> None:
-        words = ("format", "-t", "kYbCRGdTQ6Ox3YN0k4wB7Q", "-c", str(self._folder / "server.properties"))
+    def _format(self, scram: Mapping[str, str]) -> None:
+        words = ["format", "-t", "kYbCRGdTQ6Ox3YN0k4wB7Q", "-c", str(self._folder / "server.properties")]
+        for user, password in scram.items():
+            for kind in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+                words += ["--add-scram", f"{kind}=[name={user},password={password}]"]
         if self._java("kafka.tools.StorageTool", *words).wait(120) != 0:
             raise RuntimeError(f"the folder could not be formatted:\n{self._log.read_text()[-3000:]}")
 
@@ -235,6 +252,19 @@ class KafkaServer:
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
+
+
+@contextmanager
+def running_kafka(*words: Any, **more: Any) -> Generator[KafkaServer]:
+    """A broker for as long as the context; tests are skipped where Kafka can't be had."""
+    try:
+        server = KafkaServer(*words, **more)
+    except NoJarsError as error:
+        pytest.skip(f"no Kafka: {error}")
+    try:
+        yield server
+    finally:
+        server.close()
 
 
 def create_topic(servers: str, name: str, partitions: int = 1, **config: str) -> str:
@@ -276,11 +306,3 @@ def _until_end(consumer: Consumer) -> list[Message]:
             elif error.code() == KafkaError._PARTITION_EOF:
                 return found
     raise TimeoutError("the partition has no end")
-
-
-def _login(user: str, password: str) -> str:
-    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-    return (
-        "\nsasl.enabled.mechanisms=PLAIN\n"
-        f'listener.name.sasl.plain.sasl.jaas.config={module} user_{user}="{password}";\n'
-    )

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from conduit_dagster.connectors.kafka.kafka_client import client_config
+from conduit_dagster.connectors.kafka.kafka_client import client_config, make_client
 from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors, kafka_error
 from conduit_dagster.connectors.kafka.settings import KafkaSettings
 
@@ -51,7 +51,8 @@ class Cluster:
         """The client. Its requests end with it, so it is kept."""
         with self._lock:
             if self._client is None:
-                self._client = AdminClient(client_config(self._settings, self._errors))
+                config = client_config(self._settings, self._errors)
+                self._client = make_client(AdminClient, config, self._errors)
             return self._client
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from conduit_dagster.connectors.kafka.cluster_topics import Cluster
-from conduit_dagster.connectors.kafka.kafka_client import client_config
+from conduit_dagster.connectors.kafka.kafka_client import client_config, make_client
 from conduit_dagster.connectors.kafka.kafka_errors import PASSING, KafkaErrors
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.sdk import Claimed, Delivery
@@ -116,7 +116,7 @@ class ClaimReader:
         hashes as long as another pipeline's transaction is open, and a hash that is not seen would be written twice.
         """
         found = self._cluster.whole(self._topic)
-        consumer = Consumer(self._config())
+        consumer = make_client(Consumer, self._config(), self._errors)
         try:
             for partition, (begin, end) in enumerate(found):
                 if end > begin:

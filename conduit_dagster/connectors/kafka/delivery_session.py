@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conduit_dagster.connectors.kafka.cluster_topics import Cluster
 from conduit_dagster.connectors.kafka.delivery_claims import ClaimMessage, ClaimReader, DeliveryClaims
+from conduit_dagster.connectors.kafka.kafka_client import make_client
 from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors, kafka_error
 from conduit_dagster.connectors.kafka.message_sender import SendFailures, producer_config
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
@@ -56,7 +57,7 @@ class DeliverySession:
 
     def _open(self) -> Producer:
         self.failures = SendFailures()
-        producer = Producer(self._config())
+        producer = make_client(Producer, self._config(), self._errors)
         self.claims = DeliveryClaims(self._owner, self._errors)
         try:
             producer.init_transactions(self._settings.timeout)

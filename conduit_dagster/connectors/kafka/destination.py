@@ -68,7 +68,7 @@ class KafkaDestination(StagedDestination):
         super().__init__(settings, context)
         self._settings = as_destination(settings)
         self._layout = MessageLayout(self._settings)
-        self._errors = KafkaErrors(self._settings.place, "Write --operation Describe --operation Create")
+        self._errors = KafkaErrors(self._settings, "Write --operation Describe --operation Create")
         self._cluster = Cluster(self._settings, self._errors)
         owner = self._settings.transactional_id or f"conduit-{context.pipeline}/{context.connector}"
         self._session = DeliverySession(owner, self._settings, self._errors, self._cluster)

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from confluent_kafka import KafkaException
 
 from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
 from conduit_dagster.connectors.kafka.settings import KafkaSettings, listed
 from conduit_dagster.secret_values import remember
+
+C = TypeVar("C")
+
+
+def make_client(kind: Callable[[dict[str, Any]], C], config: dict[str, Any], errors: KafkaErrors) -> C:
+    """Return a new client. Raises ``FatalError`` if the library can't make one of these settings."""
+    try:
+        return kind(config)
+    except KafkaException as error:
+        raise errors.unfit(error) from None
 
 
 def client_config(settings: KafkaSettings, errors: KafkaErrors) -> dict[str, Any]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from conduit_dagster.connectors.kafka.settings import KafkaSettings
+from conduit_dagster.connectors.kafka.tls_probe import tls_problem
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 
 _LOGIN: Final = (
     KafkaError._AUTHENTICATION,
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
-    KafkaError._SSL,
 )
+_SECURITY: Final = (*_LOGIN, KafkaError._SSL)
+_LINE: Final = (KafkaError._TRANSPORT, KafkaError._RESOLVE)
 _RIGHTS: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "--topic {topic} --operation {operations}",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "--group '*' --operation Read",
@@ -50,6 +54,9 @@ _REFUSED: Final = {
     KafkaError.UNSUPPORTED_VERSION: "the brokers are too old: Kafka 2.5 or newer is needed",
 }
 
+_TLS: Final = "correct caCert, clientCert and clientKey: PEM text each, and the key is the certificate's"
+_UNREACHABLE: Final = "start the brokers, or correct servers, tls.enabled and saslMechanism; nothing was lost"
+
 
 def kafka_error(error: Any) -> KafkaError:
     """Return the error within an exception of the client."""
@@ -60,15 +67,18 @@ def kafka_error(error: Any) -> KafkaError:
 class KafkaErrors:
     """Translation of one connector's errors. As a client's ``error_cb`` it also notes why brokers don't answer."""
 
-    def __init__(self, place: str, operations: str) -> None:
-        self._place = place
+    def __init__(self, settings: KafkaSettings, operations: str) -> None:
+        self._settings, self._place = settings, settings.place
         self._operations = operations
         self._noted: KafkaError | None = None
+        self._line: tuple[float, KafkaError] | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        """Note a failed login: requests just time out then."""
-        if error.code() in _LOGIN:
+        """Note a failed login or connection: requests just time out then."""
+        if error.code() in _SECURITY:
             self._noted = error
+        elif error.code() in _LINE:
+            self._line = (time.monotonic(), error)
 
     def verdict(self, error: Any, what: str, topic: str = "") -> ConduitError:
         """Return the error to raise for one of the client's; ``what`` could not be done."""
@@ -77,8 +87,7 @@ class KafkaErrors:
             found = self._noted
         code, text = found.code(), f"{what}: {found.str()}"
         if code in _LOGIN:
-            fix = "correct saslMechanism, saslUsername and saslPassword, or tls.enabled and caCert"
-            return self.fatal(text, "kafka.login", fix)
+            return self.fatal(text, "kafka.login", "correct saslMechanism, saslUsername and saslPassword")
         if code in _RIGHTS:
             words = _RIGHTS[code].format(topic=topic or "TOPIC", operations=self._operations)
             fix = f"kafka-acls.sh --bootstrap-server {self._place} --add --allow-principal User:NAME {words}"
@@ -90,10 +99,32 @@ class KafkaErrors:
             return self.outage(text, "kafka.fenced", fix)
         if code in _REFUSED:
             return self.fatal(text, "kafka.refused", _REFUSED[code], topic)
+        if code == KafkaError._SSL:
+            return self._tls(what) or self.fatal(text, "kafka.tls", _TLS)
         if code in _SILENT:
-            fix = "start the brokers, or correct the setting servers; nothing was lost"
-            return self.outage(text, "kafka.unreachable", fix)
+            return self._tls(what) or self.outage(self._silence(text), "kafka.unreachable", _UNREACHABLE)
         return self.outage(text, "kafka.server", "look into the brokers' log; nothing was lost")
+
+    def _tls(self, what: str) -> ConduitError | None:
+        """Return the error if it is about TLS, which the client tells in part, or not at all."""
+        problem = tls_problem(self._settings)
+        if problem is None:
+            return None
+        make, code = (self.fatal, "kafka.tls") if problem.is_fatal else (self.outage, "kafka.unreachable")
+        return make(f"{what}: {problem.message}", code, problem.fix)
+
+    def _silence(self, text: str) -> str:
+        """Return a timeout's text with what has become of connections meanwhile."""
+        since, error = self._line or (0.0, None)
+        if error is None or time.monotonic() - since > self._settings.timeout + 5 or error.str() in text:
+            return text
+        return f"{text}; {error.str()}"
+
+    def unfit(self, error: Any) -> ConduitError:
+        """Return the error for settings of which no client can be made."""
+        text = f"no client can be made: {kafka_error(error).str()}"
+        fix = _TLS if self._settings.tls_enabled else "correct the settings that the message names"
+        return self.fatal(text, "kafka.tls" if self._settings.tls_enabled else "kafka.refused", fix)
 
     def no_topic(self, topic: str) -> ConduitError:
         """Return the error for a topic that is not there."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
-from conduit_dagster.connectors.kafka.kafka_client import client_config
+from conduit_dagster.connectors.kafka.kafka_client import client_config, make_client
 from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, PASSING, KafkaErrors
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
@@ -54,7 +54,7 @@ class PartitionReader:
         """Yield the messages of the ranges. What was read before an error is yielded before it is raised."""
         # a consumer looks for a further topic only once a second
         for _, mine in groupby(parts, lambda part: part.topic):
-            consumer = Consumer(consumer_config(self._settings, self._errors))
+            consumer = make_client(Consumer, consumer_config(self._settings, self._errors), self._errors)
             try:
                 for part in mine:
                     maker = RecordMaker(self._labels, part, self._settings.offset_metadata, options.keys)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from conduit_dagster.connectors.kafka.delivery_session import SendError
+from conduit_dagster.connectors.kafka.kafka_client import make_client
 from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
 from conduit_dagster.connectors.kafka.message_sender import SendFailures, producer_config
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
@@ -24,7 +25,8 @@ class PlainProducer:
     def send(self, send: Callable[[Producer], bool]) -> None:
         """Run ``send`` and return when the brokers have confirmed every message. Raises ``SendError`` otherwise."""
         if self._producer is None:
-            self._producer = Producer(producer_config(self._settings, self._errors, self.failures))
+            config = producer_config(self._settings, self._errors, self.failures)
+            self._producer = make_client(Producer, config, self._errors)
         self.failures.clear()
         try:
             send(self._producer)

@@ -18,6 +18,7 @@ from conduit_dagster.sdk import ConnectorSettings
 TOPIC_BYTES: Final = 249
 _TOPIC = re.compile(r"[A-Za-z0-9._\-]+")
 _GROUP = "no consumer group is joined: positions are kept in the state store"
+_PEM = re.compile(r"-----BEGIN [A-Z0-9 ]+-----")
 _PORT = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/@]+)(:[0-9]{1,5})?")
 
 
@@ -126,6 +127,14 @@ class KafkaSettings(ConnectorSettings):
             raise refused("sasl", "saslMechanism needs a user", "set saslUsername and saslPassword")
         if bool(self.client_cert) != bool(self.client_key):
             raise refused("tls", "a client certificate needs its key", "set clientCert and clientKey")
+        return self
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> KafkaSettings:
+        given = {"caCert": self.ca_cert, "clientCert": self.client_cert, "clientKey": self.client_key}
+        for name, text in given.items():
+            if text and not _PEM.search(text):
+                raise refused("tls", f"{name} is not PEM text", f"give the text, not its place: ${{file:{name}.pem}}")
         return self
 
     @property

@@ -10,6 +10,7 @@ import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from conduit_dagster.connectors.kafka.cluster_topics import Cluster, KnownTopic
+from conduit_dagster.connectors.kafka.kafka_client import make_client
 from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
 from conduit_dagster.connectors.kafka.kafka_position import (
     KafkaPosition,
@@ -51,7 +52,7 @@ class KafkaSource(Source):
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._settings = as_source(settings)
-        self._errors = KafkaErrors(self._settings.place, "Read --operation Describe")
+        self._errors = KafkaErrors(self._settings, "Read --operation Describe")
         self._cluster = Cluster(self._settings, self._errors)
         self._committer: Consumer | None = None
 
@@ -266,7 +267,7 @@ class KafkaSource(Source):
         if self._committer is None:
             group = self._settings.group_id or f"conduit-{self.context.pipeline}/{self.context.connector}"
             config = {**consumer_config(self._settings, self._errors), "group.id": group}
-            self._committer = Consumer(config)
+            self._committer = make_client(Consumer, config, self._errors)
         return self._committer
 
 

@@ -1,0 +1,122 @@
+"""Why TLS to a broker fails, found out with a connection of its own.
+
+The client library has one sentence for an unknown authority, an expired certificate and a foreign host name, and says
+nothing of a listener that hangs up. Asked only after a failure, which it explains and never decides alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Final, NamedTuple
+
+from conduit_dagster.connectors.kafka.settings import KafkaSettings, listed
+
+_PATIENCE: Final = 2.0
+_ALERT: Final = 1.0
+"""Seconds in which a broker that refuses the client's certificate says so, which with TLS 1.3 it does afterwards."""
+_MOST: Final = 3
+_PORT: Final = 9092
+_PIPE: Final = 16_000
+"""Bytes that any pipe takes without a reader."""
+_NAMES: Final = (62, 64)
+"""OpenSSL's codes for a certificate of another host, and of another address."""
+
+
+class TlsProblem(NamedTuple):
+    """What is wrong, and what to do."""
+
+    message: str
+    fix: str
+    is_fatal: bool = True
+
+
+def tls_problem(settings: KafkaSettings) -> TlsProblem | None:
+    """Return the first problem among the servers; None if there is none, or they can't be reached."""
+    for server in listed(settings.servers)[:_MOST]:
+        with suppress(OSError, ValueError):
+            problem = _verified(server, settings) if settings.tls_enabled else _unencrypted(server)
+            if problem is not None:
+                return problem
+    return None
+
+
+def _verified(server: str, settings: KafkaSettings) -> TlsProblem | None:
+    context = _context(settings)
+    try:
+        with _connected(server, context) as line:
+            line.settimeout(_ALERT)
+            with suppress(TimeoutError):
+                line.recv(1)
+    except ssl.SSLCertVerificationError as error:
+        return _not_trusted(server, error)
+    except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError):
+        message = f"{server} hangs up when TLS begins: is it a listener without TLS?"
+        return TlsProblem(message, "name a listener with TLS in servers, or remove tls.enabled", is_fatal=False)
+    except ssl.SSLError as error:
+        message = f"{server} refuses the TLS connection: {error.reason}"
+        fix = "set clientCert and clientKey to a certificate that the brokers trust, and its key, as PEM text"
+        return TlsProblem(message, fix)
+    return None
+
+
+def _not_trusted(server: str, error: ssl.SSLCertVerificationError) -> TlsProblem:
+    message = f"the certificate of {server} is not trusted: {error.verify_message}"
+    if error.verify_code in _NAMES:
+        fix = "name the broker in servers and in its advertised.listeners as its certificate names it"
+        return TlsProblem(message, f"{fix}, or add the name to the certificate (subjectAltName)")
+    return TlsProblem(message, "set caCert to the authority that signed the brokers' certificates, as PEM text")
+
+
+def _unencrypted(server: str) -> TlsProblem | None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with _connected(server, context):
+        return TlsProblem(f"{server} is a listener with TLS", "set tls.enabled: true, and caCert")
+
+
+def _context(settings: KafkaSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=settings.ca_cert or None)
+    if settings.insecure_skip_verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if settings.client_cert:
+        with ExitStack() as stack:
+            files = [stack.enter_context(_as_file(text)) for text in (settings.client_cert, settings.client_key)]
+            # a key that is encrypted must not ask for its password at the terminal
+            context.load_cert_chain(*files, password="")
+    return context
+
+
+@contextmanager
+def _connected(server: str, context: ssl.SSLContext) -> Generator[ssl.SSLSocket]:
+    host, port = _address(server)
+    with (
+        socket.create_connection((host, port), _PATIENCE) as plain,
+        context.wrap_socket(plain, server_hostname=host) as line,
+    ):
+        yield line
+
+
+def _address(server: str) -> tuple[str, int]:
+    host, found, port = server.rpartition(":")
+    if not found or server.endswith("]"):
+        host, port = server, str(_PORT)
+    return host.strip("[]"), int(port)
+
+
+@contextmanager
+def _as_file(text: str) -> Generator[str]:
+    """Give a text a file's name, for one reading. A private key must not be written to a disk."""
+    data = text.encode()
+    if len(data) > _PIPE:
+        raise ValueError("too long for a pipe")
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, data)
+        os.close(writing)
+        yield f"/dev/fd/{reading}"
+    finally:
+        os.close(reading)
