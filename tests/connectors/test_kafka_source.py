@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +17,7 @@ from lab.waiting import wait_until
 from pydantic import ValidationError
 
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
-from conduit_dagster.connectors.kafka.step_shares import shares
+from conduit_dagster.connectors.kafka.step_shares import shares, within_bytes
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Limit, ReadOptions
 
@@ -243,10 +245,72 @@ def test_a_topic_that_is_missing(lab: KafkaLab) -> None:
 
 def test_no_partition_waits_for_another() -> None:
     """In sum the limit, or all that there is; the small ones are taken whole."""
-    assert shares({"a": 100, "b": 3, "c": 100}, 23) == {"a": 10, "b": 3, "c": 10}
-    assert shares({"a": 1, "b": 2}, 100) == {"a": 1, "b": 2}
-    assert sum(shares(dict.fromkeys("abcdefg", 9), 10).values()) == 10
+    a, b, c = (("t", number) for number in range(3))
+    assert shares({a: 100, b: 3, c: 100}, 23) == {a: 10, b: 3, c: 10}
+    assert shares({a: 1, b: 2}, 100) == {a: 1, b: 2}
+    assert sum(shares({("t", number): 9 for number in range(7)}, 10).values()) == 10
     assert shares({}, 5) == {}
+
+
+def test_bytes_are_shared_as_messages_are() -> None:
+    """A partition with small messages leaves its rest to others; each gets on, however large a message is."""
+    a, b, c = (("t", number) for number in range(3))
+    assert within_bytes({a: 100, b: 100, c: 100}, {a: 1.0, b: 10.0, c: 100.0}, 1_000) == {a: 100, b: 45, c: 4}
+    assert within_bytes({a: 5, b: 5}, {a: 1_000.0, b: 10.0}, 100) == {a: 1, b: 5}
+    assert within_bytes({a: 5, b: 7}, {a: 10.0, b: 0.0}, 1_000) == {a: 5, b: 7}
+
+
+def test_a_step_of_large_messages_is_limited_by_its_bytes(lab: KafkaLab) -> None:
+    """A megabyte each: of every partition as many as fit. Steps of small ones are limited by their number."""
+    large, small, total = lab.server.topic(2), lab.server.topic(), 0
+    for partition in range(2):
+        lab.server.send(large, [(None, b"x" * 999_000)] * 20, partition)
+    lab.server.send(small, [(None, b"%d" % i) for i in range(2_000)])
+    source, limit = lab.source(large), Limit(10**6, 8_000_000)
+    position, sizes = source.initial(), list[int]()
+    while (end := source.latest(position, limit)) != position:
+        sizes.append(sum(len(record.after) for record in _read(source, position, end)))  # type: ignore[arg-type]
+        position, total = end, total + sizes[-1]
+    assert total == 40 * 999_000 and max(sizes) <= 8_000_000 and len(sizes) <= 6
+    few = lab.source(small)
+    assert len(_read(few, few.initial(), few.latest(few.initial(), limit))) == 2_000
+
+
+def test_sizes_that_change_are_noticed_where_a_step_would_end(lab: KafkaLab) -> None:
+    """A thousand small messages, then large ones: the step is bounded by the larger."""
+    topic = lab.server.topic()
+    lab.server.send(topic, [(None, b"x" * 100)] * 1_000)
+    lab.server.send(topic, [(None, b"x" * 500_000)] * 60)
+    source = lab.source(topic)
+    end = source.latest(source.initial(), Limit(10**6, 5_000_000))
+    assert sum(len(record.after) for record in _read(source, source.initial(), end)) <= 5_000_000  # type: ignore[arg-type]
+
+
+_READ_ALL = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from types import SimpleNamespace
+from lab.kafka_lab import ALL, KafkaLab
+from conduit_dagster.sdk import ReadOptions
+source = KafkaLab(SimpleNamespace(servers=sys.argv[2]), Path()).source(sys.argv[3])
+end = source.latest(source.initial(), ALL)
+[split] = source.split(source.initial(), end, 1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+total = sum(len(record.after) for block in source.read(split, ReadOptions()) for record in block.records)
+print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_does_not_grow_with_a_step(lab: KafkaLab) -> None:
+    """A task that reads 400 MB in messages of a megabyte holds what the client fetches ahead, and a block."""
+    topic = lab.server.topic()
+    lab.server.send(topic, [(None, b"x" * 999_000)] * 400)
+    command = [sys.executable, "-c", _READ_ALL, str(Path(__file__).parents[1]), lab.server.servers, topic]
+    total, grown = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
+    unit = 1 if sys.platform == "darwin" else 1_024
+    assert int(total) == 400 * 999_000
+    assert int(grown) * unit < 200_000_000
 
 
 @pytest.mark.parametrize("commits", [True, False])

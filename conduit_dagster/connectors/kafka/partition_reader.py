@@ -20,7 +20,7 @@ from conduit_dagster.sdk import Block, Keys, ReadOptions
 HEADER = "kafka.header."
 BINARY = ".base64"
 """End of the metadata key of a header that is no text."""
-_FIRST_BATCH = 500
+_FIRST_BATCH = 100
 _LOGIN = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
@@ -67,7 +67,7 @@ class PartitionReader:
         consumer.assign([TopicPartition(part.topic, part.partition, part.begin)])
         count, heard, expected = min(_FIRST_BATCH, options.block_records), time.monotonic(), part.begin
         while True:
-            got = _some(consumer, count)
+            got = some_messages(consumer, count)
             messages, ended, error = _sorted(got, part.end)
             if messages:
                 heard, count = time.monotonic(), _fitting(messages, options)
@@ -117,7 +117,7 @@ GONE = (
 )
 
 
-def _some(consumer: Consumer, count: int) -> list[Message]:
+def some_messages(consumer: Consumer, count: int) -> list[Message]:
     """Return what has come, up to ``count`` messages; wait for the first. With a timeout it would wait for all."""
     found = consumer.consume(count, 0)
     if not found and (found := consumer.consume(1, 1.0)) and count > 1:

@@ -20,6 +20,7 @@ from conduit_dagster.connectors.kafka.kafka_position import (
     parse_position,
     ranges,
 )
+from conduit_dagster.connectors.kafka.message_sizes import MessageSizes
 from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader, consumer_config
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings, as_source
 from conduit_dagster.connectors.kafka.step_shares import shares
@@ -28,7 +29,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split
 
 _BYTES = 100
-"""Assumed size of a message: brokers don't tell it."""
+"""Assumed of a message whose partition was not looked at."""
 
 
 class KafkaSource(Source):
@@ -36,7 +37,7 @@ class KafkaSource(Source):
 
     Reads committed messages only. A step takes a share of each partition and gives topic after topic, partition after
     partition; within a partition the order is Kafka's. No consumer group is joined: positions are kept by the pipeline.
-    ``delivery.batch-size`` limits a step's offsets; its bytes can't be known beforehand.
+    ``delivery.batch-size`` limits a step's offsets, ``delivery.batch-bytes`` its bytes as a few messages tell them.
 
     A range can be read again: what compaction removes meanwhile was replaced by a later message, and a step whose
     staging is lost after it was prepared is compared with what was decided: it is delivered as it was, or the run stops
@@ -54,6 +55,7 @@ class KafkaSource(Source):
         self._settings = as_source(settings)
         self._errors = KafkaErrors(self._settings, "Read --operation Describe")
         self._cluster = Cluster(self._settings, self._errors)
+        self._sizes = MessageSizes(self._settings, self._errors)
         self._committer: Consumer | None = None
 
     @property
@@ -72,6 +74,7 @@ class KafkaSource(Source):
     def close(self) -> None:
         """Close the driver's connections."""
         self._cluster.close()
+        self._sizes.close()
         committer, self._committer = self._committer, None
         if committer is not None:
             committer.close()
@@ -124,7 +127,8 @@ class KafkaSource(Source):
             ends = one.high if horizon is None else tuple(horizon.get(name, ()))
             for number, (begin, end) in enumerate(zip(begun[name].next, ends, strict=False)):
                 waiting[name, number] = max(0, min(end, one.high[number]) - begin)
-        taken = shares(waiting, limit.records)
+        begins = {place: begun[place[0]].next[place[1]] for place in waiting}
+        taken = self._sizes.bounded(begins, shares(waiting, limit.records), limit.bytes)
         if not any(taken.values()):
             return start
         topics = dict(before.topics)
@@ -183,14 +187,15 @@ class KafkaSource(Source):
             return []
         if not self._settings.dense_offsets:
             size = sum(part.end - part.begin for part in parts)
-            return [_split(parts, 0, None, size)]
+            return [_split(parts, 0, None, size * _BYTES)]
         splits, ordinal = list[Split](), 0
         share = max(1, -(-sum(part.end - part.begin for part in parts) // max(1, n)))
         for part in parts:
             for begin in range(part.begin, part.end, share):
                 piece = part._replace(begin=begin, end=min(begin + share, part.end))
                 count = piece.end - piece.begin
-                splits.append(_split([piece], ordinal, count, count))
+                size = count * self._sizes.of((piece.topic, piece.partition), _BYTES)
+                splits.append(_split([piece], ordinal, count, int(size)))
                 ordinal += count
         return splits
 
@@ -279,7 +284,7 @@ def _begun(topic: KnownTopic, begins: Mapping[Any, int]) -> TopicPosition:
 def _split(parts: list[PartitionRange], ordinal: int, records: int | None, size: int) -> Split:
     first = parts[0]
     start = [first.topic, first.partition, first.begin]
-    return Split(start, ordinal, records, size * _BYTES, {"parts": [list(part) for part in parts]})
+    return Split(start, ordinal, records, size, {"parts": [list(part) for part in parts]})
 
 
 def _alone(topic: TopicPosition, part: PartitionRange, known: KnownTopic) -> TopicPosition:

@@ -1,0 +1,103 @@
+"""How many bytes messages have, learned from a few of them, to bound a step in bytes before it is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from conduit_dagster.connectors.kafka.kafka_client import make_client
+from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.partition_reader import consumer_config, some_messages
+from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
+from conduit_dagster.connectors.kafka.step_shares import Place, within_bytes
+
+_LARGEST: Final = 1_048_588
+"""Bytes that brokers allow a message by default; assumed of one that could not be looked at."""
+_MOST: Final = 4
+"""Partitions that are looked at for one step: those of which it takes most."""
+_SAMPLE: Final = 200
+_FRESH: Final = 1.0
+"""Seconds for which a sample is good: taking one costs as much as reading some thousand messages."""
+_PATIENCE: Final = 1.0
+
+
+class MessageSizes:
+    """Average bytes of messages by partition, sampled where a step begins and where it would end.
+
+    What lies between is not known: where sizes are mixed, a step may have more bytes than its limit.
+    """
+
+    def __init__(self, settings: KafkaSourceSettings, errors: KafkaErrors) -> None:
+        self._settings, self._errors = settings, errors
+        self._consumer: Consumer | None = None
+        self._topics = frozenset[str]()
+        self._known: dict[Place, float] = {}
+        self._taken_at = 0.0
+
+    def bounded(self, begins: Mapping[Place, int], taken: Mapping[Place, int], limit: int) -> dict[Place, int]:
+        """Return how many of the messages in ``taken`` have about ``limit`` bytes; of each partition at least one."""
+        wanted = {place: count for place, count in taken.items() if count}
+        if sum(wanted.values()) * max([_LARGEST, *self._known.values()]) > limit:
+            self._refresh(begins, wanted)
+            return {**taken, **within_bytes(wanted, {place: self.of(place) for place in wanted}, limit)}
+        return dict(taken)
+
+    def of(self, place: Place, unknown: float = _LARGEST) -> float:
+        """Return the average of a partition; of one that was not looked at the largest of its topic, or of all."""
+        if place in self._known:
+            return self._known[place]
+        of_topic = [size for (topic, _), size in self._known.items() if topic == place[0]]
+        return max(of_topic or self._known.values(), default=unknown)
+
+    def _refresh(self, begins: Mapping[Place, int], wanted: Mapping[Place, int]) -> None:
+        chosen = sorted(wanted, key=lambda place: -wanted[place])[:_MOST]
+        if time.monotonic() - self._taken_at < _FRESH and all(place in self._known for place in chosen):
+            return
+        first = self._sample({place: begins[place] for place in chosen})
+        last = self._sample({place: begins[place] + wanted[place] - 1 for place in chosen})
+        self._known = {place: max(first[place], last[place]) for place in chosen}
+        self._taken_at = time.monotonic()
+
+    def _sample(self, offsets: Mapping[Place, int]) -> dict[Place, float]:
+        """Return the average bytes of some messages from these offsets on: 0 where there is none any more."""
+        found: dict[Place, float] = {}
+        deadline = time.monotonic() + _PATIENCE
+        try:
+            consumer = self._opened(frozenset(topic for topic, _ in offsets))
+            consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
+            while len(found) < len(offsets) and time.monotonic() < deadline:
+                found = _averages(some_messages(consumer, _SAMPLE)) | found
+            consumer.unassign()
+        except KafkaException:
+            self.close()  # whatever it is, reading meets it too
+        return {place: found.get(place, float(_LARGEST)) for place in offsets}
+
+    def _opened(self, topics: frozenset[str]) -> Consumer:
+        # a consumer looks for a further topic only once a second
+        if self._consumer is None or not topics <= self._topics:
+            self.close()
+            config = consumer_config(self._settings, self._errors)
+            # what is thrown away must not cost much, and aborted messages tell as much as others
+            more = {"queued.min.messages": 1, "fetch.message.max.bytes": 65_536, "isolation.level": "read_uncommitted"}
+            self._consumer, self._topics = make_client(Consumer, config | more, self._errors), topics
+        return self._consumer
+
+    def close(self) -> None:
+        """Let the consumer go; the next sample makes another."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+
+def _averages(messages: Sequence[Message]) -> dict[Place, float]:
+    sizes: dict[Any, list[int]] = {}
+    for message in messages:
+        error, place = message.error(), (message.topic(), message.partition())
+        if error is None:
+            sizes.setdefault(place, []).append(len(message.value() or b"") + len(message.key() or b""))
+        elif error.code() == KafkaError._PARTITION_EOF:
+            sizes.setdefault(place, [])
+    return {place: sum(known) / len(known) if known else 0.0 for place, known in sizes.items()}
