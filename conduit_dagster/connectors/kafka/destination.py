@@ -107,7 +107,7 @@ class KafkaDestination(StagedDestination):
     def staged_row(self, delivery: Delivery, place: int) -> Record | None:
         """Return the record of ``opencdc/json``, else what the message holds: a JSON object as a document."""
         message = staged_message(delivery, place)
-        return None if message is None else self._layout.record(message["value"], message["key"])
+        return None if message is None else self._layout.record(*message)
 
     def close(self) -> None:
         """Close the driver's connections."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from conduit_dagster.record import CREATED_AT, Nack, Record, decode
 from conduit_dagster.sdk import Refusal
 
 _encode = msgspec.json.Encoder().encode
+_after_of, _key_of = attrgetter("after"), attrgetter("key")
 _PAYLOAD = "payload/json"
 
 
@@ -72,21 +74,20 @@ class MessageLayout:
         return self._chunk(good) if good else None, refused
 
     def _chunk(self, records: list[Record]) -> StagedChunk:
-        values, keys = self._values(records), [_key(record.key) for record in records]
-        headers = self._headers(records)
-        self._check_sizes(values, keys, headers)
-        messages: list[dict[str, Any]] = [{"value": v, "key": k} for v, k in zip(values, keys, strict=True)]
-        if self._settings.timestamp == "createdAt":
-            # the client takes times, like headers, only message by message
-            headers = headers or [None] * len(records)
-            for message, record in zip(messages, records, strict=True):
-                if time := record.metadata.get(CREATED_AT):
-                    message["timestamp"] = int(time) // 1_000_000
-        return StagedChunk(len(records), sum(map(_size, values)), self._groups(records, messages, headers))
+        values, keys = self._values(records), _as_bytes(map(_key_of, records))
+        headers, sizes = self._headers(records), _sizes(values)
+        self._check_sizes(sizes, _sizes(keys), headers)
+        whole = MessageGroup(self.topic or "", None, values, keys, headers, self._times(records))
+        return StagedChunk(len(records), sum(sizes), self._groups(records, whole))
 
-    def _groups(self, records: list[Record], messages: list[Any], headers: list[Any] | None) -> list[MessageGroup]:
+    def _times(self, records: list[Record]) -> list[int] | None:
+        if self._settings.timestamp != "createdAt":
+            return None
+        return [int(record.metadata.get(CREATED_AT) or 0) // 1_000_000 for record in records]
+
+    def _groups(self, records: list[Record], whole: MessageGroup) -> list[MessageGroup]:
         if self.topic is not None:
-            return [MessageGroup(self.topic, None, messages, headers)]
+            return [whole]
         found: dict[str, list[int]] = {}
         last, topic = None, ""
         for place, record in enumerate(records):
@@ -94,12 +95,10 @@ class MessageLayout:
             if record.metadata is not last or self._settings.topic != _BY_COLLECTION:
                 last, topic = record.metadata, self._topic_of(record)
             found.setdefault(topic, []).append(place)
-        if len(found) == 1:
-            return [MessageGroup(topic, None, messages, headers)]
-        return [
-            MessageGroup(name, places, [messages[i] for i in places], headers and [headers[i] for i in places])
-            for name, places in found.items()
-        ]
+        groups = [whole.only(places, places) for places in found.values()] if len(found) > 1 else [whole]
+        for group, name in zip(groups, found, strict=True):
+            group.topic = name
+        return groups
 
     def _topic_of(self, record: Record) -> str:
         try:
@@ -113,7 +112,7 @@ class MessageLayout:
 
     def _values(self, records: list[Record]) -> list[bytes | None]:
         if self._is_payload:
-            return [record.after if type(record.after) is not dict else _encode(record.after) for record in records]  # type: ignore[misc]
+            return _as_bytes(map(_after_of, records))
         if isinstance(self._format, Template):
             return [self._value(record) for record in records]
         data, refused = self._format.encode_block(records)
@@ -143,15 +142,12 @@ class MessageLayout:
             found.append(own)
         return found if any(found) else None
 
-    def _check_sizes(
-        self, values: Sequence[bytes | None], keys: Sequence[bytes | None], headers: Sequence[Any] | None
-    ) -> None:
+    def _check_sizes(self, values: Sequence[int], keys: Sequence[int], headers: Sequence[Any] | None) -> None:
         limit = self._settings.batch_bytes
-        longest = max(map(_size, values)) + max(map(_size, keys))
-        if longest <= limit and headers is None:
+        if max(values) + max(keys) <= limit and headers is None:
             return
         for value, key, own in zip(values, keys, headers or repeat(None), strict=False):
-            size = _size(value) + _size(key) + sum(_HEADER + len(n.encode()) + len(v) for n, v in own or ())
+            size = value + key + sum(_HEADER + len(n.encode()) + len(v) for n, v in own or ())
             if size > limit:
                 raise MessageError("too_large", f"the message has {size} bytes, batchBytes allows {limit}")
 
@@ -161,12 +157,15 @@ _HEADER = 10
 """Bytes that a header's lengths may take."""
 
 
-def _size(data: bytes | None) -> int:
-    return 0 if data is None else len(data)
+def _as_bytes(parts: Iterable[Any]) -> list[bytes | None]:
+    return [_encode(part) if type(part) is dict else part for part in parts]
 
 
-def _key(key: Any) -> bytes | None:
-    return _encode(key) if type(key) is dict else key
+def _sizes(data: Sequence[bytes | None]) -> list[int]:
+    try:
+        return list(map(len, data))  # type: ignore[arg-type]
+    except TypeError:
+        return [len(one) if one is not None else 0 for one in data]
 
 
 def _header(name: str, value: str) -> tuple[str, bytes]:

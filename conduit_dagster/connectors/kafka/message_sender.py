@@ -86,7 +86,7 @@ class MessageSender:
         for _, chunk in chunks:
             self._make_room(chunk)
             for group in chunk.groups:
-                if group.headers is None:
+                if group.is_plain:
                     self._batch(group)
                 else:
                     self._one_by_one(group)
@@ -99,17 +99,20 @@ class MessageSender:
         return True
 
     def _batch(self, group: MessageGroup) -> None:
-        messages = group.messages
+        messages: list[dict[str, Any]] = [
+            {"value": value, "key": key} for value, key in zip(group.values, group.keys, strict=True)
+        ]
         if self._producer.produce_batch(group.topic, messages) != len(messages):
             for message in messages:
                 if (error := message.get("_error")) is not None:
                     self._failures.add(error, group.topic)
 
     def _one_by_one(self, group: MessageGroup) -> None:
-        for message, headers in zip(group.messages, group.headers or (), strict=True):
-            stamp = message.get("timestamp", 0)
+        count = len(group.values)
+        columns = group.values, group.keys, group.headers or [None] * count, group.times or [0] * count
+        for value, key, headers, stamp in zip(*columns, strict=True):
             own: list[tuple[str, str | bytes | None]] = [*(headers or ())]
-            self._producer.produce(group.topic, message["value"], message["key"], timestamp=stamp, headers=own)
+            self._producer.produce(group.topic, value, key, timestamp=stamp, headers=own)
 
     def _make_room(self, chunk: StagedChunk) -> None:
         self._producer.poll(0)

@@ -26,10 +26,32 @@ class MessageGroup(msgspec.Struct, array_like=True):
     topic: str
     places: list[int] | None
     """Their places in the chunk; None: all of it, in order."""
-    messages: list[dict[str, Any]]
-    """``value``, ``key`` and perhaps ``timestamp``, as the client takes them."""
+    values: list[bytes | None]
+    keys: list[bytes | None]
     headers: list[list[tuple[str, bytes]] | None] | None = None
-    """The headers of each; None: there are neither headers nor times, and the client takes all messages at once."""
+    """The headers of each; None: there are none."""
+    times: list[int] | None = None
+    """The time of each in milliseconds, 0 for the broker's; None: the broker's for all."""
+
+    @property
+    def all_places(self) -> Sequence[int]:
+        """Their places, in order."""
+        return range(len(self.values)) if self.places is None else self.places
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there are neither headers nor times: then the client takes all messages at once."""
+        return self.headers is None and self.times is None
+
+    def only(self, chosen: Sequence[int], places: list[int] | None) -> MessageGroup:
+        """Return some of its messages, at other places."""
+
+        def some(column: list[Any] | None) -> Any:
+            return None if column is None else [column[i] for i in chosen]
+
+        return MessageGroup(
+            self.topic, places, some(self.values), some(self.keys), some(self.headers), some(self.times)
+        )
 
 
 class StagedChunk(msgspec.Struct, array_like=True):
@@ -92,16 +114,14 @@ def staged_chunks(delivery: Delivery) -> Iterator[tuple[int, StagedChunk]]:
     wanted = [place for place in range(delivery.skip, stop) if place not in left_out]
     numbers = {place: number for number, place in enumerate(wanted)}
     for first, chunk in _chunks(delivery, delivery.skip, stop):
-        groups = [found for group in chunk.groups if (found := _own(group, first, numbers)).messages]
+        groups = [found for group in chunk.groups if (found := _own(group, first, numbers)).values]
         if groups:
-            yield 0, StagedChunk(sum(len(group.messages) for group in groups), chunk.bytes, groups)
+            yield 0, StagedChunk(sum(len(group.values) for group in groups), chunk.bytes, groups)
 
 
 def _own(group: MessageGroup, first: int, numbers: dict[int, int]) -> MessageGroup:
-    places = range(len(group.messages)) if group.places is None else group.places
-    mine = [(i, numbers[first + place]) for i, place in enumerate(places) if first + place in numbers]
-    headers = group.headers and [group.headers[i] for i, _ in mine]
-    return MessageGroup(group.topic, [number for _, number in mine], [group.messages[i] for i, _ in mine], headers)
+    mine = [(i, numbers[first + place]) for i, place in enumerate(group.all_places) if first + place in numbers]
+    return group.only([i for i, _ in mine], [number for _, number in mine])
 
 
 def _chunks(delivery: Delivery, start: int, stop: int | None) -> Iterator[tuple[int, StagedChunk]]:
@@ -131,13 +151,13 @@ def _decoded(data: bytes, url: str) -> StagedChunk:
         raise FatalError(f"{url} is not as it was staged", code="kafka.staging", place=url, fix=fix) from None
 
 
-def staged_message(delivery: Delivery, place: int) -> dict[str, Any] | None:
-    """Return the message at a place of a whole delivery."""
+def staged_message(delivery: Delivery, place: int) -> tuple[bytes | None, bytes | None] | None:
+    """Return value and key of the message at a place of a whole delivery."""
     for first, chunk in _chunks(delivery, place, place + 1):
         for group in chunk.groups:
-            places: Any = range(len(group.messages)) if group.places is None else group.places
-            if place - first in places:
-                return group.messages[places.index(place - first)]
+            if place - first in group.all_places:
+                index = group.all_places.index(place - first)
+                return group.values[index], group.keys[index]
     return None
 
 
@@ -147,6 +167,5 @@ def places_of(delivery: Delivery, topic: str) -> list[int]:
     for first, chunk in staged_chunks(delivery):
         for group in chunk.groups:
             if group.topic == topic:
-                places = range(len(group.messages)) if group.places is None else group.places
-                found += [first + place for place in places]
+                found += [first + place for place in group.all_places]
     return sorted(found)

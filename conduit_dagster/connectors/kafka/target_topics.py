@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.cimpl import NewTopic
@@ -58,9 +57,8 @@ class TargetTopics:
                 if group.topic not in self._found and not self._is_there(group.topic):
                     if fixed is not None:
                         raise self._errors.no_topic(group.topic)
-                    places: Any = range(len(group.messages)) if group.places is None else group.places
                     nack = Nack("kafka.no_topic", f"there is no topic {group.topic}")
-                    nacks = [Refusal(first + place, nack) for place in places]
+                    nacks = [Refusal(first + place, nack) for place in group.all_places]
                     raise Rejected(*nacks[0], more=nacks[1:])
             yield first, chunk
 
