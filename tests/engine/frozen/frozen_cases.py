@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -11,11 +12,14 @@ from typing import Any
 import psycopg
 from engine.frozen.owners import Owners
 from lab.delta_rows import column
+from lab.kafka_server import create_topic, read_topic
 from lab.parts_stream import read_folder
 from lab.support import DECODE, destination, processor, queue, source
 from psycopg import sql
 
 KINDS = ("file", "folder", "delta", "postgres")
+"""Kafka, which needs a broker, has a test of its own."""
+REFUSING_KINDS = ("postgres", "kafka")
 STARTING = ("after-lease", "after-fence", "after-register", "after-reack")
 STEPPING = ("before-plan", "after-plan", "before-stage", "after-stage", "before-prepare", "after-prepare", "mid-index")
 CUTTING = ("before-replan", "after-replan")
@@ -80,7 +84,9 @@ class Case:
     @property
     def rejects(self) -> tuple[int, ...]:
         """What the destination itself refuses."""
-        return REJECTS if self.kind == "postgres" and self.strategy == "exactly-once" and not self.is_cut else ()
+        refuses = self.kind in REFUSING_KINDS and self.strategy == "exactly-once" and not self.is_cut
+        # a topic that is missing is found before anything is sent: a transaction is open only where none is
+        return REJECTS if refuses and not (self.kind == "kafka" and self.point in PUBLISHING) else ()
 
     @property
     def out(self) -> list[int]:
@@ -99,13 +105,13 @@ def cases(kind: str, strategy: str) -> list[Case]:
     """One for each point that such a pipeline passes; at-most-once differs from the others between two of them."""
     if strategy == "at-most-once":
         return [Case(kind, strategy, point) for point in AT_MOST_ONCE]
-    points = [*STARTING, *STEPPING, *CUTTING, *PUBLISHING, *ENDING, *(REFUSING if kind == "postgres" else ())]
+    points = [*STARTING, *STEPPING, *CUTTING, *PUBLISHING, *ENDING, *(REFUSING if kind in REFUSING_KINDS else ())]
     letters = ["mid-publish"] if kind == "file" else []
     return [Case(kind, strategy, point) for point in points] + [Case(kind, strategy, p, True) for p in letters]
 
 
 class FrozenProject(Owners):
-    """One case's project folder, with its destination."""
+    """One case's project folder, with its destination. ``database``: of ``kafka`` the broker."""
 
     def __init__(self, case: Case, root: Path, spark: Any, database: str) -> None:
         super().__init__(root, spark)
@@ -119,6 +125,8 @@ class FrozenProject(Owners):
         nacks, window = (CUT_NACKS, CUT_WINDOW) if case.is_cut else (NACKS, (0, 0))
         if case.kind == "postgres":
             self._create_table()
+        if case.kind == "kafka":
+            create_topic(self.database, self._topic)
         self.pipeline(
             id=case.name,
             connectors=[source(), self._destination()],
@@ -134,7 +142,25 @@ class FrozenProject(Owners):
         settings = {"path": "./table", "columns": "i:long"}
         if kind == "postgres":
             settings = {"url": self.database, "table": self.case.name}
+        if kind == "kafka":
+            settings = self._topic_settings()
         return {"id": "out", "type": "destination", "plugin": kind, "settings": settings}
+
+    @property
+    def _topic(self) -> str:
+        """Its own on a broker that others use as well; of one partition, which keeps the order."""
+        return f"{hashlib.sha256(str(self.root).encode()).hexdigest()[:8]}-{self.case.name}"
+
+    def _topic_settings(self) -> dict[str, str]:
+        """Records that are to be refused name a topic that is missing."""
+        topic = self._topic
+        wanted = f'{{{{ ternary "{topic}-no" "{topic}" (hasSuffix "7" (toString .Payload.After.i)) }}}}'
+        return {
+            "servers": self.database, "topic": wanted if self.case.rejects else topic, "transactional-id": topic,
+            "create-topics": "never", "sdk.record.format": "payload/json",
+            # what is handed over is with the broker before its owner is stopped
+            "linger": "0s",
+        }  # fmt: skip
 
     def _create_table(self) -> None:
         check = f", CHECK (i NOT IN {self.case.rejects})" if self.case.rejects else ""
@@ -155,6 +181,8 @@ class FrozenProject(Owners):
             statement = sql.SQL("SELECT i FROM {} ORDER BY n").format(sql.Identifier(self.case.name))
             with psycopg.connect(self.database) as connection:
                 return [row[0] for row in connection.execute(statement)]
+        if kind == "kafka":
+            return [json.loads(message.value() or b"")["i"] for message in read_topic(self.database, self._topic)]
         lines = self.lines("out.jsonl") if kind == "file" else list(read_folder(self.root / "out"))
         return [row["i"] for line in lines if (row := self._row(line))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,25 @@ class Ending:
     """One more, after all of that."""
     flaw: str
     """What was wrong in the end."""
+
+
+def require_unchanged(ending: Ending, lost: Collection[str]) -> None:
+    """The new owners had no error and all is there once, before and after the old one went on.
+
+    ``lost``: what the old one may say, which finds out that it is none any more.
+    """
+    assert ending.reached
+    results = (ending.taken, ending.grown, ending.last)
+    if ending.case.is_cut:
+        for result in results:
+            assert result.error is not None and result.error.code == "nacks.threshold_exceeded"
+    else:
+        assert [result.error for result in results] == [None, None, None]
+        assert ending.last.progress.read == 0
+    assert ending.flaw_before == ""
+    assert ending.flaw == ""
+    error = ending.thawed["error"]
+    assert error is None or error["code"] in lost, error
 
 
 class Victim:

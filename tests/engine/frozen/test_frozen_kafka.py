@@ -1,0 +1,56 @@
+"""Owners of deliveries to Kafka that are frozen until another has taken over their transactional id.
+
+Where an old one goes on in the middle of a transaction, brokers refuse the rest of it: it was aborted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from engine.frozen.frozen_cases import Case, cases
+from engine.frozen.frozen_round import Ending, play, require_unchanged
+from lab.kafka_server import KafkaServer
+from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first plays the round of all of them
+
+STRATEGIES = ("exactly-once", "at-most-once") if os.environ.get("CONDUIT_MATRIX") == "full" else ("exactly-once",)
+CASES = [case for strategy in STRATEGIES for case in cases("kafka", strategy)]
+LOST = {"lease.lost", "file.missing", "kafka.fenced"}
+"""What an old owner may say: it finds out at the store, at its staging that was cleaned up, or at the brokers."""
+
+Played = Callable[[str], dict[str, Ending]]
+
+
+@pytest.fixture(scope="module")
+def played(
+    tmp_path_factory: pytest.TempPathFactory, spark: SparkSession, connect_server: Any, kafka_server: KafkaServer
+) -> Played:
+    """One victim process for each strategy, when it is first asked for."""
+
+    @cache
+    def play_all(strategy: str) -> dict[str, Ending]:
+        folder = tmp_path_factory.mktemp(f"kafka-{strategy}")
+        return play("kafka", strategy, folder, spark, connect_server, kafka_server.servers)
+
+    return play_all
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_frozen_producer_changes_nothing(case: Case, played: Played) -> None:
+    require_unchanged(played(case.strategy)[case.name], LOST)
+
+
+def test_a_transaction_that_was_frozen_is_aborted(played: Played, kafka_server: KafkaServer) -> None:
+    """Its messages were with the brokers when its owner stopped: who reads uncommitted ones sees them twice."""
+    ending = played("exactly-once")["kafka_eo_mid_publish"]
+    [topic] = [name for name in kafka_server.admin.list_topics(timeout=30).topics if name.endswith(ending.case.name)]
+    seen = Counter(one["i"] for one in kafka_server.values(topic, "read_uncommitted"))
+    assert sorted(seen) == ending.case.out
+    assert {count for count in seen.values() if count > 1} == {2}
+    assert ending.thawed["error"] is not None
