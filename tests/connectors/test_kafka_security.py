@@ -158,10 +158,10 @@ MISTAKES = {
         lambda s: s.tls("ELSEWHERE"), "kafka.tls", "certificate is not valid for '127.0.0.1'", "advertised.listeners"
     ),
     "no client certificate": Mistake(
-        lambda s: s.mutual(None), "kafka.tls", "refuses the TLS connection: .*ALERT", "set clientCert and clientKey"
+        lambda s: s.mutual(None), "kafka.tls", "wants a client's certificate: .*ALERT", "set clientCert and clientKey"
     ),
     "an unknown client certificate": Mistake(
-        lambda s: s.mutual(s.stranger), "kafka.tls", "refuses the TLS connection: .*ALERT", "set clientCert"
+        lambda s: s.mutual(s.stranger), "kafka.tls", "refuses the client's certificate: .*ALERT", "set clientCert"
     ),
     "another certificate's key": Mistake(
         lambda s: s.mutual(Certificate(s.client.chain, s.stranger.key)), "kafka.tls", "no client can be made", "key"

@@ -57,10 +57,17 @@ def _verified(server: str, settings: KafkaSettings) -> TlsProblem | None:
         message = f"{server} hangs up when TLS begins: is it a listener without TLS?"
         return TlsProblem(message, "name a listener with TLS in servers, or remove tls.enabled", is_fatal=False)
     except ssl.SSLError as error:
-        message = f"{server} refuses the TLS connection: {error.reason}"
-        fix = "set clientCert and clientKey to a certificate that the brokers trust, and its key, as PEM text"
-        return TlsProblem(message, fix)
+        return _refused(server, settings, error.reason or "")
     return None
+
+
+def _refused(server: str, settings: KafkaSettings, reason: str) -> TlsProblem:
+    if any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA")):
+        does = "refuses the client's certificate" if settings.client_cert else "wants a client's certificate"
+        fix = "set clientCert and clientKey to a certificate that the brokers trust, and its key, as PEM text"
+        return TlsProblem(f"{server} {does}: {reason}", fix)
+    fix = "look into the brokers' log, and at their ssl.enabled.protocols and ssl.cipher.suites"
+    return TlsProblem(f"{server} ends the TLS handshake: {reason}", fix, is_fatal=False)
 
 
 def _not_trusted(server: str, error: ssl.SSLCertVerificationError) -> TlsProblem:
