@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -271,8 +271,17 @@ def create_topic(servers: str, name: str, partitions: int = 1, **config: str) ->
     """Create a topic; names of settings with underscores, those without a value are left out."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     settings = {key.replace("_", "."): value for key, value in config.items() if value}
-    admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
-    return name
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
+            return name
+        except KafkaException as error:
+            # a broker that the machine keeps from its heartbeats is fenced for a moment
+            is_fenced = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
+            if not is_fenced or time.monotonic() > deadline:
+                raise
+            admin.poll(0.1)
 
 
 def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> list[Message]:
@@ -294,8 +303,6 @@ def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> l
 
 
 def _until_end(consumer: Consumer) -> list[Message]:
-    from confluent_kafka import KafkaError
-
     found: list[Message] = []
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
