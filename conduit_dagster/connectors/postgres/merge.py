@@ -36,33 +36,28 @@ _HISTORY = """
 _LAST = "CREATE TEMPORARY TABLE {last} ON COMMIT DROP AS" + _HISTORY + "WITH NO DATA"
 _FIND_LAST = "INSERT INTO {last}" + _HISTORY
 _IS_REPEATED = "SELECT EXISTS (SELECT FROM {merge} WHERE NOT {moved} GROUP BY {key} HAVING count(*) > 1)"
-# without sorting: each row is the first and the last of its key
-_ALL_LAST = """
-    INSERT INTO {last} SELECT *, left({operation}, 1), left({operation}, 1), left({operation}, 1) = 'd', true, false
-    FROM {merge} WHERE NOT {moved}
-"""
 _DOUBTFUL = """
-    SELECT EXISTS (SELECT FROM {last} WHERE "conduit doubtful")
-        OR EXISTS (SELECT FROM {last} m JOIN {target} t ON {same} WHERE m."conduit first" = 'c')
-        OR EXISTS (SELECT FROM {last} m WHERE m."conduit first" = 'p'
+    SELECT EXISTS (SELECT FROM {rows} m WHERE "conduit doubtful")
+        OR EXISTS (SELECT FROM {rows} m JOIN {target} t ON {same} WHERE m."conduit first" = 'c')
+        OR EXISTS (SELECT FROM {rows} m WHERE m."conduit first" = 'p'
                    AND NOT EXISTS (SELECT FROM {target} t WHERE {same}))
 """
-_DELETE = 'DELETE FROM {target} t USING {last} m WHERE {same} AND m."conduit is last" AND m."conduit deleted"'
+_DELETE = 'DELETE FROM {target} t USING {rows} m WHERE {same} AND m."conduit is last" AND m."conduit deleted"'
 _INSERT = """
-    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {last}
-    WHERE "conduit is last" AND "conduit last" <> 'd' AND ("conduit deleted" OR "conduit first" = 'c') ORDER BY {order}
+    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {rows} m
+    WHERE "conduit is last" AND "conduit last" <> 'd' AND ("conduit deleted" OR "conduit first" = 'c') {in_order}
 """
 _FIRST = """
     INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {merge} ORDER BY {order}
     ON CONFLICT ({key}) DO NOTHING
 """
 _UPSERT = """
-    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {last}
+    INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {rows} m
     WHERE "conduit is last" AND "conduit last" <> 'd' AND NOT "conduit deleted" AND "conduit first" = 'u'
-    ORDER BY {order} ON CONFLICT ({key}) DO {action}
+    {in_order} ON CONFLICT ({key}) DO {action}
 """
 _UPDATE = """
-    UPDATE {target} t SET {changes} FROM {last} m
+    UPDATE {target} t SET {changes} FROM {rows} m
     WHERE {same} AND m."conduit is last" AND m."conduit last" <> 'd' AND NOT m."conduit deleted"
         AND m."conduit first" = 'p'
 """
@@ -146,7 +141,10 @@ class Merge:
     def _last_wins(self, columns: tuple[str, ...], changes: set[str]) -> bool:
         if not changes:
             return True
-        self._execute(_FIND_LAST if self._is_true(_IS_REPEATED) else _ALL_LAST)
+        if self._is_true(_IS_REPEATED):
+            self._execute(_FIND_LAST)
+        else:
+            self._sql.read_all()
         if changes & {"c", "p"} and self._is_true(_DOUBTFUL):
             return False
         if "d" in changes:

@@ -20,6 +20,11 @@ _FIX = (
     "set REPLICA IDENTITY FULL on the source's table"
 )
 _COMMA, _AND = sql.SQL(", "), sql.SQL(" AND ")
+_ALL = """(
+    SELECT *, left({operation}, 1) AS "conduit last", left({operation}, 1) AS "conduit first",
+        left({operation}, 1) = 'd' AS "conduit deleted", true AS "conduit is last", false AS "conduit doubtful"
+    FROM {merge} WHERE NOT {moved}
+)"""
 
 
 class MarkedColumns(NamedTuple):
@@ -42,6 +47,14 @@ class MergeStatements:
         # a name per kind of lines: that of the temporary table, of which a transaction may have several
         self.name = f"conduit_merge_{hashlib.sha256(msgspec.json.encode(group)).hexdigest()[:12]}"
         self._old = old_names(group.key if group.moves else ())
+        self._rows: sql.Composable = self._temporary("_last")
+        self._in_order = sql.SQL("ORDER BY {}").format(_ORDER)
+
+    def read_all(self) -> None:
+        """Take every row for the first and the last of its key, without a copy: no key comes twice."""
+        self._rows = self.filled(_ALL)
+        # the only way to read a temporary table without an index is from its beginning: as it was filled
+        self._in_order = sql.SQL("")
 
     def filled(self, text: str, columns: tuple[str, ...] = (), branches: Sequence[sql.Composable] = ()) -> sql.Composed:
         """Return the text as a statement; ``columns`` are those that are written, by default all of the group."""
@@ -52,6 +65,8 @@ class MergeStatements:
             merge=self._temporary(""),
             merge_text=sql.Literal(f"pg_temp.{self.name}"),
             last=self._temporary("_last"),
+            rows=self._rows,
+            in_order=self._in_order,
             index=sql.Identifier(f"{self.name}_order"),
             target=self._group.table.quoted,
             order=_ORDER,
