@@ -352,8 +352,29 @@ def test_references_may_be_left_unchecked(lab: PostgresLab) -> None:
     assert (lab.rows("u"), lab.rows()) == ([(3, 7)], [(7, None, None)])
 
 
-def test_keys_that_are_exchanged_are_refused(lab: PostgresLab) -> None:
-    """They look as if one row replaced the other: nothing is lost unless ``on-conflict`` asks for that."""
+@pytest.mark.parametrize("on_conflict", ["error", "update", "ignore"])
+def test_keys_may_be_exchanged(lab: PostgresLab, on_conflict: str) -> None:
+    """Each row keeps what its record does not say; rows that refer to the keys stay."""
+    lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (2, 'c', 'd'), (3, 'e', 'f'), (9, 'x', 'y')")
+    lab.execute("CREATE TABLE u (t int REFERENCES t); INSERT INTO u VALUES (1), (2)")
+    destination = lab.destination(on_conflict=on_conflict)
+    lab.deliver(destination, [moved(1, 2, a="A"), moved(2, 3, a="C"), moved(3, 1, a="E"), change("update", 9, a="X")])
+    assert lab.rows() == [(1, "E", "f"), (2, "A", "b"), (3, "C", "d"), (9, "X", "y")]
+    lab.deliver(destination, [moved(1, 2, a="1"), moved(2, 1, a="2"), moved(2, 3, a="3"), moved(3, 2, a="4")])
+    assert lab.rows() == [(1, "2", "b"), (2, "4", "d"), (3, "3", "f"), (9, "X", "y")]
+    assert lab.rows("u") == [(1,), (2,)]
+
+
+def test_keys_are_not_exchanged_where_references_would_follow(lab: PostgresLab) -> None:
+    """Rows are deleted for a moment: what refers to them would be deleted with them."""
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (2, 'c', 'd')")
+    lab.execute("CREATE TABLE u (t int REFERENCES t ON DELETE CASCADE); INSERT INTO u VALUES (1)")
     assert rejected(lab, moved(1, 2, a="a"), moved(2, 1, a="c"))[0] == (0, "postgres.unique_violation")
-    assert len(lab.rows()) == 2
+    assert (len(lab.rows()), lab.rows("u")) == (2, [(1,)])
+
+
+def test_a_key_that_nobody_makes_free_is_no_exchange(lab: PostgresLab) -> None:
+    lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (2, 'c', 'd'), (3, 'e', 'f')")
+    assert rejected(lab, moved(1, 2, a="a"), moved(2, 3, a="c"))[0] == (0, "postgres.unique_violation")
+    assert rejected(lab, moved(1, 2, a="a"), change("update", 3, a="x"), moved(2, 1, a="c"))[0][0] == 0
+    assert rejected(lab, moved(1, 2, a="a"), moved(2, 2, a="c"))[0][0] == 0

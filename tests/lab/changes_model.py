@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
@@ -25,6 +25,13 @@ class Change(NamedTuple):
     old: int
     values: dict[str, int]
 
+    @property
+    def mark(self) -> tuple[bool, frozenset[str]] | None:
+        """What changes must have in common to exchange keys; None for one that leaves the key."""
+        if "move" not in self.kind or self.old == self.number:
+            return None
+        return "partial" in self.kind and len(self.values) < len(VALUES), frozenset(self.values)
+
     def record(self) -> Record:
         metadata = {"opencdc.collection": self.table}
         if self.kind == "truncate":
@@ -39,12 +46,58 @@ class Change(NamedTuple):
         return Record(0, metadata, {**key, **self.values}, key, before, operation)
 
 
+def _columns(changes: Sequence[Change]) -> set[frozenset[str]]:
+    """The columns that each record names, whether it holds them or not."""
+    with_values = [one for one in changes if one.kind not in ("delete", "truncate")]
+    return {frozenset(VALUES if "partial" in one.kind else one.values) for one in with_values}
+
+
 class Model:
     """Tables as dictionaries. ``apply`` returns the code of a refusal, or an empty string."""
 
     def __init__(self, on_conflict: str) -> None:
         self.tables: dict[str, Rows] = {name: {} for name in TABLES}
         self._on_conflict = on_conflict
+        self.is_doubtful = False
+        """Keys were exchanged by changes that lie in one COPY or in several: that depends on blocks and tasks."""
+
+    def apply_all(self, changes: Sequence[Change]) -> list[str]:
+        """Applies a delivery: one by one, but for keys that consecutive changes exchange."""
+        codes, done = [""] * len(changes), set[int]()
+        for place, change in enumerate(changes):
+            if place in done:
+                continue
+            run = self._exchange(changes, place)
+            self.is_doubtful |= bool(run) and (run[-1] - run[0] >= len(run) or len(_columns(changes)) > 1)
+            if run:
+                self._exchanged([changes[number] for number in run])
+                done.update(run)
+            else:
+                codes[place] = self.apply(change)
+        return codes
+
+    def _exchange(self, changes: Sequence[Change], place: int) -> list[int]:
+        first, run, olds, news = changes[place], list[int](), list[int](), list[int]()
+        rows = self.tables[first.table]
+        for number in range(place, len(changes)):
+            one = changes[number]
+            if one.kind == "truncate" or (one.table == first.table and (not one.mark or one.mark != first.mark)):
+                return []
+            if one.table == first.table:
+                run, olds, news = [*run, number], [*olds, one.old], [*news, one.number]
+                if all(new not in rows or new in olds for new in news):
+                    break
+        else:
+            return []
+        is_whole = len(set(olds) & rows.keys()) == len(set(news)) == len(run) > 1
+        return run if is_whole and first.old in rows else []
+
+    def _exchanged(self, changes: Sequence[Change]) -> None:
+        rows = self.tables[changes[0].table]
+        moved = {change.number: {**rows[change.old], **change.values} for change in changes}
+        for change in changes:
+            del rows[change.old]
+        rows.update(moved)
 
     def apply(self, change: Change) -> str:
         rows = self.tables[change.table]

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.exchanged_keys import KeyExchange
 from conduit_dagster.connectors.postgres.keyed_rows import MOVES, PARTIAL
 from conduit_dagster.connectors.postgres.merge_statements import MarkedColumns, MergeStatements, OnConflict
 from conduit_dagster.connectors.postgres.sqlstates import NO_ROW, RowError, is_data
@@ -19,9 +20,11 @@ _HINT = re.compile(r"^conduit row (\d+)$")
 _LOOP = """
     #variable_conflict use_column
     DECLARE conduit_row record; conduit_detail text; conduit_count bigint := 0;
+        conduit_to bigint; conduit_done bigint := 0;
     BEGIN
         FOR conduit_row IN SELECT {order} AS n, {operation} AS mark FROM {merge} ORDER BY 1 LOOP
             conduit_count := conduit_count + 1;
+            CONTINUE WHEN conduit_row.n <= conduit_done;
             CASE conduit_row.mark {branches} END CASE;
         END LOOP;
     EXCEPTION WHEN OTHERS THEN
@@ -58,13 +61,14 @@ def apply_in_order(
     """Apply the rows of the temporary table. Raises ``RowError`` for the first row that the database refuses."""
     statements = MergeStatements(batch.group)
     connection.execute(statements.filled("CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {merge} ({order})"))
-    branches = [
-        sql.SQL("WHEN {} THEN {}").format(
-            sql.Literal(shape.mark), statements.filled(_text(shape, batch.group.key, on_conflict), shape.columns)
-        )
-        for shape in shapes
-    ]
-    text = statements.filled(_LOOP, branches=branches).as_string(connection)
+    exchange = KeyExchange(connection, batch.group)
+
+    def branch(shape: MarkedColumns) -> sql.Composed:
+        found = statements.filled(_text(shape, batch.group.key, on_conflict), shape.columns)
+        found = exchange.before(statements, shape, found) if shape.change in MOVES else found
+        return sql.SQL("WHEN {} THEN {}").format(sql.Literal(shape.mark), found)
+
+    text = statements.filled(_LOOP, branches=sql.Composed(list(map(branch, shapes)))).as_string(connection)
     try:
         connection.execute(sql.SQL("DO LANGUAGE plpgsql {}").format(sql.Literal(text)))
     except psycopg.Error as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -56,8 +56,11 @@ class MergeStatements:
         # the only way to read a temporary table without an index is from its beginning: as it was filled
         self._in_order = sql.SQL("")
 
-    def filled(self, text: str, columns: tuple[str, ...] = (), branches: Sequence[sql.Composable] = ()) -> sql.Composed:
-        """Return the text as a statement; ``columns`` are those that are written, by default all of the group."""
+    def filled(self, text: str, columns: tuple[str, ...] = (), **more: sql.Composable) -> sql.Composed:
+        """Return the text as a statement; ``columns`` are those that are written, by default all of the group.
+
+        ``more``: placeholders of this text alone.
+        """
         key, columns = self._group.key, columns or self._group.columns
         others = [name for name in columns if name not in key]
         changes = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others)
@@ -71,7 +74,6 @@ class MergeStatements:
             target=self._group.table.quoted,
             order=_ORDER,
             operation=_OPERATION,
-            branches=sql.Composed(branches),
             columns=_names(columns),
             key=_names(key),
             same=_AND.join(_pairs("t.{} = m.{}", key, key)),
@@ -85,6 +87,7 @@ class MergeStatements:
             old_names=sql.Composed([sql.SQL(", {}").format(sql.Identifier(name)) for name in self._old]),
             no_row=sql.Literal(f"the table {self._group.table} has no row of this key, and the update {_FIX}"),
             old_columns=sql.Composed(_pairs(", {} AS {}", key, self._old)),
+            **more,
         )
 
     def _temporary(self, suffix: str) -> sql.Identifier:

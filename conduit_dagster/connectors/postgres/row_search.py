@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, islice
-from typing import Final
+from itertools import chain, groupby
+from typing import Final, NamedTuple
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.keyed_rows import MOVES
 from conduit_dagster.connectors.postgres.sqlstates import RowError
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Slice
 from conduit_dagster.sdk import NACKED_TOGETHER
@@ -39,14 +40,24 @@ class RowSearch:
                 return
 
     def _batch(self, batch: CopyBatch) -> None:
-        lines, waiting = _lines(batch), deque[Slice]()
+        lines, waiting = _lines(batch), deque[_Line]()
         while len(self.found) < NACKED_TOGETHER:
-            waiting.extend(islice(lines, max(0, self._width - len(waiting))))
-            window = list(islice(waiting, self._width))
+            window = self._window(waiting, lines)
             if not window:
                 return
-            for _ in range(self._passed(batch, window)):
+            for _ in range(self._passed(batch, [line.slice for line in window])):
                 waiting.popleft()
+
+    def _window(self, waiting: deque[_Line], lines: Iterator[_Line]) -> list[_Line]:
+        """Return the next rows, which stay in ``waiting``. Changes of keys that follow on one another stay together."""
+        window: list[_Line] = []
+        for line in chain(tuple(waiting), _kept(lines, waiting)):
+            goes_on = line.moves and bool(window) and window[-1].moves
+            # they may exchange their keys
+            if len(window) >= self._width and not (goes_on and len(window) < self._width + _WIDEST):
+                break
+            window.append(line)
+        return window
 
     def _passed(self, batch: CopyBatch, window: Sequence[Slice]) -> int:
         """Write a window up to its first refused row; return how many of its rows are done, that one included."""
@@ -71,7 +82,19 @@ class RowSearch:
         return None
 
 
-def _lines(batch: CopyBatch) -> Iterator[Slice]:
+class _Line(NamedTuple):
+    slice: Slice
+    moves: bool
+    """Whether it gives a row another key."""
+
+
+def _kept(lines: Iterator[_Line], waiting: deque[_Line]) -> Iterator[_Line]:
+    for line in lines:
+        waiting.append(line)
+        yield line
+
+
+def _lines(batch: CopyBatch) -> Iterator[_Line]:
     """Yield each line of a batch as a slice of its own."""
     for url, slices in groupby(batch.slices, lambda one: one.url):
         with storage.open_read(url) as file:
@@ -79,9 +102,10 @@ def _lines(batch: CopyBatch) -> Iterator[Slice]:
                 file.seek(one.offset)
                 offset = one.offset
                 for number in range(one.records):
-                    length = len(file.readline())
-                    yield Slice(url, offset, length, 1, one.place + number)
-                    offset += length
+                    line = file.readline()
+                    moves = batch.group.moves and line[:1].decode() in MOVES
+                    yield _Line(Slice(url, offset, len(line), 1, one.place + number), moves)
+                    offset += len(line)
 
 
 def _joined(lines: Sequence[Slice]) -> list[Slice]:
