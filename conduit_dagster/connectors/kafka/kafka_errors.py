@@ -70,21 +70,21 @@ class KafkaErrors:
     def __init__(self, settings: KafkaSettings, operations: str) -> None:
         self._settings, self._place = settings, settings.place
         self._operations = operations
-        self._noted: KafkaError | None = None
+        self._security: tuple[float, KafkaError] | None = None
         self._line: tuple[float, KafkaError] | None = None
 
     def __call__(self, error: KafkaError) -> None:
         """Note a failed login or connection: requests just time out then."""
         if error.code() in _SECURITY:
-            self._noted = error
+            self._security = (time.monotonic(), error)
         elif error.code() in _LINE:
             self._line = (time.monotonic(), error)
 
     def verdict(self, error: Any, what: str, topic: str = "") -> ConduitError:
         """Return the error to raise for one of the client's; ``what`` could not be done."""
         found = kafka_error(error)
-        if found.code() in _SILENT and self._noted is not None:
-            found = self._noted
+        if found.code() in _SILENT:
+            found = self._recent(self._security) or found
         code, text = found.code(), f"{what}: {found.str()}"
         if code in _LOGIN:
             return self.fatal(text, "kafka.login", "correct saslMechanism, saslUsername and saslPassword")
@@ -115,10 +115,13 @@ class KafkaErrors:
 
     def _silence(self, text: str) -> str:
         """Return a timeout's text with what has become of connections meanwhile."""
-        since, error = self._line or (0.0, None)
-        if error is None or time.monotonic() - since > self._settings.timeout + 5 or error.str() in text:
-            return text
-        return f"{text}; {error.str()}"
+        error = self._recent(self._line)
+        return text if error is None or error.str() in text else f"{text}; {error.str()}"
+
+    def _recent(self, noted: tuple[float, KafkaError] | None) -> KafkaError | None:
+        """Return an error that was noted while a request waited; an earlier one may be mended."""
+        since, error = noted or (0.0, None)
+        return error if time.monotonic() - since <= self._settings.timeout + 5 else None
 
     def unfit(self, error: Any) -> ConduitError:
         """Return the error for settings of which no client can be made."""
