@@ -1,4 +1,4 @@
-"""Table metadata from the database: columns and their types, checks, and types for a table to be created."""
+"""Table metadata from the catalog: columns, types and privileges, and the column types of tables to create."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _KINDS: dict[str, Kind] = {
 }
 _BITS = {"int2": 15, "int4": 31, "int8": 63}
 _LIFETIME = 60.0
-"""Seconds that a worker process caches a table. A field without a column is looked up at once."""
+"""Seconds for which a process caches a table. A field without a column triggers a refresh at once."""
 
 
 class Column(NamedTuple):
@@ -52,16 +52,16 @@ class Column(NamedTuple):
     type: str
     kind: Kind
     bits: int = 0
-    """Bits of an integer without its sign; of an array, those of its elements."""
+    """Bits of an integer without its sign; for an array, those of its elements."""
     required: bool = False
-    """NULL is refused, and no trigger could fill it in."""
+    """NULL is rejected, and no trigger could fill in a value."""
     has_default: bool = False
     generated: bool = False
-    """Computed by the database: it can't be written."""
+    """A generated column, which can't be written."""
     known: bool = True
-    """False if the table does not exist yet and the type is still open."""
+    """False if the table does not exist yet, so that the type is still undecided."""
     element: Kind = "text"
-    """Kind of an array's elements."""
+    """Kind of the elements of an array."""
 
 
 _WRITABLE = """
@@ -80,7 +80,7 @@ class Table(NamedTuple):
 
 
 def read_table(connection: Connection, name: TableName) -> Table | None:
-    """Return the table, or None if there is no such table that can be written."""
+    """Return the table; None if it does not exist or is a relation that can't be written."""
     rows = connection.execute(_QUERY, (name.schema, name.name)).fetchall()
     columns = {column.name: column for column in map(_column, rows)}
     return Table(name, columns) if columns else None
@@ -89,7 +89,7 @@ def read_table(connection: Connection, name: TableName) -> Table | None:
 def _column(row: tuple[Any, ...]) -> Column:
     name, shown, base, category, required, has_default, generated = row
     is_array = category == "A"
-    # an array type is named after that of its elements, with an underscore in front
+    # the name of an array type is an underscore and the name of its element type
     single = base[1:] if is_array else base
     of_one: Kind = _KINDS.get(single, "text")
     kind: Kind = "array" if is_array else of_one
@@ -98,15 +98,15 @@ def _column(row: tuple[Any, ...]) -> Column:
 
 
 class TableCache:
-    """Per-process cache of tables by database and name: one short look-up a minute, not one per task."""
+    """Per-process cache of tables by database and name: one short query a minute instead of one per task."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, TableName], tuple[float, Table]] = {}
 
     def get(self, server: str, name: TableName, look: Callable[[], Table | None], fresh: bool = False) -> Table | None:
-        """Return the table; ``look`` reads it if it is not cached, too old or must be ``fresh``. Missing tables are
-        not cached."""
+        """Return the table. Calls ``look`` to read it if it is not cached, is too old or must be ``fresh``. Missing
+        tables are not cached."""
         with self._lock:
             at, table = self._known.get((server, name), (0.0, None))
         if table is not None and not fresh and time.monotonic() - at < _LIFETIME:
@@ -138,7 +138,8 @@ def check_columns(table: Table, settings: PostgresDestinationSettings, verdicts:
 
 
 def check_rights(connection: Connection, table: Table, verdicts: DatabaseErrors) -> None:
-    """Raise ``FatalError`` if rows can't be inserted. Missing rights for updates show at the first update."""
+    """Raise ``FatalError`` without the privilege to insert rows. A missing UPDATE privilege fails only at the first
+    update."""
     name = table.name.quoted.as_string(connection)
     row = connection.execute("SELECT has_any_column_privilege(%s, 'INSERT'), current_user", (name,)).fetchone()
     if row is not None and not row[0]:
@@ -162,7 +163,7 @@ _NUMBERS: Final = ("bigint", "numeric", "double precision")
 
 
 def column_type(values: Sequence[Any]) -> str | None:
-    """Return the type that holds all values; None if all are null."""
+    """Return the column type that holds all values; None if all are null."""
     found = {_TYPES.get(kind, "text") for kind in set(map(type, values)) if kind is not type(None)}
     if "bigint" in found and any(type(v) is int and not -(1 << 63) <= v < 1 << 63 for v in values):
         found = (found - {"bigint"}) | {"numeric"}
@@ -170,7 +171,7 @@ def column_type(values: Sequence[Any]) -> str | None:
 
 
 def common(types: Iterable[str | None]) -> str | None:
-    """Return the type that holds the values of all given types: numbers widen, other mixtures become text."""
+    """Return the common type of several column types: numbers widen, any other mixture becomes text."""
     found = {name for name in types if name is not None}
     if len(found) <= 1:
         return next(iter(found), None)
@@ -180,7 +181,7 @@ def common(types: Iterable[str | None]) -> str | None:
 
 
 class TableLookup:
-    """Look-up of one database's tables, cached by the process for a minute."""
+    """Lookup of the tables of one database, cached by the process for a minute."""
 
     def __init__(
         self, settings: PostgresDestinationSettings, server: DatabaseServer, verdicts: DatabaseErrors, name: str
@@ -192,8 +193,8 @@ class TableLookup:
         self._nacks = settings.nacks_missing_tables
 
     def get(self, name: TableName, fresh: bool = False) -> Table:
-        """Return the table. Raises ``FatalError`` if it is missing and must not be created, or ``CellError`` with
-        ``on-missing-table: nack``."""
+        """Return the table. Raises ``FatalError`` if it is missing and must not be created; with ``on-missing-table:
+        nack``, ``CellError`` instead."""
         found = TABLES.get(f"{self._server.user}@{self._server.place}", name, lambda: self._read(name), fresh)
         if found is not None:
             return found
@@ -216,7 +217,9 @@ class TableLookup:
             connection.close()
 
     def _require_rights(self, connection: Connection, name: TableName, found: Table | None) -> None:
-        """Raise ``CellError`` for a table that can't be written, or created: of a record that names it, not of all."""
+        """Raise ``CellError`` for a table that can't be written or created: it nacks only the records that name the
+        table.
+        """
         if found is not None:
             row = connection.execute(_WRITABLE, (name.schema, name.name)).fetchone()
             if row is not None and not row[0]:

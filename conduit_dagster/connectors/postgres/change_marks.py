@@ -1,4 +1,4 @@
-"""Metadata of change records that say more about a change than their operation, key and payloads do."""
+"""Metadata keys that mark truncates and partial updates in change records."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Final
 from conduit_dagster.record import Record
 
 TRUNCATE: Final = "postgres.truncate"
-"""``"true"``: a ``delete`` without key and payloads, of all rows that the table has at this place of the order."""
+"""``"true"`` on a ``delete`` without key and payloads: it deletes all rows that the table has at this point of the
+stream."""
 UNCHANGED_TOAST: Final = "postgres.unchanged_toast"
-"""Names of columns, separated by commas, that an update left as they were, so that ``after`` lacks them."""
+"""Comma-separated names of columns that an update did not change and that ``after`` therefore lacks."""
 
 
 def is_truncate(record: Record) -> bool:
-    """Return whether the record stands for all rows of its table."""
+    """Return whether the record is a truncate: a ``delete`` of all rows of its table."""
     return (
         record.operation == "delete"
         and record.metadata.get(TRUNCATE) == "true"
@@ -24,6 +25,6 @@ def is_truncate(record: Record) -> bool:
 
 
 def unchanged_fields(record: Record) -> list[str]:
-    """Return the fields that an update names as left as they were; empty for other records."""
+    """Return the fields that an update lists as unchanged; empty for other records."""
     names = record.metadata.get(UNCHANGED_TOAST, "")
     return [name for part in names.split(",") if (name := part.strip())] if record.operation == "update" else []

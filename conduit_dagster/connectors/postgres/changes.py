@@ -1,4 +1,4 @@
-"""Changes of a slot's stream as records, in the order in which their transactions were committed."""
+"""Decoding of a slot's change stream into records, in commit order."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ from conduit_dagster.record import COLLECTION, CREATED_AT, Document, Record
 from conduit_dagster.recovery.errors import FatalError
 
 LSN = "postgres.lsn"
-"""Metadata: where the transaction's commit record begins."""
+"""Metadata key: LSN of the transaction's commit record."""
 XID = "postgres.xid"
-"""Metadata: the transaction's id, which the server uses again after four billion others."""
+"""Metadata key: transaction id (32 bits). The server reuses ids after about four billion transactions."""
 
 
 def collection_of(table: str) -> str:
-    """Return a table's collection: its name, with its schema unless that is ``public``."""
+    """Return the collection of a table: its name, prefixed with the schema unless that is ``public``."""
     return table.removeprefix("public.")
 
 
 class Catalog(NamedTuple):
-    """What the stream leaves open: the settings tell it, and the database."""
+    """Facts that decoding needs and the stream lacks: from the settings and from the database catalog."""
 
     is_read: Callable[[str], bool]
-    """Whether a table (``schema.table``) is one of ours: a publication may have others."""
+    """Whether the source reads a table (``schema.table``): a publication may contain others."""
 
     decoder: Callable[[int], Decode]
-    """Of a type."""
+    """Decoder of a type (OID)."""
     keys: Callable[[int], Sequence[str]]
-    """Key columns, as they are now, of a table (OID) that marks all its columns, or none."""
+    """Current key columns of a table (OID) whose relation message marks all columns as key, or none."""
     describe: Callable[[Relation], None]
-    """Takes in what the stream says of a table: its copy is compared with changes by it."""
+    """Called with each relation message; comparing changes with a copied row needs it."""
 
 
 class StreamRange(NamedTuple):
-    """The changes behind one point up to another."""
+    """The changes after ``start`` up to ``end``."""
 
     start: StreamPoint
     end: StreamPoint
 
 
 class ReadAs(NamedTuple):
-    """How the records of a read are made."""
+    """Options for the records of one read."""
 
     labels: Mapping[str, str]
-    """Metadata of all of them."""
+    """Metadata of every record."""
     with_positions: bool
 
 
 class TableRows:
-    """A table as the stream describes it, with what reads its rows."""
+    """A relation of the stream, with the reader of its rows."""
 
     def __init__(self, relation: Relation, decoder: Callable[[int], Decode]) -> None:
         self.relation = relation
@@ -70,37 +70,37 @@ class TableRows:
 
     @lazy_property
     def read_texts(self) -> ReadRow:
-        """Reader with all values as text."""
+        """Reader that returns all values as text."""
         return row_reader([(name, text) for name in self.relation.names])
 
     def key(self, row: Document) -> Document | None:
-        """Return a row's key, without large values that were not sent, because they did not change."""
+        """Return the key of a row, without unchanged large values (TOAST), which the server does not send."""
         if self._only is not None and self._only in row:
             return {self._only: row[self._only]}
         return self.known_key(row) or None
 
     def known_key(self, row: Document) -> Document:
-        """Return the columns of the key that are there."""
+        """Return the key columns that the row contains."""
         return {name: row[name] for name in self.relation.key_names if name in row}
 
 
 class Origin(NamedTuple):
-    """What a table's changes in one transaction share."""
+    """Facts shared by all changes of one table in one transaction."""
 
     table: TableRows
     metadata: dict[str, str]
     lsn: int
     transaction: str
-    """The LSN as it begins a position."""
+    """LSN as text, the first part of a position."""
     is_compared: bool
-    """Whether some copies of the table may have seen them, and others not, so that each is looked at."""
+    """Whether each change must be compared with the table's copies: some may have seen it and others not."""
 
 
 Operation = Literal["create", "update", "delete", "truncate"]
 
 
 class MadeFrom(msgspec.Struct, gc=False):
-    """What a record was made of: it can be made once more."""
+    """Source of a record, from which the record can be rebuilt."""
 
     operation: Operation
     message: bytes
@@ -109,20 +109,20 @@ class MadeFrom(msgspec.Struct, gc=False):
 
     @property
     def lsn(self) -> int:
-        """Where the transaction's commit record begins."""
+        """LSN of the transaction's commit record."""
         return self.origin.lsn
 
     @property
     def position(self) -> str:
-        """The record's position: its transaction, and its place in that."""
+        """The record's position: the LSN of its transaction and its place within it."""
         return f"{self.origin.transaction}/{self.place}"
 
     def record(self, with_position: bool = True) -> Record:
-        """Make the record."""
+        """Build the record."""
         position = self.position if with_position else ""
         table, metadata, *_ = self.origin
         if self.message[pgoutput.MARK] == pgoutput.NEW:
-            # most changes tell no row before, and all of the one after
+            # fast path: most changes have no old row and a complete new one
             after, _ = table.read(self.message, pgoutput.ROW)
             if len(after) == len(table.relation.names):
                 return Record(position, metadata, after, table.key(after), None, self.operation)
@@ -147,7 +147,7 @@ _NEVER = 1 << 62
 
 
 class Changes:
-    """Decoder of one range of the stream; its records pile up, and are taken away from there."""
+    """Decoder of one range of the stream. Records accumulate until ``take`` is called."""
 
     def __init__(self, catalog: Catalog, seen: SeenChanges, within: StreamRange, read_as: ReadAs) -> None:
         self._catalog = catalog
@@ -157,20 +157,20 @@ class Changes:
         self.records: list[Record] = []
         self._made: list[MadeFrom] = []
         self.is_over = False
-        """Whether the range's last change was taken, in the midst of a transaction."""
+        """Whether the range's last change was decoded, in the middle of a transaction."""
         self._tables: dict[bytes, TableRows | None] = {}
         self._lsn, self._xid, self._index, self._skip, self._stop = 0, 0, 0, 0, _NEVER
         self._shared: dict[str, str] = {}
         self._origins: dict[bytes, Origin | None] = {}
-        """Of the transaction, by the tables' OIDs, as messages have them."""
+        """Origins of the current transaction by table OID, as the four bytes of messages."""
 
     def take(self) -> tuple[list[Record], list[MadeFrom]]:
-        """Return what has piled up, and what each was made of."""
+        """Return and clear the accumulated records, each with its source."""
         records, made, self.records, self._made = self.records, self._made, [], []
         return records, made
 
     def feed(self, messages: Iterable[bytes]) -> None:
-        """Take the next messages. Raises ``FatalError`` for a change that no record can tell."""
+        """Decode the next messages. Raises ``FatalError`` for a change that can't be expressed as a record."""
         for message in messages:
             operation = _CHANGES.get(message[0])
             if operation is None:
@@ -193,7 +193,7 @@ class Changes:
                     self._truncate(origin, message)
 
     def _counts(self) -> bool:
-        """Count a change, and return whether it is in the range."""
+        """Count a change and return whether it lies in the range."""
         index = self._index
         if index >= self._stop:
             self.is_over = True
@@ -212,7 +212,8 @@ class Changes:
         self._origins = {}
 
     def _origin(self, oid: bytes) -> Origin | None:
-        """Return what the transaction's changes of a table share; None: it is not one of ours, or its copy has them."""
+        """Return the origin of the transaction's changes of a table; None if the source does not read the table, or its
+        copy contains all of them."""
         if oid not in self._origins:
             self._origins[oid] = self._begun(oid)
         return self._origins[oid]
@@ -245,13 +246,14 @@ class Changes:
             self._add(operation if verdict == "keep" else verdict, origin, message)
 
     def _is_compared(self, relation: Relation) -> bool:
-        # parts are told apart by the key; without one (the table is gone) a change may come again, and none is lost
+        # the key decides which part of a copy has a row; without one (the table was dropped) a change may be repeated,
+        # but none is lost
         return self._seen.has(relation.name) and (bool(relation.key) or not self._seen.is_in_parts(relation.name))
 
     def _verdict(self, table: TableRows, message: bytes) -> Verdict:
         texts, keys = pgoutput.read_change(message, table.read_texts), table.relation.key_names
         new = None if texts.new is None else [texts.new[name] for name in keys]
-        # an update that leaves the key as it was tells no old one
+        # an update that does not change the key has no old row
         old = new if texts.old is None else [texts.old[name] for name in keys]
         return self._seen.verdict(table.relation.name, self._xid, None if message[0] == pgoutput.INSERT else old, new)
 
@@ -281,13 +283,14 @@ _CHANGES: Final[dict[int, RowOperation]] = {
 
 
 def _after(names: list[str], new: Document, before: Document) -> tuple[Document, list[str]]:
-    """Return the row after a change, and the columns of it that nobody sent: they are left out, for they are not null.
+    """Return the row after a change, and its columns that the server did not send: they are left out, because they are
+    not null.
 
-    What the server left out because it did not change is taken from the row before, where that came whole.
+    Values that the server omitted as unchanged are taken from the old row, if that was sent in full.
     """
     if len(new) == len(names):
         return new, []
-    # a copy: the two may be changed apart
+    # copied, because before and after may be modified independently
     kept = {name: deepcopy(before[name]) for name in names if name not in new and name in before}
     whole = {name: new[name] if name in new else kept[name] for name in names if name in new or name in kept}
     return whole, [name for name in names if name not in whole]

@@ -24,7 +24,8 @@ def documents(records: list[Record], raw_column: str) -> list[Document]:
 
 
 def document(data: Data, raw_column: str) -> Document:
-    """Return a payload as a document. Raw data goes whole into ``raw_column``, else is read as JSON, as in Conduit."""
+    """Return a payload as a document. Raw data becomes the value of ``raw_column``; without that setting it is parsed
+    as JSON, as in Conduit."""
     if isinstance(data, dict):
         return data
     if data is None:
@@ -39,7 +40,7 @@ def document(data: Data, raw_column: str) -> Document:
 
 
 def key_document(key: Data) -> Document | None:
-    """Return the key as a document if it is one or the JSON of one; None for any other key."""
+    """Return the key if it is a document or JSON text of one; None for any other key."""
     if isinstance(key, dict):
         return key or None
     if not key or not key.lstrip().startswith(b"{"):
@@ -51,11 +52,11 @@ def key_document(key: Data) -> Document | None:
 
 
 _SHAPES = 10_000
-"""Maximum number of cached shapes: the fields of records may be anything."""
+"""Maximum number of cached shapes: records may have arbitrary fields."""
 
 
 class DocumentShape(NamedTuple):
-    """Fields of a document that have a column, with their columns, and fields that have none."""
+    """Fields of a document with their columns, and fields without a column."""
 
     fields: tuple[str, ...]
     columns: tuple[Column, ...]
@@ -63,7 +64,7 @@ class DocumentShape(NamedTuple):
 
 
 class ColumnLayout:
-    """The columns of one table, for one writer."""
+    """Column layout of one table, for one writer."""
 
     def __init__(self, settings: PostgresDestinationSettings, lookup: TableLookup, name: TableName) -> None:
         self._settings = settings
@@ -75,7 +76,8 @@ class ColumnLayout:
         self.table: Table = lookup.get(name)
 
     def shape(self, fields: tuple[str, ...]) -> DocumentShape:
-        """Return the shape of documents with these fields. Raises for fields without a column, unless allowed."""
+        """Return the shape of documents with these fields. Raises ``CellError`` for fields without a column, unless
+        ``unmapped`` allows them."""
         found = self._shapes.get(fields)
         if found is None:
             if len(self._shapes) >= _SHAPES:
@@ -84,9 +86,9 @@ class ColumnLayout:
         return found
 
     def renew(self) -> bool:
-        """Look the table up again, at most once, and return whether it changed.
+        """Refresh the table from the database, at most once, and return whether it changed.
 
-        No record must be refused because of an outdated cached table.
+        No record may be refused because of a stale cached table.
         """
         if self._is_fresh:
             return False
@@ -126,7 +128,8 @@ class ColumnLayout:
         return CellError("unmapped", f"the table {self.table.name} has no column for {names}: see mapping, unmapped")
 
     def gathered(self, documents: list[Document]) -> list[Document]:
-        """For ``unmapped: json``, return the documents with their unmapped fields as one object in its column."""
+        """Return the documents; with ``unmapped: json``, their unmapped fields are collected as one object in its
+        column."""
         if self._settings.unmapped != "json" or not self.table.exists:
             return documents
         return [self._gather(document) for document in documents]

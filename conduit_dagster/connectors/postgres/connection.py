@@ -1,4 +1,4 @@
-"""The driver's connection: opened on demand, kept between deliveries, reopened when it was lost."""
+"""The driver's connection: opened on demand, kept between deliveries, and reopened after a loss."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
 """Idle seconds after which a kept connection is tested before use."""
 _KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
-# a server with this turned off for speed would lose rows that were reported as delivered
+# with synchronous_commit off, a crash of the server would lose rows that were reported as delivered
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 
 class ConnectionErrors(Protocol):
-    """Translation of database errors, as source and destination need it."""
+    """Translation of database errors, common to source and destination."""
 
     def connecting(self, error: psycopg.Error) -> ConduitError:
         """Return the error of a failed connection."""
@@ -39,16 +39,16 @@ class ConnectionErrors(Protocol):
 
 
 APPLICATION = "conduit:"
-"""Beginning of the application name of every connection of ours."""
+"""Prefix of ``application_name`` on every connection of this project."""
 
 
 def application(full_id: str) -> str:
-    """Return the application name of one destination's connections on the server, without their epoch."""
+    """Return the ``application_name`` of one connector's connections, without the epoch."""
     return f"{APPLICATION}{hashlib.sha256(full_id.encode()).hexdigest()[:12]}"
 
 
 def parameters(settings: DatabaseSettings, name: str) -> dict[str, str]:
-    """Return libpq's parameters of a connection with this application name."""
+    """Return the libpq parameters of a connection with this ``application_name``."""
     timeout = max(2, round(settings.connect_timeout))
     own = {"application_name": name, "client_encoding": "UTF8", "connect_timeout": str(timeout)}
     return {**_KEEPALIVES, "tcp_user_timeout": "60000", **conninfo(settings.url), **own}
@@ -79,7 +79,7 @@ def _prepare(connection: Connection, settings: DatabaseSettings) -> None:
 
 
 class Session:
-    """One connection of one destination, used by one thread at a time."""
+    """One connection of a connector, used by one thread at a time."""
 
     def __init__(self, settings: DatabaseSettings, verdicts: ConnectionErrors, name: str) -> None:
         self._settings = settings
@@ -92,7 +92,7 @@ class Session:
 
     @contextmanager
     def connection(self) -> Generator[Connection]:
-        """Yield the connection for exclusive use. A lost connection is not repaired here; the next use reconnects."""
+        """Yield the connection for exclusive use. If it is lost meanwhile, the next use reconnects."""
         with self._lock:
             connection = self._alive()
             try:
@@ -123,7 +123,7 @@ class Session:
         return True
 
     def become(self, epoch: int) -> None:
-        """Close the connection, so that later ones carry this epoch in their name."""
+        """Close the connection; later ones carry this epoch in their ``application_name``."""
         with self._lock:
             self.epoch = epoch
             self.close()
@@ -136,7 +136,7 @@ class Session:
 
 
 _PATIENCE = 30.0
-"""Seconds that terminated backends may take to end."""
+"""Seconds to wait for terminated backends to exit."""
 _PAUSE = 0.02
 
 _OTHERS = """
@@ -147,9 +147,10 @@ _OTHERS = """
 
 
 def end_older(connection: Connection, name: str, epoch: int, verdicts: DatabaseErrors) -> None:
-    """Terminate every connection named ``name:EPOCH`` with a lower epoch, and wait until they are gone.
+    """Terminate all connections named ``name:EPOCH`` with a lower epoch, and wait until they are gone.
 
-    Only connections of the same database user can be terminated; locks of others are waited for, up to lock-timeout.
+    Only connections of the same database user can be terminated; locks held by others are waited for, up to
+    ``lock-timeout``.
     """
     deadline = time.monotonic() + _PATIENCE
     while older := _older(connection, name, epoch):

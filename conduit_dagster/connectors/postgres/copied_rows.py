@@ -1,4 +1,4 @@
-"""A part of a table as records: read by a task, under the snapshot that the driver holds."""
+"""Initial copy, task side: the rows of one part of a table as records, read under the driver's snapshot."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ CopyOperation = Literal["snapshot", "create", "update"]
 
 
 class TablePart(NamedTuple):
-    """Rows of a table: those behind one place in its order, up to another one."""
+    """Key range of a table: the rows after ``after``, up to and including ``upto``."""
 
     table: TableName
     columns: list[tuple[str, int]]
-    """Name and type (OID) of each."""
+    """Name and type (OID) of each column."""
     key: list[str]
     order: list[KeyColumn]
-    """The columns that order the rows, and that tell one from another."""
+    """Columns that order the rows and identify each of them."""
     operation: CopyOperation
     after: list[str] | None
     upto: list[str] | None
 
     @property
     def names(self) -> list[str]:
-        """Return the columns' names."""
+        """Return the column names."""
         return [name for name, _ in self.columns]
 
 
 def see_as(connection: Connection, snapshot: str) -> None:
-    """Begin a transaction that sees what a snapshot sees. Raises ``psycopg.Error`` if nobody holds it any more."""
+    """Begin a transaction under an exported snapshot. Raises ``psycopg.Error`` if the snapshot no longer exists."""
     connection.execute(sql.SQL(_BEGIN).format(sql.Literal(snapshot)))
 
 
 def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
-    """Yield each row as a line of COPY's text form. Raises ``psycopg.Error``."""
+    """Yield each row as a line of COPY text. Raises ``psycopg.Error``."""
     statement = sql.SQL(_COPY).format(
         names=sql.SQL(", ").join(map(sql.Identifier, part.names)),
         table=part.table.quoted,
@@ -67,7 +67,7 @@ def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
         raise error_from_result(begun)
     get = server.get_copy_data
     while True:
-        # the server sends a row per message
+        # the server sends one row per message
         size, data = get(0)
         if size <= 0:
             break
@@ -78,7 +78,7 @@ def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
 
 
 class RowRecords:
-    """Maker of records from lines of COPY's text form."""
+    """Builder of records from lines of COPY text."""
 
     def __init__(self, part: TablePart, decoders: Sequence[Decode], read_as: ReadAs) -> None:
         self._decoders = decoders
@@ -89,16 +89,16 @@ class RowRecords:
         self._rows = row_builder(names)
         self._keys = row_builder(part.key)
         self._table = str(part.table)
-        # shared by all records of the split: nobody changes it in place
+        # shared by all records of the split, so it must never be modified in place
         self._metadata = {COLLECTION: collection_of(self._table), **read_as.labels}
         self._with_positions = read_as.with_positions
 
     def records(self, lines: Sequence[bytes]) -> list[Record]:
-        """Return the records of lines, at least one."""
+        """Return the records of lines, of which there must be at least one."""
         return self._made(lines, self.positions(lines) if self._with_positions else repeat(""))
 
     def whole(self, lines: Sequence[bytes]) -> list[Record]:
-        """Return the records of lines with their positions, once more."""
+        """Rebuild the records of lines, with their positions."""
         return self._made(lines, self.positions(lines)) if lines else []
 
     def _made(self, lines: Sequence[bytes], positions: Iterable[str]) -> list[Record]:
@@ -109,7 +109,7 @@ class RowRecords:
         return [Record(position, metadata, after, key, None, operation) for position, after, key in found]
 
     def order_texts(self, line: bytes) -> list[str]:
-        """Return the values of the columns that order the rows, as text."""
+        """Return the values of the order columns of a row, as text."""
         return self._order_texts([line])[0]
 
     def _order_texts(self, lines: Sequence[bytes]) -> list[list[str]]:
@@ -118,12 +118,12 @@ class RowRecords:
         return [[unescaped(cell).decode() for cell in place] for place in places]
 
     def positions(self, lines: Sequence[bytes]) -> list[str]:
-        """Return the positions of lines' records: their table, and their places in its order."""
+        """Return the positions of the records of lines: the table and the values of its order columns."""
         return [f"{self._table}/{_as_json(texts).decode()}" for texts in self._order_texts(lines)]
 
     def _cells(self, lines: Sequence[bytes]) -> list[list[bytes]]:
         """Return the cells of each column."""
-        # line ends and tabs within a cell are escaped
+        # line ends and tabs within a cell are escaped, so they are safe separators
         cells, width = b"".join(lines).replace(b"\n", b"\t").split(b"\t"), len(self._decoders)
         return [cells[place : len(lines) * width : width] for place in range(width)]
 
@@ -135,7 +135,7 @@ class RowRecords:
 
 
 def unescaped(cell: bytes) -> bytes:
-    """Return a cell of COPY's text form as it was."""
+    """Unescape a cell of COPY text."""
     if b"\\" not in cell:
         return cell
     head, *rest = cell.split(b"\\")

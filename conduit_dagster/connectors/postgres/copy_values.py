@@ -1,4 +1,4 @@
-"""Conversion of values to COPY text, a whole column of a block at a time."""
+"""Conversion of values to COPY text, one column of a block at a time."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from conduit_dagster.connectors.postgres.catalog import Column
 from conduit_dagster.connectors.postgres.sqlstates import CellError
 
 Cell = str | int | float | bool | msgspec.Raw
-"""A text, or a value whose JSON is the text that COPY reads; floats must be finite."""
+"""Text, or a value whose JSON form is valid COPY text; floats must be finite."""
 NULL_MARK = b"\x1d"
 """Placeholder for NULL until all values are bytes: JSON text never holds this character."""
 _NULL = msgspec.Raw(NULL_MARK)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _BOOLEANS = {True: "true", False: "false"}
-# as text a number of a document would come back as a string
+# a decimal encoded as a string would be read back as a string, not as a number
 _encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def column_cells(values: Sequence[Any], column: Column) -> Sequence[Cell]:
-    """Return the column's values as COPY reads them. Raises ``CellError`` if the column can't take one of them.
+    """Convert the values of a column to COPY cells. Raises ``CellError`` if the column can't hold one of them.
 
-    A value's text depends neither on the values beside it nor, for a table created from them, on whether the table
+    The text of a value depends neither on its neighbours nor, for a table created from the values, on whether the table
     exists yet: a part that is staged again has the same bytes.
     """
     kinds = set(map(type, values))

@@ -1,4 +1,4 @@
-"""The task's side of the destination: renders records as COPY text and stages them."""
+"""Destination, task side: encodes records as COPY text and stages them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conduit_dagster.sdk import NewPart, Part, Refusal, Writer, WriterTask
 
 
 class CopyWriter(Writer):
-    """Writer of one line per record, in order, for all tables; the footer names each line's table."""
+    """Writer of one line per record, in record order, for all tables; the footer maps lines to tables."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class CopyWriter(Writer):
         self._make = encoder
         self._encoders: dict[TableName, TableEncoder] = {}
         self._absent: dict[TableName, CellError] = {}
-        """Tables that did not exist when this task first looked: one look-up each, however many records name them."""
+        """Tables that did not exist at this task's first lookup: looked up once, however many records name them."""
         self._part = NewPart(task, "copy")
         self._groups: dict[LineGroup, int] = {}
         self._runs: list[LineRun] = []
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Render and append records; refuse those that can't be a row. Raises if the database can't be queried."""
+        """Encode and append records; refuse those that can't become a row. Raises if the database can't be queried."""
         refused: list[Refusal] = []
         encoded: list[Encoded] = []
         for table, places in self._by_table(records, refused):
@@ -78,7 +78,7 @@ class CopyWriter(Writer):
         return [one._replace(places=[places[index] for index in one.places]) for one in found]
 
     def _encoder(self, table: TableName) -> TableEncoder | CellError:
-        """Return the table's encoder, or the reason why its records are refused."""
+        """Return the encoder of a table, or the error with which its records are refused."""
         if table not in self._encoders and table not in self._absent:
             try:
                 self._encoders[table] = self._make(table)
@@ -87,7 +87,7 @@ class CopyWriter(Writer):
         return self._encoders.get(table) or self._absent[table]
 
     def _interleave(self, count: int, encoded: list[Encoded]) -> None:
-        """Append lines in the order of the records: a child of the delivery is a range of lines."""
+        """Append lines in record order: a child of the delivery is a range of lines."""
         placed: list[tuple[LineGroup, bytes] | None] = [None] * count
         for one in encoded:
             for place, line in zip(one.places, one.lines(), strict=True):
@@ -106,7 +106,7 @@ class CopyWriter(Writer):
         self._runs.append(run)
 
     def finish(self) -> Part | None:
-        """Make the part durable, except the folder's entry, which the driver syncs before it prepares."""
+        """Make the part durable, except its directory entry, which the driver syncs before it prepares."""
         if not self._runs:
             return None
         self._part.write(Index(list(self._groups), self._runs).encode())
@@ -117,7 +117,7 @@ class CopyWriter(Writer):
         return part
 
     def abort(self) -> None:
-        """Leave a file that no ledger names; it is removed with the staging folder."""
+        """Abandon the file: no ledger names it, and it is removed with the staging folder."""
         self._part.abort()
 
 

@@ -1,4 +1,4 @@
-"""Publishing in one transaction per delivery: first its hash in ``conduit_deliveries``, then the rows."""
+"""Publishing of a delivery in one transaction: its hash into ``conduit_deliveries``, then its rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from conduit_dagster.sdk import Claim, Claimed, Delivery, Refusal, Rejected
 
 NAME = "conduit_deliveries"
 KEPT_STEPS = 1_000
-"""Number of steps whose hashes are kept; an older delivery is refused, so that none is ever published twice."""
+"""Number of steps whose hashes are kept. An older delivery is refused, so that none is ever published twice."""
 _EVERY = 100
 
 _CREATE = """
@@ -61,7 +61,7 @@ _RIGHTS = """
 
 
 class Claims(NamedTuple):
-    """The table of delivery hashes, for one pipeline in one schema."""
+    """The table of delivery hashes (``conduit_deliveries``) of one schema, for one pipeline."""
 
     schema: str
     pipeline: str
@@ -72,7 +72,7 @@ class Claims(NamedTuple):
         return TableName(self.schema, NAME).quoted
 
     def create(self, connection: Connection) -> None:
-        """Create the table if it is missing; a concurrent second creator finds the first one's table."""
+        """Create the table if it is missing. Safe when several processes create it at the same time."""
         if self._is_there(connection):
             return
         try:
@@ -87,7 +87,7 @@ class Claims(NamedTuple):
         return row is not None and row[0] is not None
 
     def check(self, connection: Connection) -> None:
-        """Raise ``FatalError`` if rows can't be read, inserted, updated or deleted."""
+        """Raise ``FatalError`` without the privileges to read, insert, update and delete rows."""
         name = self._table.as_string(connection)
         row = connection.execute(_RIGHTS, (name,)).fetchone()
         if row is None or not row[0]:
@@ -95,7 +95,8 @@ class Claims(NamedTuple):
             raise self.verdicts.fatal(f"{name} can't be written", "postgres.no_privilege", fix)
 
     def put(self, connection: Connection, delivery: Delivery, state: Claimed) -> Claimed | None:
-        """Insert the hash; return None if that worked, else the stored state. Waits for an open transaction with it."""
+        """Insert the hash; return None on success, else the state already stored. Blocks while an open transaction
+        holds the same hash."""
         values = (delivery.hash, state, self.pipeline, delivery.consumer, delivery.step, delivery.records)
         for _ in range(10):
             if connection.execute(sql.SQL(_PUT).format(self._table), values).fetchone():
@@ -106,7 +107,7 @@ class Claims(NamedTuple):
         raise self.verdicts.outage(f"{self.schema}.{NAME} changes all the time", "postgres.busy", "run again")
 
     def put_all(self, connection: Connection, deliveries: Sequence[Delivery], state: Claimed) -> list[Claimed]:
-        """Insert the hashes of deliveries of one step, in order; return what is stored for each of them."""
+        """Insert the hashes of several deliveries of one step, in order; return the stored state of each."""
         first, table = deliveries[0], self._table
         hashes, records = [one.hash for one in deliveries], [one.records for one in deliveries]
         values = (state, self.pipeline, first.consumer, first.step, hashes, records)
@@ -117,7 +118,7 @@ class Claims(NamedTuple):
             return list[Claimed](repeat(state, len(deliveries)))
         query = sql.SQL("SELECT hash, state FROM {} WHERE hash = ANY(%s)").format(table)
         known: dict[str, Claimed] = {row[0]: row[1] for row in connection.execute(query, (hashes,))}
-        # one that was deleted between the two statements is inserted by itself
+        # a hash that was deleted between the two statements is inserted on its own
         return [known.get(one.hash) or self.put(connection, one, state) or state for one in deliveries]
 
     def state(self, connection: Connection, delivery: Delivery) -> Claimed | None:
@@ -156,8 +157,8 @@ class Claims(NamedTuple):
 def is_race(error: psycopg.Error) -> bool:
     """Return whether the error comes from two concurrent creations of the same table.
 
-    Which of the three errors the second one gets depends on the progress of the first: the table's row type exists, the
-    table exists, or neither did and a catalogue's unique index detects both.
+    The second creator gets one of three errors, depending on the progress of the first: the table's row type exists,
+    the table exists, or neither did and a unique index of the catalog detects both.
     """
     return isinstance(error, (errors.DuplicateObject, errors.DuplicateTable)) or (
         isinstance(error, errors.UniqueViolation) and error.diag.schema_name == "pg_catalog"
@@ -174,10 +175,10 @@ class TablePublisher:
         self._nacks = settings.nacks_missing_tables
 
     def publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
-        """Publish the delivery; return None if it is in, now or from before, else the claim on its hash.
+        """Publish the delivery. Return None if it is published, now or earlier, else the claim stored under its hash.
 
-        Raises as :class:`Destination` specifies; nothing of the delivery is in then, unless the connection was lost
-        during the commit: ``holds`` tells.
+        Raises as :class:`Destination` specifies. Nothing of the delivery is visible then, unless the connection was
+        lost during the commit: ask ``holds``.
         """
         try:
             return self._publish(connection, delivery)
@@ -194,7 +195,7 @@ class TablePublisher:
             return verdicts.outage(
                 "a table was created by another session at the same moment", "postgres.busy", "run again"
             )
-        # found at the end, for example by a deferred constraint: with one record it can only be that one
+        # reported at commit, for example by a deferred constraint: the record is known only if there is just one
         return verdicts.verdict(error, 0 if delivery.records == 1 else None)
 
     def _publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
@@ -205,7 +206,7 @@ class TablePublisher:
                 raise
         found = self._search(connection, delivery)
         if not found:
-            # inserts were grouped: in the records' own order none may be refused
+            # inserts were grouped: in record order none may be refused
             return self._write(connection, delivery, strict=True)
         raise self._rejected(found) from found[0].cause
 
@@ -215,11 +216,11 @@ class TablePublisher:
         except (RowError, TableError) as error:
             if delivery.records == 1 or not isinstance(error.cause, errors.ForeignKeyViolation):
                 raise
-        # table by table a row may have come before the one that it refers to
+        # written table by table, a row may precede the row that it references
         return self._write(connection, delivery, strict=True)
 
     def _search(self, connection: Connection, delivery: Delivery) -> list[RowError]:
-        """Return the errors of all rows that are refused, up to a number, in a transaction that is rolled back."""
+        """Return the errors of all refused rows, up to a limit, using a transaction that is rolled back."""
 
         def write(batch: CopyBatch) -> None:
             with self._about(batch.group.table, batch.slices[0].place):
@@ -238,7 +239,7 @@ class TablePublisher:
         return sorted(search.found, key=lambda error: error.place)
 
     def _rejected(self, found: list[RowError]) -> Exception:
-        """Return the error that names these rows; that of the first one if it is no refusal."""
+        """Return the ``Rejected`` error for these rows, or the verdict on the first one if that is another error."""
         refused: list[Refusal] = []
         for error in found:
             verdict = self._claims.verdicts.refused(error)
@@ -254,7 +255,8 @@ class TablePublisher:
             return self._put(connection, delivery, strict)
 
     def _put(self, connection: Connection, delivery: Delivery, strict: bool) -> Claim | None:
-        # first of all: the insert waits for another transaction with the same hash and decides which of the two wins
+        # must come first: the insert waits for a concurrent transaction with the same hash and decides which of the two
+        # wins
         there = self._claims.put(connection, delivery, "delivered")
         if there is not None:
             return None if there == "delivered" else there
@@ -271,7 +273,8 @@ class TablePublisher:
 
     @contextmanager
     def _about(self, table: TableName, place: int) -> Generator[None]:
-        """Raise database errors with the table's name or, if records name the tables, with the place of one of them."""
+        """Re-raise database errors with the table's name or, if records name the tables, with the place of one of its
+        records."""
         try:
             yield
         except psycopg.Error as error:
@@ -284,7 +287,7 @@ class TablePublisher:
         missing = self._locator.missing(delivery)
         if not missing:
             return
-        # a child creates only what its own records need
+        # a child creates only the tables of its own records
         first = {group.table: one.place for group, one in reversed(slices)}
         for name, place in first.items():
             if found := [one for one in missing if one.table == name]:
@@ -333,7 +336,7 @@ def _copy(
 
 
 class _Progress:
-    """Progress that calls back once, when about half of the bytes are sent."""
+    """Byte counter that calls back once, after about half of the bytes."""
 
     def __init__(self, size: int, half: Callable[[], None]) -> None:
         self._left = size / 2
@@ -346,7 +349,7 @@ class _Progress:
             self.pass_half()
 
     def pass_half(self) -> None:
-        """Call back, unless that has happened already."""
+        """Call back, unless already done."""
         half, self._half = self._half, None
         if half is not None:
             half()

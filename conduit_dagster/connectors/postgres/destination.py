@@ -1,4 +1,4 @@
-"""The ``postgres`` destination: rows written exactly once, in one transaction with the delivery's hash."""
+"""The ``postgres`` destination: writes rows exactly once, in one transaction with the delivery's hash."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ from conduit_dagster.sdk import (
 
 
 class PostgresDestination(StagedDestination):
-    """Rows of one or several tables.
+    """Destination that writes records as rows of one or several tables.
 
-    Tasks render COPY text (and query the table's columns, at most once a minute); the driver inserts the delivery's
+    Tasks encode COPY text (and query the table's columns, at most once a minute); the driver inserts the delivery's
     hash and its rows in one transaction. ``conduit_deliveries`` keeps the hashes of 1,000 steps.
+
     Not guaranteed: the order of records of different tables within a delivery, unless a truncate lies between them or
-    one table refers to another, and that triggers and check constraints see a row that a later record of the same
+    one table references another; and that triggers and check constraints see a row that a later record of the same
     delivery replaces.
     """
 
@@ -78,27 +79,27 @@ class PostgresDestination(StagedDestination):
 
     @property
     def address(self) -> str:
-        """``host:port/database schema.table``, with the template instead of the table if it is not fixed."""
+        """``host:port/database schema.table``; the template instead of the table if records choose the table."""
         return f"{self._server.place} {self._table or self._settings.table}"
 
     @property
     def dataset(self) -> Dataset | None:
-        """The table, if it is one fixed name."""
+        """The table, if its name is fixed."""
         if self._table is None:
             return None
         host, _, database = self._server.place.rpartition("/")
         return Dataset(f"postgres://{host}", f"{database}.{self._table}", is_table=True)
 
     def row_count(self) -> int | None:
-        """Return the table's number of rows; None above 100,000, and where records choose the table."""
+        """Return the number of rows of the table; None above 100,000, and if records choose the table."""
         return None if self._table is None else self._looked(count_rows, self._table)
 
     def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
-        """Return a few rows of the table, in no certain order; none where records choose the table."""
+        """Return a few rows of the table, in unspecified order; none if records choose the table."""
         return () if self._table is None else self._looked(some_rows, self._table, rows)
 
     def field_of(self, column: str) -> str | None:
-        """Return the field that ``mapping`` puts into the column, else the one of that name."""
+        """Return the field that ``mapping`` assigns to the column, else the field of the same name."""
         if column == self._settings.raw_column:
             return None
         return next((field for field, own in self._settings.renames.items() if own == column), column)
@@ -150,7 +151,7 @@ class PostgresDestination(StagedDestination):
         try:
             table = self._lookup.get(name, fresh=True)
         except CellError:
-            return  # each record will be nacked for it, as on-missing-table says
+            return  # not an error here: with on-missing-table: nack each record is nacked
         if table.exists:
             check_columns(table, self._settings, self._verdicts)
             check_rights(connection, table, self._verdicts)
@@ -165,7 +166,7 @@ class PostgresDestination(StagedDestination):
         self._is_ready = True
 
     def fence(self, epoch: int) -> None:
-        """Terminate the connections of older owners; its own carry ``epoch`` in their name from now on."""
+        """Terminate the connections of older owners. New connections carry ``epoch`` in their ``application_name``."""
         self._session.become(epoch)
         with self._session.connection() as connection:
             try:
@@ -174,7 +175,7 @@ class PostgresDestination(StagedDestination):
                 raise self._verdicts.verdict(error) from None
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether the delivery's hash is in, and so its rows, which were committed with it."""
+        """Return whether the delivery was published: its hash is stored, and its rows were committed with it."""
         with self._session.connection() as connection:
             self._ready(connection)
             try:
@@ -183,7 +184,7 @@ class PostgresDestination(StagedDestination):
                 raise self._verdicts.verdict(error) from None
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
-        """Store ``state`` under the hash if it is free; waits for an open transaction that may insert the hash."""
+        """Store ``state`` under the hash if it is free. Blocks while an open transaction may insert the same hash."""
         with self._session.connection() as connection:
             self._ready(connection)
             try:
@@ -193,7 +194,7 @@ class PostgresDestination(StagedDestination):
                 raise self._verdicts.verdict(error) from None
 
     def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
-        """Claim them in one transaction, in order: two owners that claim the same hashes never wait for each other."""
+        """Claim the hashes in one transaction, in order, so that two owners claiming the same hashes never deadlock."""
         with self._session.connection() as connection:
             self._ready(connection)
             try:
@@ -203,7 +204,7 @@ class PostgresDestination(StagedDestination):
                 raise self._verdicts.verdict(error) from None
 
     def publish(self, delivery: Delivery) -> Target:
-        """Write hash and rows in one transaction. A hash stored as delivered means that all is done."""
+        """Write hash and rows in one transaction. Does nothing if the hash is already stored as delivered."""
         with self._session.connection() as connection:
             self._ready(connection)
             claimed = self._publisher.publish(connection, delivery)

@@ -18,7 +18,7 @@ from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing, old_names
 from conduit_dagster.record import Document, Record
 
-# JSON with one value per line has no control characters besides line ends: these can serve as placeholders
+# JSON with one value per line contains no control characters but line ends, so these can serve as placeholders
 _ROW_MARK, _QUOTE_MARK, _BACKSLASH_MARK = b"\x1e", b"\x01", b"\x02"
 _ROW_END = msgspec.Raw(_ROW_MARK)
 _ENDS = bytes.maketrans(b"\n" + _ROW_MARK + _QUOTE_MARK, b'\t\n"')
@@ -26,10 +26,11 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 def copy_lines(columns: Sequence[Sequence[Cell]]) -> bytes:
-    """Return one line per row. A row's bytes do not depend on other rows. Raises for NUL and for a lone surrogate.
+    """Encode columns as COPY text, one line per row. The bytes of a row do not depend on other rows. Raises for NUL and
+    for a lone surrogate.
 
-    Encodes to JSON with a fast encoder and converts that to COPY text: both escape alike, except quotation marks and
-    rare control characters. Measured, this takes two thirds of the time of joining strings.
+    Encodes to JSON with a fast encoder and converts the result to COPY text: both escape alike, except quotation marks
+    and rare control characters. Measured at two thirds of the time of joining strings.
     """
     width = len(columns) + 1
     cells: list[Cell] = [_ROW_END] * (len(columns[0]) * width)
@@ -46,7 +47,7 @@ def copy_lines(columns: Sequence[Sequence[Cell]]) -> bytes:
 
 
 def _marked(data: bytes) -> bytes:
-    """Replace escaped quotation marks and backslashes by placeholders, so that they are not taken for syntax."""
+    """Replace escaped quotation marks and backslashes with placeholders, so that they are not mistaken for syntax."""
     # backslashes first: the second of a pair does not begin an escape
     data = data.replace(rb"\\", _BACKSLASH_MARK).replace(rb"\"", _QUOTE_MARK)
     if rb"\u0000" in data:
@@ -58,7 +59,7 @@ MOST_COLUMNS = 1_600
 """Maximum number of columns of a table."""
 _HELPERS = ("order", "operation", "last", "first", "deleted", "is last", "doubtful", "moved")
 _RESERVED = frozenset(f"conduit {name}" for name in _HELPERS)
-"""Columns of the temporary tables of a merge, which also have those of the table itself."""
+"""Column names reserved for the temporary tables of a merge, which also have the columns of the target table."""
 _TRUNCATE_LINE = b"truncate\n"
 
 
@@ -75,7 +76,7 @@ class Encoded(NamedTuple):
 
 
 class TableEncoder:
-    """Encoder of blocks for one table; one record that can't be a row makes the whole block raise."""
+    """Encoder of blocks for one table. Raises for the whole block if one record can't become a row."""
 
     def __init__(self, settings: PostgresDestinationSettings, layout: ColumnLayout) -> None:
         self._settings = settings
@@ -104,11 +105,11 @@ class TableEncoder:
         return self._mixed(records, rows)
 
     def renew(self) -> bool:
-        """Return whether the table turned out to have changed, so that refused records must be tried again."""
+        """Refresh the table; return whether it changed, so that refused records must be retried."""
         return self._layout.renew()
 
     def missing(self) -> Missing | None:
-        """Return the table if it has to be created, else None; what is only truncated need not be."""
+        """Return the table if it has to be created, else None. A table that is only truncated need not be."""
         table = self._layout.table
         return Missing(table.name, self._types, self._found_key) if self._types and not table.exists else None
 
@@ -142,7 +143,7 @@ class TableEncoder:
         return self._encoded(columns, shape.columns, places)
 
     def _by_defaults(self, found: list[Document], places: Sequence[int]) -> Iterable[Encoded]:
-        """Encode documents with different fields: a missing field is NULL, unless its column has a default."""
+        """Encode documents with differing fields: a missing field is NULL, unless its column has a default."""
         for one in found:
             self._layout.shape(tuple(one))
         shape = self._layout.shape(tuple(dict.fromkeys(field for one in found for field in one)))
@@ -176,7 +177,7 @@ class TableEncoder:
                 )
 
     def _check_count(self, columns: Sequence[Column]) -> None:
-        """Raise ``CellError`` if the table, which is to be created, would get more columns than a table can have."""
+        """Raise ``CellError`` if the table to create would exceed PostgreSQL's limit of columns."""
         if not self._layout.table.exists and len(self._types.keys() | {one.name for one in columns}) > MOST_COLUMNS:
             raise _too_many(self._layout.table.name, MOST_COLUMNS)
 
@@ -184,7 +185,7 @@ class TableEncoder:
 
     def _merge(self, rows: list[KeyedRow], places: Sequence[int], key: tuple[str, ...]) -> Encoded:
         if any(row.old for row in rows):
-            # and so for later blocks: while the cells of lines stay the same, one COPY takes all of them
+            # kept for later blocks as well: one COPY can take all lines as long as they have the same cells
             self._moving.add(key)
         old = key if key in self._moving else ()
         names = self._merged_columns(rows, key)
@@ -207,11 +208,12 @@ class TableEncoder:
             raise _too_many(self._layout.table.name, limit)
 
     def _merged_columns(self, rows: list[KeyedRow], key: tuple[str, ...]) -> tuple[str, ...]:
-        """Return all columns seen so far, left out or not: while they stay the same, one COPY takes all blocks."""
+        """Return all columns seen so far, including omitted ones: one COPY can take all blocks as long as they stay the
+        same."""
         known = set(self._merged.get(key, ()))
         found = known.union(*(row.values for row in rows), *(row.lacks for row in rows))
         if len(found) > len(known):
-            # in an order that all tasks agree on, whether the table exists yet or not
+            # sorted, so that all tasks agree whether or not the table exists yet
             names = tuple(sorted(found))
             self._check_merged(names, key)
             self._merged[key] = names
@@ -224,7 +226,7 @@ class TableEncoder:
             self._found_key = tuple(key)
 
     def _note_order(self, rows: list[KeyedRow]) -> None:
-        """Keep the order in which columns appeared, for people who look at the table."""
+        """Keep the columns in order of appearance, so that the created table is easy to read."""
         if not self._layout.table.exists:
             for name in chain.from_iterable(row.values for row in rows):
                 self._types.setdefault(name, None)
@@ -237,7 +239,7 @@ class TableEncoder:
 
 
 def _between_truncates(records: list[Record]) -> list[Sequence[int]]:
-    """Return the places of records in runs: of truncates only, or of none."""
+    """Return the places of records in runs, each all truncates or free of them."""
     if not any(map(is_truncate, records)):
         return [range(len(records))]
     return [list(run) for _, run in groupby(range(len(records)), lambda place: is_truncate(records[place]))]
@@ -248,7 +250,8 @@ def _too_many(table: TableName, limit: int) -> CellError:
 
 
 def _with_key(document: Document, key: object) -> Document:
-    """Add the key's fields to the document; as in Conduit, they become columns of the row and win."""
+    """Add the key's fields to the document; as in Conduit, they become columns and override equal fields of the
+    payload."""
     if not isinstance(key, dict) or key.keys() <= document.keys():
         return document
     return {**document, **key}

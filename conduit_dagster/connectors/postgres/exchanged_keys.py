@@ -1,7 +1,7 @@
-"""Rows that exchange their keys: each of consecutive changes needs a key that a later one of them makes free.
+"""Key exchanges: consecutive updates of keys, each of which needs a key that a later one of them frees.
 
-A statement of a source whose key is deferrable makes such changes. They are applied together: one statement deletes all
-of these rows, then inserts them with their new keys.
+A source statement on a table with a deferrable key produces such changes. They are applied together: one statement
+deletes all of these rows, then inserts them with their new keys.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from conduit_dagster.connectors.postgres.merge_statements import MarkedColumns, 
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup
 
 _MOST: Final = 1_000
-"""Rows of one exchange: each more is looked at together with all before it."""
+"""Maximum number of rows of one exchange: each additional row is checked together with all before it."""
 _ACTIONS = """
     SELECT EXISTS (
         SELECT FROM pg_constraint c JOIN pg_class r ON r.oid = c.confrelid JOIN pg_namespace n ON n.oid = r.relnamespace
         WHERE c.contype = 'f' AND n.nspname = %s AND r.relname = %s AND (c.confdeltype <> 'a' OR c.confupdtype <> 'a'))
 """
 _THESE = "m.{order} BETWEEN conduit_row.n AND conduit_to"
-# until every key that is taken belongs to one of these rows
+# widen the range until every occupied key belongs to one of its rows
 _WIDEN = (
     "conduit_to := conduit_row.n; IF EXISTS (SELECT FROM {target} t, {merge} m WHERE " + _THESE + " AND {was}) THEN"
     " WHILE EXISTS (SELECT FROM {merge} m JOIN {target} t ON {same} WHERE " + _THESE + " AND NOT EXISTS ("
@@ -32,7 +32,7 @@ _WIDEN = (
     " WHERE m.{order} = conduit_to AND m.{operation} = conduit_row.mark)"
     " THEN conduit_to := conduit_row.n; EXIT; END IF; END LOOP; END IF;"
 )
-# each is there, each once, and each gets a key of its own
+# every row exists, occurs once, and gets a key of its own
 _IS_EXCHANGE = (
     "conduit_to > conduit_row.n"
     " AND (SELECT count(*) FROM (SELECT DISTINCT {old} FROM {merge} m JOIN {target} t ON {was} WHERE " + _THESE + ") a)"
@@ -40,7 +40,7 @@ _IS_EXCHANGE = (
     " AND (SELECT count(*) FROM (SELECT DISTINCT {new} FROM {merge} m WHERE " + _THESE + ") b)"
     " > conduit_to - conduit_row.n"
 )
-# sorted: all are deleted before the first one is inserted
+# the sort makes sure that all rows are deleted before the first one is inserted
 _EXCHANGE = (
     "WITH gone AS (DELETE FROM {target} t USING {merge} m WHERE " + _THESE + " AND {was} RETURNING m.{order}, t.*)"
     " INSERT INTO {target} ({all_columns}) OVERRIDING SYSTEM VALUE SELECT {all_values}"
@@ -49,13 +49,13 @@ _EXCHANGE = (
 
 
 class KeyExchange:
-    """The branch of a table's loop that applies such rows."""
+    """Branch of the merge loop that applies key exchanges."""
 
     def __init__(self, connection: Connection, group: LineGroup) -> None:
         self._key = group.key
         table = read_table(connection, group.table) if group.moves else None
         row = connection.execute(_ACTIONS, (group.table.schema, group.table.name)).fetchone() if table else None
-        # a deletion would reach the rows that refer to these
+        # not with referential actions: a deletion would cascade to the referencing rows
         self._columns = (
             []
             if row is None or row[0] or table is None
@@ -63,7 +63,7 @@ class KeyExchange:
         )
 
     def before(self, statements: MergeStatements, shape: MarkedColumns, otherwise: sql.Composed) -> sql.Composed:
-        """Return the branch for a change of a key; ``otherwise``: for a row that exchanges it with none."""
+        """Return the branch for a change of a key; ``otherwise`` is for a row that takes part in no exchange."""
         if not self._columns:
             return otherwise
         changed = [sql.Identifier("m" if name in shape.columns else "t", name) for name in self._columns]

@@ -1,4 +1,4 @@
-"""Rows applied by their key: what a record does to which row."""
+"""Changes of rows by key: the row and the kind of change for each record."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.record import Data, Document, Record
 
 Change = Literal["c", "u", "p", "m", "q", "d"]
-"""Create; update or insert; update of a row that must exist; the same two for a row that gets another key; delete."""
+"""``c`` create; ``u`` update or insert; ``p`` update of a row that must exist; ``m``, ``q`` the same two for a row that
+gets a new key; ``d`` delete."""
 MOVES: Final = frozenset({"m", "q"})
 PARTIAL: Final = frozenset({"p", "q"})
-"""Changes that can't insert: the record lacks values that only the existing row has."""
+"""Changes that can't insert: the record lacks unchanged values, which only the existing row has."""
 
 
 class KeyedRow(NamedTuple):
-    """A record that is applied by its key."""
+    """A record as a change of the row with its key."""
 
     change: Change
     values: Document
     key: tuple[str, ...]
     old: Document
-    """Key of the row before the change, by column; empty if the key stays."""
+    """Key of the row before the change, by column; empty if the key does not change."""
     lacks: tuple[str, ...]
-    """Columns that a partial change leaves out."""
+    """Columns that a partial change omits."""
 
 
 class KeyedRows:
-    """Reader of one table's records: their keys, values and changes."""
+    """Converter of the records of one table to changes by key."""
 
     def __init__(self, settings: PostgresDestinationSettings, layout: ColumnLayout) -> None:
         self._settings = settings
@@ -38,7 +39,8 @@ class KeyedRows:
         self._key = settings.key_columns
 
     def row(self, record: Record) -> KeyedRow | None:
-        """Return the record as a row applied by its key; None for a record that is simply inserted."""
+        """Return the change by key of a record; None for a record that is a plain insert. Raises ``CellError`` for an
+        update or delete without a key."""
         operation = record.operation
         after = None if operation == "delete" else document(record.after, self._settings.raw_column)
         key = self.key_of(record, after)
@@ -57,7 +59,7 @@ class KeyedRows:
         return self._updated(record, values, key)
 
     def key_of(self, record: Record, after: Document | None) -> Document | None:
-        """Return the key by column; None if the record has no key or only a part of it."""
+        """Return the key by column; None if the record has no complete key."""
         named = key_document(record.key)
         if not self._key:
             key = self._layout.by_column(named) if named else None
@@ -77,7 +79,7 @@ class KeyedRows:
         return KeyedRow(changes[bool(lacks)], values, tuple(key), old, lacks)
 
     def _old_key(self, before: Data, key: Document) -> Document:
-        """Return the key that the row had, by column; empty if the record names none or the same."""
+        """Return the previous key of the row, by column; empty if the record has none or it is unchanged."""
         if not isinstance(before, dict):
             return {}
         found = {name: before.get(self._layout.field_of(name)) for name in key}
@@ -85,13 +87,13 @@ class KeyedRows:
         return {} if old == key else old
 
     def _left_out(self, record: Record, values: Document) -> tuple[str, ...]:
-        """Return the columns of the table whose values the record left out because they did not change."""
+        """Return the table's columns that the record omits because they did not change."""
         renames = self._settings.renames
         columns = {field: renames.get(field, field) for field in unchanged_fields(record)}
         lacks = {field: name for field, name in columns.items() if name not in values}
         placed = tuple(name for field, name in lacks.items() if self._layout.takes(field))
         if len(placed) < len(lacks) and self._settings.unmapped == "json":
-            # as a part of that object it would be lost: the object is replaced as a whole
+            # the JSON object of unmapped fields is replaced as a whole, so an omitted field would be lost
             fix = "add columns for them, or set REPLICA IDENTITY FULL on the source's table"
             message = f"the update left out unchanged values that have no column: {', '.join(lacks)}; {fix}"
             raise CellError("unchanged_unmapped", message)

@@ -1,5 +1,5 @@
-"""Application of rows by key through a temporary table: as a set where the effect is the same, else row by row inside
-the database.
+"""Merge of changes by key through a temporary table: set-based where the effect is the same, else row by row inside the
+database.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _MOVE = "UPDATE {target} t SET {values} FROM {merge} m WHERE {moved} AND {was}"
 
 
 class Merge:
-    """One batch of rows with changes, in one transaction."""
+    """Merge of one batch, within the transaction of its delivery."""
 
     def __init__(self, connection: Connection, batch: CopyBatch, on_conflict: OnConflict) -> None:
         self._connection = connection
@@ -83,9 +83,10 @@ class Merge:
         self._sql = MergeStatements(batch.group)
 
     def prepare(self) -> sql.Composed:
-        """Make the temporary tables, or empty them, and return the COPY statement that fills the first one.
+        """Create or empty the temporary tables, and return the COPY statement that fills the first one.
 
-        Batches of the same columns share them: a transaction that made new ones for each would hold too many locks.
+        Batches with the same columns share the tables: new ones for each batch would hold too many locks in one
+        transaction.
         """
         for text in (_EMPTY,) if self._is_true(_IS_THERE) else (_TEMPORARY, _NUMBERED, _LAST):
             self._execute(text)
@@ -93,7 +94,7 @@ class Merge:
 
     @property
     def relation(self) -> str:
-        """Name of the temporary table, as errors of COPY have it."""
+        """Name of the temporary table, as it appears in COPY errors."""
         return self._sql.name
 
     def apply(self) -> None:
@@ -110,7 +111,7 @@ class Merge:
         return tuple(name for place, name in enumerate(self._batch.group.columns) if bits >> place & 1)
 
     def _as_set(self, columns: tuple[str, ...], changes: set[str]) -> bool:
-        """Apply the last row of each key; return False, with nothing done, if row by row could differ."""
+        """Apply the last change of each key; return False, with nothing done, if the row-by-row result could differ."""
         try:
             with self._connection.transaction():
                 if self._on_conflict == "ignore" and "c" in changes:
@@ -119,7 +120,7 @@ class Merge:
                     return False
                 return self._last_wins(columns, changes - MOVES)
         except psycopg.Error as error:
-            # row by row shows which row is at fault, if any
+            # applying row by row finds the row at fault, if any
             if not is_data(error):
                 raise
             return False
@@ -129,8 +130,8 @@ class Merge:
         return True
 
     def _moved(self, columns: tuple[str, ...]) -> bool:
-        """Give rows their new keys; return False if another row of the batch touches one of these keys, or a row is
-        not there. So the order of these changes and of all others does not matter."""
+        """Apply the changes of keys. Return False, with nothing done, if another change of the batch touches one of
+        these keys or a row does not exist; else the order of these changes and all others does not matter."""
         if self._is_true(_ENTANGLED):
             return False
         if self._on_conflict == "update":

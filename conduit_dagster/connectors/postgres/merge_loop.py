@@ -1,4 +1,4 @@
-"""Application of merged rows one after the other, inside the database: tells which row it refuses."""
+"""Row-by-row merge inside the database (PL/pgSQL), which identifies the refused row."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MOVE = "UPDATE {target} t SET {values} FROM {merge} m WHERE " + _ROW + " AND {w
 _ONE: Final = {
     "created": _NEW + ";",
     "ignored": _NEW + " ON CONFLICT ({key}) DO NOTHING;",
-    # the update first: it needs only the columns that it changes
+    # the update comes first: it needs only the changed columns
     "updated": _UPDATE + _UNLESS_FOUND + _NEW + " ON CONFLICT ({key}) DO {action}; END IF;",
     "partial": _UPDATE + _UNLESS_FOUND + _REFUSE,
     "found": _FIND + _UNLESS_FOUND + _REFUSE,
@@ -87,7 +87,7 @@ def _text(shape: MarkedColumns, key: tuple[str, ...], on_conflict: OnConflict) -
 
 
 def _staying(shape: MarkedColumns, key: tuple[str, ...], on_conflict: OnConflict) -> str:
-    """Return the statement of a change that leaves the key as it is."""
+    """Return the statement for a change that keeps the key."""
     has_others = set(shape.columns) > set(key)
     if shape.change in PARTIAL:
         return _ONE["partial" if has_others else "found"]

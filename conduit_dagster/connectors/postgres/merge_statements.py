@@ -1,4 +1,4 @@
-"""Statements of a merge: their texts' placeholders, filled with the names of one group of lines."""
+"""SQL statements of a merge: templates filled with the names of one group of lines."""
 
 from __future__ import annotations
 
@@ -28,38 +28,39 @@ _ALL = """(
 
 
 class MarkedColumns(NamedTuple):
-    """A mark as staged, with the columns that its hex digits name."""
+    """A staged mark, with the columns that its hex digits select."""
 
     mark: str
     columns: tuple[str, ...]
 
     @property
     def change(self) -> str:
-        """The mark's ``Change``."""
+        """The ``Change`` of the mark."""
         return self.mark[0]
 
 
 class MergeStatements:
-    """Filler of texts that name the temporary table ``m`` and the target ``t``."""
+    """Filler of statement templates, in which ``m`` is the temporary table and ``t`` the target."""
 
     def __init__(self, group: LineGroup) -> None:
         self._group = group
-        # a name per kind of lines: that of the temporary table, of which a transaction may have several
+        # name of the temporary table, one per kind of lines: a transaction may have several
         self.name = f"conduit_merge_{hashlib.sha256(msgspec.json.encode(group)).hexdigest()[:12]}"
         self._old = old_names(group.key if group.moves else ())
         self._rows: sql.Composable = self._temporary("_last")
         self._in_order = sql.SQL("ORDER BY {}").format(_ORDER)
 
     def read_all(self) -> None:
-        """Take every row for the first and the last of its key, without a copy: no key comes twice."""
+        """Read the staged rows directly, for a batch without repeated keys: each row is the first and the last of its
+        key."""
         self._rows = self.filled(_ALL)
-        # the only way to read a temporary table without an index is from its beginning: as it was filled
+        # without an index, a temporary table is always scanned from its beginning, so in insertion order
         self._in_order = sql.SQL("")
 
     def filled(self, text: str, columns: tuple[str, ...] = (), **more: sql.Composable) -> sql.Composed:
-        """Return the text as a statement; ``columns`` are those that are written, by default all of the group.
+        """Return a template as a statement; ``columns`` are the columns to write, by default all of the group.
 
-        ``more``: placeholders of this text alone.
+        ``more``: additional placeholders of this template.
         """
         key, columns = self._group.key, columns or self._group.columns
         others = [name for name in columns if name not in key]
@@ -99,6 +100,6 @@ def _names(names: Iterable[str]) -> sql.Composed:
 
 
 def _pairs(text: str, first: Iterable[str], second: Iterable[str]) -> list[sql.Composed]:
-    """Fill the text with each pair; none where one of the two lists is empty."""
+    """Fill the template with each pair of names; return an empty list if either list is empty."""
     form = sql.SQL(text)  # pyright: ignore[reportArgumentType]  # literals of this file
     return [form.format(sql.Identifier(one), sql.Identifier(other)) for one, other in zip(first, second, strict=False)]

@@ -1,4 +1,4 @@
-"""Transactions that were open at one moment, and whether all of them have ended since."""
+"""Waiting for the transactions that were open at one point in time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from conduit_dagster.connectors.postgres.settings import DatabaseSettings
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 
 _PAUSE = 0.05
-# the next id: the end of a snapshot is behind the last id that has ended, and later ones may be open
+# the next id to be assigned: xmax of a snapshot only follows the last completed id, and later ones may be open
 _NEXT = """
     SELECT (s.xmax::text::int8 + age(s.xmax::xid))::text FROM (SELECT pg_snapshot_xmax(pg_current_snapshot()) AS xmax) s
 """
-# a transaction has an id only once it has written, but may hold a number of a sequence or its start time before; other
-# databases' transactions, vacuum and readers of any pipeline write nothing here; names that are not shown to us count
+# a transaction gets an id only with its first write, but may hold a sequence value or its start time before that.
+# Transactions of other databases, vacuum and readers of any pipeline write nothing here; sessions whose application
+# name is hidden from us are included.
 _VIRTUAL = """
     SELECT l.virtualxid FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'virtualxid' AND l.pid <> pg_backend_pid() AND a.datname = current_database()
@@ -26,29 +27,29 @@ _OVER = "SELECT pg_snapshot_xmin(pg_current_snapshot()) >= %s::xid8"
 
 
 class OpenTransactions:
-    """The transactions that were open when they were asked for, prepared ones included."""
+    """The transactions that were open when this was created, including prepared ones."""
 
     def __init__(self, next_id: str, virtual: list[str]) -> None:
-        """``virtual``: virtual ids, of those without an id as well; a server gives none of them twice."""
+        """``virtual``: virtual ids, which transactions without an id have as well; a server never reuses one."""
         self._next_id, self._virtual = next_id, virtual
 
     @staticmethod
     def with_ids(connection: Connection) -> OpenTransactions:
-        """Return those that have written. Raises ``psycopg.Error``."""
+        """Return the open transactions that have written. Raises ``psycopg.Error``."""
         return OpenTransactions(_next_id(connection), [])
 
     @staticmethod
     def that_may_write(connection: Connection) -> OpenTransactions:
-        """Return all that may write, with an id or without. Raises ``psycopg.Error``."""
+        """Return all open transactions that may write, with or without an id. Raises ``psycopg.Error``."""
         virtual = [str(row[0]) for row in connection.execute(_VIRTUAL, (_READERS,))]
         return OpenTransactions(_next_id(connection), virtual)
 
     def are_over(self, connection: Connection) -> bool:
-        """Return whether all have ended, and snapshots see what they committed. Raises ``psycopg.Error``."""
+        """Return whether all have ended and new snapshots see their commits. Raises ``psycopg.Error``."""
         if self._virtual:
             if _is_true(connection, _OPEN, self._virtual):
                 return False
-            # one that had no id may have taken one and been prepared, which gives its virtual id up
+            # a transaction without an id may since have got one and been prepared, which releases its virtual id
             self._next_id, self._virtual = _next_id(connection), []
         return _is_true(connection, _OVER, self._next_id)
 

@@ -1,4 +1,4 @@
-"""PostgreSQL's logical replication messages (plugin ``pgoutput``, protocol version 2): relations and rows."""
+"""Parser of PostgreSQL's logical replication messages (plugin ``pgoutput``, protocol version 2)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE = b"BCRIUDT"
 NEW, _OLD_ROW = b"NO"
 _FULL = ord("f")
 MARK: Final = 5
-"""Where a change says what its first row is: ``NEW``, or what was there before."""
+"""Offset of the kind of a change's first row: ``NEW``, or an old row or key."""
 ROW: Final = 6
-"""Where its first row begins."""
+"""Offset of a change's first row."""
 _EPOCH_2000: Final = 946_684_800_000_000
-"""Microseconds between 1970 and 2000."""
+"""Microseconds from 1970 to 2000, PostgreSQL's epoch."""
 
 
 class Begin(NamedTuple):
-    """The beginning of a transaction, which was committed long since."""
+    """Begin message of a transaction, which the server only sends after the commit."""
 
     lsn: int
-    """Where its commit record begins: transactions come in this order."""
+    """LSN of its commit record: transactions arrive in this order."""
     committed_ns: int
     xid: int
 
 
 def read_begin(message: bytes) -> Begin:
-    """Read the first message of a transaction."""
+    """Parse the begin message of a transaction."""
     number = int.from_bytes
     micros = number(message[9:17], "big", signed=True) + _EPOCH_2000
     return Begin(number(message[1:9], "big"), micros * 1_000, number(message[17:21], "big"))
@@ -38,7 +38,7 @@ def read_begin(message: bytes) -> Begin:
 
 @dataclass(slots=True)
 class Relation:
-    """A table as the messages after its own one refer to it; the server describes it anew after it was altered."""
+    """A table, as described by its relation message. The server sends another one after the table was altered."""
 
     oid: int
     name: str
@@ -46,18 +46,19 @@ class Relation:
     names: list[str]
     types: list[int]
     key: list[int]
-    """Places of the columns that identify a row; none: changes name no row."""
+    """Indexes of the key columns; empty: changes identify no row."""
     sends_rows: bool
-    """``REPLICA IDENTITY FULL``: what was there before comes whole."""
+    """``REPLICA IDENTITY FULL``: changes contain the complete old row."""
     key_names: list[str] = field(init=False)
-    """Names of the columns that identify a row."""
+    """Names of the key columns."""
 
     def __post_init__(self) -> None:
         self.key_names = [self.names[place] for place in self.key]
 
 
 def read_relation(message: bytes, keys: Callable[[int], Sequence[str]]) -> Relation:
-    """Read a table's description. ``keys`` gives the key's columns where the server marks all columns, or none."""
+    """Parse a relation message. ``keys`` returns the key columns of a table whose message marks all columns as key, or
+    none."""
     schema_end = message.index(0, 5)
     name_end = message.index(0, schema_end + 1)
     name = f"{message[5:schema_end].decode() or 'pg_catalog'}.{message[schema_end + 1 : name_end].decode()}"
@@ -80,15 +81,15 @@ class RowChange(NamedTuple):
     """An insert, update or delete of one row."""
 
     old: Document | None
-    """The row before it, as far as the server sends it; other columns than the key's are None unless ``is_row``."""
+    """The old row, as far as the server sends it; columns outside the key are None unless ``is_row``."""
     is_row: bool
-    """Whether ``old`` is the whole row."""
+    """Whether ``old`` is the complete row."""
     new: Document | None
-    """The row after it, without large values that it left as they were."""
+    """The new row, without unchanged large values (TOAST)."""
 
 
 def read_change(message: bytes, read: ReadRow) -> RowChange:
-    """Read an insert, update or delete; ``read`` of the relation's rows."""
+    """Parse an insert, update or delete; ``read`` is the row reader of its relation."""
     mark, old, at = message[MARK], None, ROW
     is_row = mark == _OLD_ROW
     if mark != NEW:
@@ -101,6 +102,6 @@ def read_change(message: bytes, read: ReadRow) -> RowChange:
 
 
 def read_truncated(message: bytes) -> list[bytes]:
-    """Return the OIDs of the tables that a truncate empties, as messages have them."""
+    """Return the OIDs of the truncated tables, as the four bytes of the message."""
     count = int.from_bytes(message[1:5], "big")
     return [message[6 + 4 * i : 10 + 4 * i] for i in range(count)]

@@ -1,4 +1,4 @@
-"""Tables that are followed by polling, where there is no right to replicate: the driver's side."""
+"""Polling of tables, for users without the REPLICATION privilege: the driver's side."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from conduit_dagster.sdk import Limit, Split
 _NOW = "SELECT extract(epoch FROM statement_timestamp()), pg_is_in_recovery()"
 
 _COUNTED = 100_000
-"""Rows of a table that are counted at most: they are counted again with each step."""
+"""Maximum number of rows counted per table, because they are counted again in every step."""
 
 
 class _Look(NamedTuple):
-    """Rows that were found, while transactions were open that may add rows before the last of them."""
+    """Rows found by a poll, with the transactions open at that time, which may still add rows before the last one."""
 
     bounds: dict[str, list[str]]
-    """By table: the last row there was."""
+    """The last row of each table."""
     open: OpenTransactions
     at: float
     """The server's time, in seconds since 1970."""
 
 
 class PolledTables:
-    """Rows behind the last one that was read, in the order of the key or of a column that only grows.
+    """Follower that reads the rows after the last one read, in the order of the key or of a column that only grows.
 
-    Rows are read up to one that was seen, once all transactions that were open then have ended: whichever begins later
-    adds rows behind it. This holds where the database itself gives the values (a sequence without a cache, ``now()``);
-    a value that a client makes up, or a clock that is set back, may hide a row.
+    Rows are read up to the last one found, once all transactions open at that time have ended: later transactions add
+    rows after it. This holds where the database generates the values (a sequence without a cache, ``now()``); a value
+    made by a client, or a clock that is set back, may hide a row.
     """
 
     lag_unit = "records"
@@ -51,19 +51,19 @@ class PolledTables:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what one run knows."""
+        """Reset the state of a run."""
         self._is_run, self._is_ready, self._has_read = False, False, False
         self._awaited: _Look | None = None
         self._read: _Look | None = None
         self._empty: tuple[Any, float] = None, 0.0
 
     def begin_run(self) -> None:
-        """Note that a run begins; what was read again for its recovery needs its snapshot no more."""
+        """Note that a run begins, and release the snapshot under which rows were read again for recovery."""
         self._is_run = True
         self._copies.close()
 
     def check(self) -> None:
-        """Ask the server for what a run needs: rights, tables with a key and the column to poll. Makes nothing."""
+        """Check the prerequisites of a run: privileges, tables with a key and the column to poll. Creates nothing."""
         self._session.ask(self._check)
 
     def _check(self, connection: Connection) -> None:
@@ -81,19 +81,19 @@ class PolledTables:
         return float(row[0])
 
     def horizon(self) -> Any:
-        """Return nothing that matters: a run that drains its sources polls once."""
+        """Return an empty horizon: a run that drains its sources polls once."""
         return {}
 
-    # -- how far ------------------------------------------------------------------------------------------------
+    # -- planning -----------------------------------------------------------------------------------------------
 
     def latest(self, start: PostgresPosition, limit: Limit, horizon: Any) -> PostgresPosition:
-        """Return the position after the next rows; ``start`` if there are none that can be read yet."""
+        """Return the position after the next rows; ``start`` if no row can be read yet."""
         return self._session.ask(lambda connection: self._latest(connection, start, limit, horizon is not None))
 
     def _latest(self, connection: Connection, start: PostgresPosition, limit: Limit, is_last: bool) -> PostgresPosition:
         position = self._ready(connection, start)
         if position.followed != start.followed:
-            # where a source begins without a copy must be stored before anything is read from there
+            # the start of a source without a copy must be stored before anything is read from there
             return position
         further = self._further(position, limit)
         if further != position or self._copies.is_reading or (is_last and self._has_read):
@@ -112,7 +112,7 @@ class PolledTables:
         if self._read is None:
             return position
         further = self._copies.upto(self._read.bounds, position, limit)
-        # the last step of a poll
+        # this is the last step of a poll
         return further.as_of(self._read.at) if self._copies.are_read(self._read.bounds, further) else further
 
     def _is_over(self, connection: Connection, look: _Look, waits: bool) -> bool:
@@ -124,19 +124,20 @@ class PolledTables:
         return look.open.are_over(connection)
 
     def _look(self, connection: Connection, position: PostgresPosition) -> _Look | None:
-        """Return which rows there are behind a position; None if there are none."""
+        """Poll for rows after a position; return None if there are none."""
         at = self._time(connection)
         bounds = self._copies.ends(connection, position)
         if not bounds:
             self._empty = position.place, at
-        # asked after the rows: what began between the two is waited for as well
+        # must be queried after the rows, so that transactions that began in between are waited for as well
         return _Look(bounds, OpenTransactions.that_may_write(connection), at) if bounds else None
 
     def _is_first_copy(self) -> bool:
         return self._settings.snapshot_mode == "initial"
 
     def _ready(self, connection: Connection, start: PostgresPosition) -> PostgresPosition:
-        """Once in a run: find the tables. Return the position with the server; without a copy, at the tables' ends."""
+        """Find the tables, once in a run. Return the position with the server; without a copy, at the end of each
+        table."""
         if self._is_ready and start.server:
             return start
         server = self._require_same(connection, start)
@@ -161,40 +162,40 @@ class PolledTables:
             raise self._errors.other_server()
         return server
 
-    # -- a range ------------------------------------------------------------------------------------------------
+    # -- ranges -------------------------------------------------------------------------------------------------
 
     def split(self, start: PostgresPosition, end: PostgresPosition, n: int) -> list[Split]:
-        """Return parts of tables for all tasks."""
+        """Return splits of the tables for all tasks."""
         return self._session.translated(lambda: self._copies.split(start, end, n))
 
     def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:
-        """Return whether rows were to be read under a snapshot that is gone; they are then planned again."""
+        """Return whether the range reads rows under a snapshot that is gone; it is then planned again."""
         return self._copies.gives_up(start, end)
 
     def verify(self, start: PostgresPosition, end: PostgresPosition) -> None:
-        """Raise ``FatalError`` if this is another server: nothing else tells that a range is gone."""
+        """Raise ``FatalError`` if this is another server; nothing else can be checked about a polled range."""
         self._session.ask(lambda connection: self._require_same(connection, end))
 
     def ack(self, upto: PostgresPosition) -> None:
-        """End the snapshot under which the rows of a poll are read, once all of them are delivered."""
+        """Release the snapshot of a poll once all of its rows are delivered."""
         if self._read is None or self._copies.are_read(self._read.bounds, upto):
             self._copies.close()
 
     def close(self) -> None:
-        """Close the connection that holds a snapshot."""
+        """Close the connection that holds the snapshot."""
         self._copies.close()
         self._forget()
 
-    # -- for people ---------------------------------------------------------------------------------------------
+    # -- lag and statistics -------------------------------------------------------------------------------------
 
     def lag(self, position: PostgresPosition) -> int | None:
-        """Return how many rows are behind a position, of each table 100,000 at most; None before the first run."""
+        """Return the number of rows after a position, at most 100,000 per table; None before the first run."""
         return self._behind(position, _COUNTED)[0] if position.server else None
 
     def lag_seconds(self, position: PostgresPosition) -> float | None:
-        """Return the seconds since there was no row behind a position; 0 if there is none now.
+        """Return the seconds since no row was after the position; 0 if there is none now.
 
-        Where this process did not look, since the last poll that was read to its end.
+        If this process has not polled, counts from the last poll that was read to its end.
         """
         (behind, now), (place, empty_at) = self._behind(position, 1), self._empty
         since = max(position.at_ms / 1000, empty_at if place == position.place else 0.0)

@@ -1,4 +1,4 @@
-"""Tables that are copied and then followed through a replication slot: the driver's side."""
+"""Initial copy of tables, then changes through a replication slot: the driver's side."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Limit, Split
 
 _WAL_BYTES = 4
-"""Bytes of WAL in a step for each byte of its limit: the WAL holds indexes and other tables' rows as well."""
+"""Bytes of WAL per byte of a step's limit: the WAL also contains indexes and rows of other tables."""
 _CONFIRM = 1.0
-"""Seconds between two confirmations by the driver; a task that reads confirms as well."""
+"""Seconds between two confirmations by the driver; reading tasks confirm as well."""
 _QUIET_BYTES = 16 << 20
-"""Bytes of WAL without a change of ours after which the position moves all the same: the server keeps no more."""
+"""Bytes of WAL without a relevant change after which the position moves anyway, so that the server can discard them."""
 
 
 class ReplicatedTables:
-    """Copies, then the stream of the slot, which can be read again up to the last ack.
+    """Follower that copies tables, then reads the stream of the slot. The stream can be read again from the last ack
+    on.
 
-    The server forgets what was confirmed, and only what is durable in the state store is confirmed.
+    The server discards confirmed WAL; only positions that are durable in the state store are confirmed.
     """
 
     lag_unit = "bytes"
@@ -47,7 +48,7 @@ class ReplicatedTables:
         self._forget()
 
     def _forget(self) -> None:
-        """Forget what one run knows."""
+        """Reset the state of a run."""
         self._is_run, self._is_ready = False, False
         self._looked = 0
         self._moved = time.monotonic()
@@ -56,17 +57,18 @@ class ReplicatedTables:
 
     @property
     def owned(self) -> str | None:
-        """The slot: what one reader has confirmed, another one would never see."""
+        """The slot: changes that one reader has confirmed are lost to any other."""
         if self._settings.snapshot_mode == "initial_only":
             return None
         return f"replication slot {self._settings.slot} of {self._session.server.place.rpartition('/')[0]}"
 
     def begin_run(self) -> None:
-        """Note that a run begins: only a run makes what the server lacks."""
+        """Note that a run begins: only a run creates a missing publication or slot."""
         self._is_run = True
 
     def check(self) -> None:
-        """Ask the server for what a run needs: rights, settings, tables with keys, a usable slot. Makes nothing."""
+        """Check the prerequisites of a run: privileges, server settings, tables with keys, a usable slot. Creates
+        nothing."""
         self._session.ask(self._check)
 
     def _check(self, connection: Connection) -> None:
@@ -85,10 +87,10 @@ class ReplicatedTables:
         """Return the end of the WAL."""
         return {"lsn": format_lsn(self._session.ask(self._slot.look).flushed)}
 
-    # -- how far ------------------------------------------------------------------------------------------------
+    # -- planning -----------------------------------------------------------------------------------------------
 
     def latest(self, start: PostgresPosition, limit: Limit, horizon: Any) -> PostgresPosition:
-        """Return the position after the next rows to copy, else after the changes that are there."""
+        """Return the position after the next rows to copy, else after the available changes."""
         return self._session.ask(lambda connection: self._latest(connection, start, limit, horizon))
 
     def _latest(self, connection: Connection, start: PostgresPosition, limit: Limit, horizon: Any) -> PostgresPosition:
@@ -98,7 +100,7 @@ class ReplicatedTables:
         self._times.add(look.flushed, look.at)
         position = self._ready(connection, start, look)
         if position.copied.keys() < start.copied.keys():
-            # a step of its own: what a range copies is what its end has more than its start
+            # this needs a step of its own: a range copies what its end has in addition to its start
             return position
         further = self._copies.further(position, limit)
         if further != start:
@@ -106,7 +108,7 @@ class ReplicatedTables:
         return start if not start.lsn else self._streamed(connection, start, look, (limit, horizon))
 
     def _tried(self, connection: Connection, start: PostgresPosition, look: SlotLook, limit: Limit) -> PostgresPosition:
-        """For a command that only looks: make nothing, take rows to show, and check a position that is given."""
+        """Return a position for a read-only command: create nothing, copy rows to show, and verify a given position."""
         if look.is_other(start.server):
             raise self._errors.other_server()
         if start.lsn:
@@ -116,7 +118,8 @@ class ReplicatedTables:
         return self._copies.further(msgspec.structs.replace(start, server=look.server), limit)
 
     def _ready(self, connection: Connection, start: PostgresPosition, look: SlotLook) -> PostgresPosition:
-        """Once in a run: find the tables, make what the server lacks. Return the position, with a place in the WAL."""
+        """Find the tables and create the publication and slot if missing, once in a run. Return the position with an
+        LSN."""
         if self._is_ready and start.server:
             return start
         if look.is_other(start.server):
@@ -127,7 +130,7 @@ class ReplicatedTables:
             added = self._slot.publish(connection, tables)
             if start.lsn:
                 self._require_kept(look, start.point.lsn)
-                # what happened to them meanwhile was not published: a table was dropped and made anew
+                # a table was dropped and created again: its changes until now were not published, so it is copied again
                 position = position.without(map(str, added))
             else:
                 lsn, is_new = self._slot.create(connection)
@@ -138,8 +141,8 @@ class ReplicatedTables:
             position = msgspec.structs.replace(position, everything=is_open)
             position = position.with_shapes(self._shapes(connection))
         if self._copies.begin(connection, tables, position) and not is_new:
-            # a commit is in the WAL before others see it, for long where it waits for a standby: a copy that begins at
-            # once could miss what the stream is beyond
+            # a commit is in the WAL before other sessions see it, for a long time if it waits for a standby: a copy
+            # that starts at once could miss rows whose changes the stream has already passed
             OpenTransactions.with_ids(connection).wait(connection, self._settings, self._errors)
         self._is_ready = True
         return position
@@ -155,7 +158,7 @@ class ReplicatedTables:
             raise self._errors.slot_missing()
         if look.is_lost:
             raise self._errors.slot_lost()
-        # the server confirms what we ack, and we ack what is durable: somebody else has read on
+        # only durable positions are confirmed by us, so another reader has advanced the slot
         if look.confirmed > lsn:
             raise self._errors.slot_moved(format_lsn(look.confirmed), format_lsn(lsn))
 
@@ -172,8 +175,9 @@ class ReplicatedTables:
         return start.at(end).settled().as_of(self._times.before(end))
 
     def _is_quiet(self, connection: Connection, lsn: int, upto: int) -> bool:
-        """Return whether nothing of ours is in the WAL up to there, and it is not yet time to move on all the same."""
-        # a longer stretch is read without a look: to look is to decode it, as to read it is
+        """Return whether the WAL up to ``upto`` has no relevant change and the position need not move yet for the
+        heartbeat."""
+        # a longer range is read without this check, because checking decodes it just as reading does
         if upto - lsn >= _QUIET_BYTES or 0 < self._settings.heartbeat <= time.monotonic() - self._moved:
             return False
         if upto > self._looked:
@@ -183,14 +187,14 @@ class ReplicatedTables:
             self._looked = upto
         return True
 
-    # -- a range ------------------------------------------------------------------------------------------------
+    # -- ranges -------------------------------------------------------------------------------------------------
 
     def split(self, start: PostgresPosition, end: PostgresPosition, n: int) -> list[Split]:
-        """Return parts of tables for all tasks, or the range of the stream for one."""
+        """Return splits of the tables for all tasks, or the range of the stream for one task."""
         splits = self._session.translated(lambda: self._copies.split(start, end, n))
         begin = start.point
         if not start.lsn and end.lsn:
-            # from the slot's beginning on: it has not moved yet
+            # read from the start of the slot, which has not moved yet
             begin = StreamPoint(self._session.ask(self._slot.look).confirmed)
         if end.point > begin:
             ordinal = sum(split.records or 0 for split in splits)
@@ -200,7 +204,7 @@ class ReplicatedTables:
         return splits
 
     def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:
-        """Return whether rows were to be copied under a snapshot that is gone; they are then planned again."""
+        """Return whether the range copies rows under a snapshot that is gone; it is then planned again."""
         return self._copies.gives_up(start, end)
 
     def verify(self, start: PostgresPosition, end: PostgresPosition) -> None:
@@ -215,7 +219,8 @@ class ReplicatedTables:
     # -- acks ---------------------------------------------------------------------------------------------------
 
     def ack(self, upto: PostgresPosition) -> None:
-        """Let the server forget what is durable; lost acks are repeated, and a task that reads confirms as well."""
+        """Confirm a durable position, so that the server can discard WAL. Lost acks are repeated, and reading tasks
+        confirm as well."""
         self._copies.release(upto)
         self._acked = max(self._acked, upto.point.lsn)
         if self._acked > self._confirmed and time.monotonic() - self._confirming > _CONFIRM:
@@ -231,9 +236,9 @@ class ReplicatedTables:
             self._confirmed = self._acked
 
     def close(self) -> None:
-        """Confirm what was acked, and close the copies' connection."""
+        """Confirm the last ack, and close the connection of the copies."""
         try:
-            # it is repeated with the next start
+            # a failed confirmation is repeated at the next start
             with suppress(ConduitError):
                 if self._acked > self._confirmed:
                     self._session.ask(self._confirm)
@@ -241,12 +246,12 @@ class ReplicatedTables:
             self._copies.close()
             self._forget()
 
-    # -- for people ---------------------------------------------------------------------------------------------
+    # -- lag and statistics -------------------------------------------------------------------------------------
 
     def lag(self, position: PostgresPosition) -> int | None:
-        """Return the bytes of WAL behind a position, other tables' included; 0 if nothing in it is ours.
+        """Return the bytes of WAL after a position, including those of other tables; 0 if none of them is relevant.
 
-        None before the slot was made. Where others alone write, they count from 16 MiB on.
+        None before the slot exists. If only other tables are written to, their WAL counts from 16 MiB on.
         """
         if not position.lsn:
             return None
@@ -254,20 +259,20 @@ class ReplicatedTables:
         return self._session.ask(lambda connection: self._lag(connection, self._slot.look(connection), lsn))
 
     def lag_seconds(self, position: PostgresPosition) -> float | None:
-        """Return the seconds since the first change behind a position was committed; 0 if nothing of ours waits.
+        """Return the seconds since the first change after a position was committed; 0 if no relevant change waits.
 
-        While a task reads the slot, the seconds since everything that was committed by then lay before the position.
+        While a task reads the slot, returns the age of the position: all commits up to that time lie before it.
         """
         return self._session.ask(lambda connection: self._lag_seconds(connection, position)) if position.lsn else None
 
     def _lag_seconds(self, connection: Connection, position: PostgresPosition) -> float | None:
-        # what is delivered should not be the first that the server still knows
+        # confirm first, or a delivered change would be the oldest one in the slot
         self._confirm(connection)
         look = self._slot.look(connection)
         if not self._lag(connection, look, position.point.lsn):
             return 0.0
         first = self._slot.first_waiting(connection, look.flushed) if look.exists and not look.is_lost else None
-        # the first that is waiting may be delivered, and not confirmed yet
+        # the oldest waiting transaction may be delivered but not confirmed yet
         is_known = first is not None and first.lsn >= position.point.lsn
         since = first.committed_ns / 1e9 if first is not None and is_known else position.at_ms / 1000
         return max(0.0, look.at - since) if since else None

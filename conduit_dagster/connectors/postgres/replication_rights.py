@@ -1,4 +1,4 @@
-"""What ``doctor`` asks a server before a source reads it: rights, settings, room for a slot. Makes nothing."""
+"""Checks of ``doctor`` for a source: privileges, server settings, free slots. Creates nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROOM = """
 def check_rights(
     connection: Connection, server: DatabaseServer, tables: Sequence[TableName], errors: SourceErrors
 ) -> None:
-    """Raise ``FatalError`` if tables can't be read. Raises ``psycopg.Error`` as well."""
+    """Raise ``FatalError`` if a table can't be read, or ``psycopg.Error``."""
     for table in tables:
         if not _is_true(connection, _MAY_READ, quoted(table)):
             message = f"{server.user} may not read {table}"
@@ -28,7 +28,7 @@ def check_rights(
 
 
 def check_replication(connection: Connection, server: DatabaseServer, has_slot: bool, errors: SourceErrors) -> None:
-    """Raise ``FatalError`` if changes can't be read. Raises ``psycopg.Error`` as well."""
+    """Raise ``FatalError`` if changes can't be read, or ``psycopg.Error``."""
     if not _is_true(connection, _MAY_REPLICATE):
         fix = f"as a superuser: ALTER ROLE {server.user} REPLICATION"
         raise errors.unfit("postgres.no_privilege", f"{server.user} may not replicate", fix)

@@ -1,4 +1,4 @@
-"""The replication slot and its publication: made, looked at and moved on by the driver."""
+"""The replication slot and its publication: created, inspected and advanced by the driver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 
 _MARK = "conduit_dagster: "
-"""Beginning of the comment on a publication that a pipeline made; its owner's id follows."""
+"""Prefix of the comment on a publication that a pipeline created; the id of its owner follows."""
 
 _LOOK = """
     SELECT pg_wal_lsn_diff(
@@ -49,29 +49,29 @@ class SlotLook(NamedTuple):
     server: str
     """The cluster's system identifier, or ``unknown``."""
     flushed: int
-    """LSN up to which the WAL is durable there: what can be read."""
+    """LSN up to which the server's WAL is durable and can be read."""
     exists: bool
     confirmed: int
-    """LSN up to which the server may have forgotten changes."""
+    """LSN up to which the server may have discarded changes."""
     is_lost: bool
     at: float
     """The server's time before ``flushed`` was read, in seconds since 1970."""
 
     def is_other(self, server: str) -> bool:
-        """Return whether this is certainly not the server that a position names."""
+        """Return whether this is certainly another server than that of a position."""
         return is_other(self.server, server)
 
 
 class MadeSlot(NamedTuple):
-    """A slot that is there."""
+    """A slot that exists, created now or before."""
 
     complete_from: int
-    """LSN: what commits from there on is sent."""
+    """LSN from which on all commits are sent."""
     is_new: bool
 
 
 class ReplicationSlot:
-    """One slot, and the publication that says what is sent through it."""
+    """One slot, and the publication that selects the tables sent through it."""
 
     def __init__(self, settings: PostgresSourceSettings, errors: SourceErrors, owner: str) -> None:
         self._settings = settings
@@ -91,14 +91,15 @@ class ReplicationSlot:
         return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at))
 
     def _publication(self, connection: Connection) -> tuple[bool, str, bool] | None:
-        """Return whether it is for all tables, its comment, and whether it has all kinds of changes."""
+        """Return whether the publication is for all tables, its comment, and whether it has all kinds of changes."""
         row = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
         return None if row is None else (row[0], row[1], row[2])
 
     # -- set up -------------------------------------------------------------------------------------------------
 
     def publish(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
-        """Make the publication, or add what it lacks; return what was added. Raises where it is not ours to change."""
+        """Create the publication, or add missing tables to it; return the added tables. Raises ``FatalError`` if a
+        publication of others would have to change."""
         name = self._settings.publication
         found = self._publication(connection)
         if found is None:
@@ -115,19 +116,20 @@ class ReplicationSlot:
         return missing
 
     def is_open(self, connection: Connection) -> bool:
-        """Return whether tables that will be created are published too, as ``FOR ALL TABLES`` says."""
+        """Return whether future tables are published too (``FOR ALL TABLES``)."""
         found = self._publication(connection)
         return bool(found and found[0])
 
     def require_published(self, connection: Connection, tables: Sequence[TableName]) -> None:
-        """Raise ``FatalError`` if a publication of others lacks tables; one that is not there yet will be made."""
+        """Raise ``FatalError`` if a publication of others lacks tables. A missing publication passes: a run creates
+        it."""
         found = self._publication(connection)
         if found is not None and found[1] != _MARK + self._owner:
             self.publish(connection, tables)
 
     def _create(self, connection: Connection, tables: Sequence[TableName]) -> None:
         name = sql.Identifier(self._settings.publication)
-        # a partitioned table is one collection
+        # publish_via_partition_root, because a partitioned table is one collection
         statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)")
         with connection.transaction():
             connection.execute(statement.format(name, _list(tables)))
@@ -143,7 +145,7 @@ class ReplicationSlot:
         connection.execute(statement)
 
     def create(self, connection: Connection) -> MadeSlot:
-        """Make the slot unless it is there. Waits until the transactions that are open now have ended."""
+        """Create the slot if it is missing; this waits until all open transactions have ended."""
         found = self._publication(connection)
         owner = found[1].removeprefix(_MARK) if found and found[1].startswith(_MARK) else self._owner
         if owner != self._owner:
@@ -165,12 +167,12 @@ class ReplicationSlot:
             fix = "ALTER SYSTEM SET wal_level = logical; then restart the server"
             raise self._errors.unfit("postgres.wal_level", message, fix)
 
-    # -- what is there ------------------------------------------------------------------------------------------
+    # -- slot state ---------------------------------------------------------------------------------------------
 
     def first_waiting(self, connection: Connection, upto: int) -> Begin | None:
-        """Return the first transaction with changes of ours, from what the server was told to forget on.
+        """Return the first transaction with relevant changes after the confirmed LSN.
 
-        None if there is none before ``upto``, or while somebody reads the slot.
+        None if there is none before ``upto``, or while another session reads the slot.
         """
         name = '"' + self._settings.publication.replace('"', '""') + '"'
         try:
@@ -180,7 +182,7 @@ class ReplicationSlot:
         return None if row is None else read_begin(bytes(row[0]))
 
     def has_changes(self, connection: Connection, upto: int) -> bool:
-        """Return whether there may be changes of ours that commit before ``upto``; True while somebody reads it."""
+        """Return whether relevant changes may commit before ``upto``; True while another session reads the slot."""
         name = '"' + self._settings.publication.replace('"', '""') + '"'
         try:
             row = connection.execute(_PEEK, (self._settings.slot, format_lsn(upto), name)).fetchone()
@@ -189,7 +191,8 @@ class ReplicationSlot:
         return bool(row and row[0])
 
     def confirm(self, connection: Connection, upto: int) -> bool:
-        """Let the server forget what commits before ``upto``; False, with nothing done, while somebody reads it."""
+        """Confirm all commits before ``upto``; return False, with nothing done, while another session reads the
+        slot."""
         try:
             connection.execute(_ADVANCE, (self._settings.slot, format_lsn(upto)))
         except psycopg.errors.ObjectInUse:

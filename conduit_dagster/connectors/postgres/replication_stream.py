@@ -1,4 +1,4 @@
-"""The stream of a replication slot's changes: a range of it, as often as it is asked for, until that is confirmed."""
+"""Reader of a replication slot's stream. A range can be read any number of times until it is confirmed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from conduit_dagster.connectors.postgres.source_position import format_lsn
 _DATA, _KEEPALIVE = b"wk"
 _HEADER = 25
 _PING = 0.01
-"""Seconds without a message after which the server is asked how far it is: it says so by itself every 30 s only."""
+"""Seconds without a message after which a keepalive is requested: by itself the server sends one only every 30 s."""
 PATIENCE = 120.0
-"""Seconds without any answer after which the server counts as gone."""
+"""Seconds without any answer after which the connection counts as lost."""
 
 
 class ReplicationStream:
-    """One connection that reads a slot. Only one at a time may read it."""
+    """Replication connection that reads a slot. A slot has at most one reader at a time."""
 
     def __init__(self, parameters: dict[str, str]) -> None:
         """Connect. Raises ``psycopg.OperationalError``."""
@@ -41,7 +41,7 @@ class ReplicationStream:
         self._connection.finish()
 
     def start(self, slot: str, publication: str, start: int) -> None:
-        """Have the slot's changes sent, from transactions on that commit at ``start``. Raises ``psycopg.Error``."""
+        """Start streaming the slot, from transactions that commit at ``start`` or later. Raises ``psycopg.Error``."""
         for name, value in SESSION.items():
             if name != "client_encoding":
                 self._execute(f"SET {name} = '{value}'")
@@ -57,7 +57,7 @@ class ReplicationStream:
     def messages(self, end: int, confirmed: int) -> Iterator[bytes]:
         """Yield the messages of all transactions that commit before ``end``, which must be in the WAL already.
 
-        ``confirmed``: the server may forget what commits before it; 0: it keeps what it has. Raises ``psycopg.Error``.
+        ``confirmed``: the server may discard commits before it; 0 confirms nothing. Raises ``psycopg.Error``.
         """
         self._report(confirmed)
         get = self._connection.get_copy_data
@@ -71,7 +71,7 @@ class ReplicationStream:
                         return
                     yield message
                 elif kind == _KEEPALIVE and int.from_bytes(data[1:9], "big") >= end:
-                    # all that the server has decoded up to there was sent before it
+                    # the server sends this keepalive after everything that it has decoded up to that LSN
                     return
             elif size == 0:
                 self._wait(confirmed)
@@ -79,7 +79,7 @@ class ReplicationStream:
                 self._ended()
 
     def _report(self, confirmed: int) -> None:
-        """Tell the server what is confirmed, and ask how far it is."""
+        """Report the confirmed LSN to the server, and request a keepalive."""
         lsn = confirmed.to_bytes(8, "big")
         with suppress(BlockingIOError):
             self._connection.put_copy_data(b"r" + lsn * 3 + bytes(8) + b"\x01")

@@ -1,4 +1,4 @@
-"""Functions that are generated for the columns of one table: they take half the time of loops over the columns."""
+"""Generated functions for the columns of one table: they take half the time of loops over the columns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from conduit_dagster.connectors.postgres.row_values import Decode
 from conduit_dagster.record import Document
 
 ReadRow = Callable[[bytes, int], tuple[Document, int]]
-"""Reads the row that begins at a place in a message; returns it and where it ends. Large values (TOAST) that an update
-did not touch, and that the server did not send, are left out."""
+"""Reader of the row at an offset of a message: returns the row and the offset of its end. Unchanged large values
+(TOAST) that the server did not send are left out."""
 BuildRows = Callable[[Sequence[Sequence[Any]]], list[Document]]
-"""Makes rows of the values of each column."""
+"""Builder of rows from columns of values."""
 
 _NULL, _TEXT = b"nt"
 _NOT_SENT: Final = object()
@@ -40,7 +40,7 @@ _COLUMN = """
 
 
 def row_reader(columns: Sequence[tuple[str, Decode]]) -> ReadRow:
-    """Return the reader of rows with these columns, by name and decoder, in messages of the plugin ``pgoutput``."""
+    """Return a reader of ``pgoutput`` rows with these columns (name and decoder)."""
     places = range(len(columns))
     source = _READ.format(
         columns="".join(_COLUMN.format(place=place, TEXT=_TEXT, NULL=_NULL) for place in places),
@@ -51,7 +51,7 @@ def row_reader(columns: Sequence[tuple[str, Decode]]) -> ReadRow:
 
 
 def row_builder(names: Sequence[str]) -> BuildRows:
-    """Return the maker of rows with these columns."""
+    """Return a builder of rows with these columns."""
     values = "".join(f"value{place}, " for place in range(len(names)))
     return _made(
         f"def build(columns): return [{{{_items(names)}}} for {values} in zip(*columns, strict=True)]", "build", {}
@@ -59,7 +59,7 @@ def row_builder(names: Sequence[str]) -> BuildRows:
 
 
 def _items(names: Sequence[str]) -> str:
-    # a name stands in the text as a literal only, whatever characters it has
+    # repr makes a name a string literal, whatever characters it has: it can't inject code
     return ", ".join(f"{name!r}: value{place}" for place, name in enumerate(names))
 
 

@@ -1,4 +1,5 @@
-"""Search for all rows of a delivery that the database refuses, once it has refused one. Nothing of it is committed."""
+"""Search for all rows of a delivery that the database refuses, run after the first refusal. Nothing of it is
+committed."""
 
 from __future__ import annotations
 
@@ -18,22 +19,22 @@ _WIDEST: Final = 1_000
 
 
 class RowSearch:
-    """Search of one transaction, a window of rows after the other, each behind a savepoint.
+    """Search within one transaction: windows of rows one after another, each after a savepoint.
 
-    Rows that pass stay, so that a row is judged with those before it in place, as a unique index judges it. Windows
-    are twice as wide as the last refused row was far, and grow while they pass: about two writes per refused row. The
-    search ends with as many rows as the engine nacks together.
+    Accepted rows stay, so that each row is checked with those before it in place, as a unique index requires. A window
+    is twice as wide as the distance to the last refused row, and grows while rows are accepted: about two writes per
+    refused row. The search ends with as many rows as the engine nacks together.
     """
 
     def __init__(self, connection: Connection, write: Callable[[CopyBatch], None]) -> None:
-        """``write`` writes a batch, and raises ``RowError`` for its first row that is refused."""
+        """``write`` writes a batch and raises ``RowError`` for its first refused row."""
         self._connection, self._write = connection, write
         self._width = _WIDEST
         self.found: list[RowError] = []
         """The errors of refused rows, in the order of the batches."""
 
     def run(self, batches: Iterable[CopyBatch]) -> None:
-        """Search these batches. Raises what ``write`` raises for anything but a row; :attr:`found` is kept."""
+        """Search these batches. Raises any error of ``write`` other than ``RowError``; :attr:`found` is kept."""
         for batch in batches:
             self._batch(batch)
             if len(self.found) >= NACKED_TOGETHER:
@@ -49,24 +50,24 @@ class RowSearch:
                 waiting.popleft()
 
     def _window(self, waiting: deque[_Line], lines: Iterator[_Line]) -> list[_Line]:
-        """Return the next rows, which stay in ``waiting``. Changes of keys that follow on one another stay together."""
+        """Return the next rows, which stay in ``waiting``. Consecutive changes of keys stay together."""
         window: list[_Line] = []
         for line in chain(tuple(waiting), _kept(lines, waiting)):
             goes_on = line.moves and bool(window) and window[-1].moves
-            # they may exchange their keys
+            # such rows may exchange their keys
             if len(window) >= self._width and not (goes_on and len(window) < self._width + _WIDEST):
                 break
             window.append(line)
         return window
 
     def _passed(self, batch: CopyBatch, window: Sequence[Slice]) -> int:
-        """Write a window up to its first refused row; return how many of its rows are done, that one included."""
+        """Write a window up to its first refused row; return the number of rows done, including the refused one."""
         error = self._refused(batch, window)
         if error is None:
             self._width = min(_WIDEST, self._width * 2)
             return len(window)
         places = [one.place for one in window]
-        # a merge may not judge rows in order: without those behind it, another one may be the first
+        # a merge may not check rows in order: without the rows after it, an earlier row may be the first refused
         while (number := places.index(error.place)) and (earlier := self._refused(batch, window[:number])):
             error = earlier
         self._width = min(_WIDEST, 2 * (number + 1))
@@ -85,7 +86,7 @@ class RowSearch:
 class _Line(NamedTuple):
     slice: Slice
     moves: bool
-    """Whether it gives a row another key."""
+    """Whether the line gives a row a new key."""
 
 
 def _kept(lines: Iterator[_Line], waiting: deque[_Line]) -> Iterator[_Line]:
@@ -109,7 +110,7 @@ def _lines(batch: CopyBatch) -> Iterator[_Line]:
 
 
 def _joined(lines: Sequence[Slice]) -> list[Slice]:
-    """Return the lines as few slices: consecutive ones are read at once."""
+    """Join consecutive lines into slices, which are read at once."""
     found: list[Slice] = []
     for line in lines:
         last = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""Values of PostgreSQL's text form as the values of a document."""
+"""Decoding of PostgreSQL's text format into document values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from conduit_dagster.connectors.postgres.connection import Connection
 
 Decode = Callable[[bytes], Any]
-"""Makes a document's value of a column's text."""
+"""Decoder of a column's text."""
 
 SESSION: Final = {
     "DateStyle": "ISO, YMD",
@@ -21,7 +21,7 @@ SESSION: Final = {
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
 }
-"""Settings of a session under which values have the text that is decoded here."""
+"""Session settings that produce the text format decoded here."""
 
 
 def set_session(connection: Connection) -> None:
@@ -31,7 +31,7 @@ def set_session(connection: Connection) -> None:
 
 
 _json = msgspec.json.Decoder().decode
-# these read JSON's numbers at a fraction of the cost of int() and float(), and as exactly
+# faster than int() and float() by far, and just as exact
 _integer: Final = msgspec.json.Decoder(int).decode
 _integers: Final = msgspec.json.Decoder(list[int]).decode
 _float: Final = msgspec.json.Decoder(float).decode
@@ -40,7 +40,7 @@ _ZONE = re.compile(r"(?<=\d)([+-]\d\d)(?::?(\d\d))?$")
 
 
 text: Final = bytes.decode
-"""Returns text as it is."""
+"""Decoder of text."""
 
 
 def _boolean(value: bytes) -> bool:
@@ -49,15 +49,15 @@ def _boolean(value: bytes) -> bool:
 
 def _number(value: bytes) -> float | str:
     try:
-        # zero may have a sign, which JSON's reader leaves out
+        # the JSON decoder drops the sign of a negative zero
         return _float(value) or float(value)
     except msgspec.DecodeError:
-        # JSON has no NaN and no infinities: they stay the text that PostgreSQL takes back
+        # JSON has no NaN and no infinities: they stay text, which PostgreSQL accepts as input
         return value.decode()
 
 
 def _timestamp(value: bytes) -> str:
-    """Return ``2024-02-29T12:00:00``; what RFC 3339 can't say (infinity, BC) stays as PostgreSQL writes it."""
+    """Return ``2024-02-29T12:00:00``; values outside RFC 3339 (infinity, BC) keep PostgreSQL's text."""
     return value.decode().replace(" ", "T", 1) if len(value) < 32 and value[-1:].isdigit() else value.decode()
 
 
@@ -72,12 +72,12 @@ def _document(value: bytes) -> Any:
     try:
         return _json(value)
     except msgspec.DecodeError:
-        # PostgreSQL takes numbers that no float can hold; the text is still exact
+        # PostgreSQL accepts numbers that no float can hold; their text stays exact
         return value.decode()
 
 
 class Dictionary:
-    """Decoder of ``hstore``: a document of texts."""
+    """Decoder of ``hstore``: a document of strings."""
 
     _PAIR = re.compile(r'"((?:[^"\\]|\\.)*)"=>(?:NULL|"((?:[^"\\]|\\.)*)")', re.DOTALL)
     _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -132,7 +132,7 @@ _BASE: Final[dict[int, Decode]] = {
     1114: _timestamp,
     1184: _zoned,
 }
-"""Decoders by the type's OID; what is not here is text: numeric, dates, times, uuid, inet, ranges, bytea (``\\x…``)."""
+"""Decoders by type OID. All other types are text: numeric, dates, times, uuid, inet, ranges, bytea (``\\x…``)."""
 _ARRAYS: Final = {
     1000: 16, 1005: 21, 1007: 23, 1016: 20, 1028: 26, 1021: 700, 1022: 701, 199: 114, 3807: 3802, 1115: 1114,
     1185: 1184, 1001: 17, 1002: 18, 1003: 19, 1009: 25, 1014: 1042, 1015: 1043, 1041: 869, 651: 650, 1040: 829,
@@ -140,9 +140,9 @@ _ARRAYS: Final = {
     1563: 1562, 3905: 3904, 3907: 3906, 3909: 3908, 3911: 3910, 3913: 3912, 3927: 3926, 143: 142, 3643: 3614,
     3645: 3615, 1017: 600, 1018: 601, 1019: 602, 1027: 604, 719: 718, 629: 628, 4073: 4072,
 }  # fmt: skip
-"""Element types of the built-in array types; boxes, the only ones that ``;`` separates, stay text."""
+"""Element types of the built-in array types. Arrays of boxes, the only ones separated by ``;``, stay text."""
 _SEPARATOR = b"\0"
-"""Which no text of PostgreSQL has."""
+"""A byte that PostgreSQL's text never contains."""
 
 
 def _text_column(cells: Sequence[bytes]) -> list[Any]:
@@ -155,7 +155,7 @@ def _integer_column(cells: Sequence[bytes]) -> list[Any]:
 
 def _timestamp_column(cells: Sequence[bytes]) -> list[Any]:
     whole = _SEPARATOR.join(cells)
-    # BC, and infinity
+    # the text of BC dates and of infinity
     if b"C" in whole or b"y" in whole:
         return list(map(_timestamp, cells))
     return whole.translate(_FROM_UTC).decode().split("\0")
@@ -178,17 +178,17 @@ _COLUMNS: Final[dict[Decode, Callable[[Sequence[bytes]], list[Any]]]] = {
 
 
 def column_values(cells: Sequence[bytes], decode: Decode) -> list[Any]:
-    """Decode values of one column, none of them null and at least one: as ``decode`` does one by one, but faster."""
+    """Decode one or more non-null values of a column: same result as ``decode`` on each value, but faster."""
     whole = _COLUMNS.get(decode)
     return list(map(decode, cells)) if whole is None else whole(cells)
 
 
 FIRST_OWN = 16_384
-"""OIDs from here on are of types that somebody created: only the catalogue knows what they are."""
+"""First OID of user-defined types: only the catalog describes them."""
 
 
 class OwnType(NamedTuple):
-    """What the catalogue says of a type that somebody created."""
+    """Catalog entry of a user-defined type."""
 
     kind: str
     """``pg_type.typtype``: ``d`` a domain, ``b`` a base type, ``e`` an enum, ``c`` a composite, ``r`` a range."""
@@ -200,7 +200,7 @@ class OwnType(NamedTuple):
 
 
 def decoder_of(oid: int, own_type: Callable[[int], OwnType | None]) -> Decode:
-    """Return the decoder of a type; ``own_type`` looks one up that somebody created."""
+    """Return the decoder of a type; ``own_type`` looks up a user-defined type."""
     if oid < FIRST_OWN:
         if oid in _ARRAYS:
             return Elements(decoder_of(_ARRAYS[oid], own_type))

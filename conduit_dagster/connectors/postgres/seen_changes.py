@@ -1,4 +1,4 @@
-"""Changes that a copied row shows already: they are left out of the stream (DELIVERY.md, Units: none twice)."""
+"""Changes already contained in the copy: they are left out of the stream (DELIVERY.md, Units: none twice)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Literal, NamedTuple
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region, SnapshotBound
 
 Verdict = Literal["keep", "drop", "create", "delete"]
-"""What becomes of a change; an update of a key may be half seen: then it creates or deletes a row."""
+"""Treatment of a change. An update of a key that only one of two copies has seen becomes a create or a delete."""
 RowKey = Sequence[str]
-"""Values of the key's columns, as text."""
+"""Values of the key columns, as text."""
 Compare = Callable[[str, RowKey, RowKey], bool]
-"""Whether a table's first key is not behind the second one, in the table's own order."""
+"""Whether the first key of a table is less than or equal to the second, in the table's own order."""
 _HALF = 1 << 31
 _MASK = (1 << 32) - 1
 
 
 class SeenTransactions:
-    """The transactions that a snapshot saw as committed."""
+    """The committed transactions that a snapshot sees."""
 
     def __init__(self, bound: SnapshotBound) -> None:
         _, xmax, running = bound.seen.split(":")
@@ -27,7 +27,7 @@ class SeenTransactions:
 
     def __contains__(self, xid: int) -> bool:
         """Return whether a committed transaction is visible; ``xid`` has 32 bits and is at most 2^31 away."""
-        # unlike a comparison of LSNs, this is exact: a commit is in the WAL before others can see it
+        # exact, unlike a comparison of LSNs: a commit is in the WAL before other sessions can see it
         return (xid - self._xmax) & _MASK >= _HALF and xid not in self._running
 
 
@@ -37,7 +37,8 @@ class _Part(NamedTuple):
 
 
 class SeenChanges:
-    """What the copies of a position have seen; ``compare`` is asked only for a table that was copied in parts."""
+    """Changes that the copies of a position have seen; ``compare`` is only called for a table copied in several
+    parts."""
 
     def __init__(self, position: PostgresPosition, compare: Compare) -> None:
         known = {name: SeenTransactions(bound) for name, bound in position.snapshots.items()}
@@ -49,7 +50,7 @@ class SeenChanges:
         self._compare = compare
 
     def has(self, table: str) -> bool:
-        """Return whether some changes of a table may have been seen."""
+        """Return whether a copy may have seen changes of a table."""
         return table in self._parts
 
     def is_in_parts(self, table: str) -> bool:
@@ -57,7 +58,7 @@ class SeenChanges:
         return len(self._parts[table]) > 1
 
     def verdict(self, table: str, xid: int, old: RowKey | None, new: RowKey | None) -> Verdict:
-        """Return what becomes of a change of a row with the key ``old`` to one with ``new``; None: there is no row."""
+        """Return the treatment of a change of a row from key ``old`` to key ``new``; None: there is no such row."""
         parts = self._parts[table]
         if len(parts) == 1:
             return "drop" if _saw(parts[0], xid) else "keep"
@@ -65,11 +66,11 @@ class SeenChanges:
         saw_new = None if new is None else self._saw(table, new, xid)
         if saw_old is None or saw_new is None or saw_old == saw_new:
             return "drop" if saw_old or saw_new else "keep"
-        # the row moved from one part to another: one copy was made before it did, the other one after
+        # the row moved from one part to another: one copy was made before the move, the other after it
         return "create" if saw_old else "delete"
 
     def verdict_on_all(self, table: str, xid: int) -> Verdict | None:
-        """Return what becomes of a change of all rows; None if some copies have seen it and others have not."""
+        """Return the treatment of a truncate; None if some copies have seen it and others have not."""
         seen = {_saw(part, xid) for part in self._parts[table]}
         return None if len(seen) > 1 else "drop" if seen.pop() else "keep"
 

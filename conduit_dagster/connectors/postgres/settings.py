@@ -22,7 +22,7 @@ _SECRETS = ("password", "sslpassword")
 
 
 def conninfo(url: str) -> dict[str, str]:
-    """Return the URL's parameters as libpq names them; SQLAlchemy's ``postgresql+driver://`` is accepted as well.
+    """Return the libpq parameters of a URL; SQLAlchemy's ``postgresql+driver://`` is accepted as well.
 
     Raises ``ValueError`` without any part of the URL, which libpq's own message would quote.
     """
@@ -48,7 +48,7 @@ class DatabaseServer(NamedTuple):
 
     @staticmethod
     def of(parameters: dict[str, str]) -> DatabaseServer:
-        """Return the public parts of a URL's parameters."""
+        """Return the public parts of libpq parameters."""
         host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
         user = parameters.get("user", "")
         database = parameters.get("dbname") or user
@@ -58,14 +58,14 @@ class DatabaseServer(NamedTuple):
         return DatabaseServer(place, database, user, tuple(sorted(set(spellings), key=len, reverse=True)))
 
     def scrub(self, text: str) -> str:
-        """Return ``text`` without any password of the URL."""
+        """Return ``text`` with the passwords of the URL replaced by ``***``."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text.strip()
 
 
 NAME_BYTES = 63
-"""Maximum length of a name: PostgreSQL silently truncates longer ones, which would then never be found."""
+"""Maximum bytes of a name: PostgreSQL silently truncates longer ones, which would then never be found."""
 STATE_TABLES = frozenset(
     f"conduit_{name}"
     for name in [
@@ -89,7 +89,7 @@ STATE_TABLES = frozenset(
         "steps",
     ]
 )
-"""Tables of the state store, which may share the destination's database and schema."""
+"""Tables of the state store, which may be in the same database and schema as the destination."""
 
 
 class TableName(msgspec.Struct, frozen=True, order=True):
@@ -113,7 +113,8 @@ class _Piece(NamedTuple):
 
 
 def table_name(text: str, schema: str) -> TableName:
-    """Parse ``name``, ``schema.name`` or either part in double quotes. Raises ``ValueError`` for an invalid name."""
+    """Parse ``name`` or ``schema.name``, each part optionally in double quotes. Raises ``ValueError`` for an invalid
+    name."""
     first = _piece(text.strip())
     if not first.rest:
         return TableName(schema, _checked(first.text))
@@ -153,8 +154,8 @@ def _checked(name: str) -> str:
 
 
 def require_user_table(name: TableName, claims: str) -> TableName:
-    """Return a name that comes from a record. Raises ``ValueError`` for a system table, and for our own ``claims``
-    and those of the state store: a record must not be able to write the hash of a delivery, or an offset.
+    """Validate a table name that comes from a record. Raises ``ValueError`` for a system table, for our own ``claims``
+    table and for the state store's tables: a record must not be able to write the hash of a delivery, or an offset.
     """
     is_ours = name.name == claims or name.name in STATE_TABLES
     if name.schema.startswith("pg_") or name.schema == "information_schema" or is_ours:
@@ -179,7 +180,7 @@ def renamed(text: str) -> dict[str, str]:
 
 
 def refused(kind: LiteralString, message: str, fix: str | None) -> PydanticCustomError:
-    """Return the error of a setting, for a validator to raise."""
+    """Return the error for a validator of a setting to raise."""
     return PydanticCustomError(kind, "{message}", {"message": message, "fix": fix})
 
 
@@ -202,7 +203,7 @@ def _mapping(text: str) -> str:
 
 
 class DatabaseSettings(ConnectorSettings):
-    """Settings of every connection to a database."""
+    """Connection settings that source and destination share."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
@@ -217,7 +218,7 @@ class DatabaseSettings(ConnectorSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        # not a field validator: a finding about a field shows its value, which is a secret
+        # not a field validator: its error would show the value of the field, which contains the password
         try:
             conninfo(self.url)
         except ValueError as error:
@@ -226,39 +227,38 @@ class DatabaseSettings(ConnectorSettings):
 
 
 class PostgresDestinationSettings(DatabaseSettings):
-    """Writes documents as rows: the field ``name`` goes into the column ``name``."""
+    """Writes records as rows: the field ``name`` goes into the column ``name``."""
 
     table: Annotated[str, AfterValidator(_table)] = '{{ index .Metadata "opencdc.collection" }}'
-    """The table, or a Go template that gives its name for a record. ``schema.table`` names its schema as well."""
+    """The table, optionally as ``schema.table``, or a Go template that returns its name for each record."""
     db_schema: str = Field("public", alias="schema")
-    """The schema of tables that name none, and of the table ``conduit_deliveries``; if ``table`` is one fixed name
-    with a schema, ``conduit_deliveries`` is in that schema instead."""
+    """The schema of table names without one, and of the table ``conduit_deliveries``; if ``table`` is a fixed name with
+    a schema, ``conduit_deliveries`` is in that schema instead."""
     key: str = ""
-    """The columns that identify a record, separated by commas; there must be a unique index on exactly these. If empty,
-    the field names of ``.Key`` are used, if that is a document."""
+    """The key columns, separated by commas; there must be a unique index on exactly these. If empty, the fields of
+    ``.Key`` are used, provided that is a document."""
     on_conflict: Literal["error", "update", "ignore"] = Field("error", alias="on-conflict")
-    """What to do with a ``create`` whose key exists already. ``error``: it is nacked; ``update``: it replaces the
-    row's values; ``ignore``: the row stays as it is. An update that gives a row another key, which exists already, is
-    nacked, and with ``update`` replaces that row."""
+    """What to do with a ``create`` whose key already exists. ``error``: it is nacked; ``update``: it replaces the row's
+    values; ``ignore``: the row stays unchanged. An update that changes a key to one that already exists is nacked; with
+    ``update`` it replaces that row."""
     mapping: Annotated[str, AfterValidator(_mapping)] = ""
-    """Fields that go into columns of another name: ``name:column,other:column2``."""
+    """Fields that go into columns with another name: ``name:column,other:column2``."""
     unmapped: Literal["error", "ignore", "json"] = "error"
-    """What to do with fields that have no column. ``error``: the record is nacked; ``ignore``: they are dropped;
-    ``json``: they go as one object into ``unmapped-column``."""
+    """What to do with fields without a column. ``error``: the record is nacked; ``ignore``: they are dropped; ``json``:
+    they are stored as one JSON object in ``unmapped-column``."""
     unmapped_column: str = Field("unmapped", alias="unmapped-column")
     """The column for ``unmapped: json``."""
     raw_column: str = Field("", alias="raw-column")
-    """The column for a raw payload, as ``bytea`` or text. If empty, a raw payload must be a JSON object."""
+    """The column for a raw payload, ``bytea`` or text. If empty, a raw payload must be a JSON object."""
     create_table: Literal["never", "auto"] = Field("never", alias="create-table")
     """``auto`` creates a missing table from the fields of the first delivery, with ``key`` as primary key."""
     on_missing_table: Literal["nack", "fail"] | None = Field(None, alias="on-missing-table")
-    """What to do if a record's table or schema does not exist or can't be written. ``nack``: only that record is
-    nacked, the default if its name comes from the record; ``fail``: the pipeline fails, the default for one fixed
-    table."""
+    """What to do if a record's table or schema does not exist or can't be written. ``nack``: only that record is nacked
+    (default if records choose the table); ``fail``: the pipeline fails (default for a fixed table)."""
 
     @property
     def nacks_missing_tables(self) -> bool:
-        """Whether a table that is missing is a nack of its records: ``on-missing-table``, or its default."""
+        """Whether a missing table nacks its records: ``on-missing-table``, or its default."""
         if self.on_missing_table is not None:
             return self.on_missing_table == "nack"
         return compile_template(self.table).literal is None

@@ -1,4 +1,4 @@
-"""Errors of the ``postgres`` source: what the database said, as an error with a code and a way out."""
+"""Errors of the ``postgres`` source: translation of database errors to errors with a code and a fix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SourceErrors:
         return self._general.connecting(error)
 
     def verdict(self, error: psycopg.Error) -> Exception:
-        """Return the error of a failed statement; what can't be told apart is transient: nothing was lost."""
+        """Return the error of a failed statement. An unknown error is transient, because nothing was lost."""
         state = error.sqlstate or ""
         if state == "42501":
             return self._fatal("postgres.no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
@@ -54,64 +54,64 @@ class SourceErrors:
         return self._transient("postgres.server", _said(error), "look at the server's log; nothing was lost")
 
     def slot_missing(self) -> ConduitError:
-        """Return the error for a slot that is gone, as after a failover to a server that does not have it."""
+        """Return the error for a missing slot, for example after a failover to a server without it."""
         message = f"the replication slot {self._slot} is gone, and with it the changes since the last position"
         return self._fatal("postgres.slot_missing", message, START_OVER)
 
     def slot_lost(self) -> ConduitError:
-        """Return the error for a slot that the server has invalidated."""
+        """Return the error for a slot invalidated by the server."""
         message = f"the server has given up the replication slot {self._slot}: it kept more WAL than is allowed"
         fix = f"SELECT pg_drop_replication_slot('{self._slot}'); raise max_slot_wal_keep_size; then {START_OVER}"
         return self._fatal("postgres.slot_lost", message, fix)
 
     def slot_moved(self, confirmed: str, position: str) -> ConduitError:
-        """Return the error for a slot that somebody else has read on."""
+        """Return the error for a slot that another reader has advanced."""
         message = f"the replication slot {self._slot} is at {confirmed}, beyond our position {position}"
         fix = f"give each reader a slot of its own (logrepl.slotName); changes are missing: {START_OVER}"
         return self._fatal("postgres.slot_moved", message, fix)
 
     def slot_taken(self, owner: str) -> ConduitError:
-        """Return the error for a slot that another pipeline made."""
+        """Return the error for a slot created by another pipeline."""
         message = f"the replication slot {self._slot} belongs to {owner}"
         fix = "give this source its own logrepl.slotName and logrepl.publicationName"
         return self._fatal("postgres.slot_taken", message, fix)
 
     def other_server(self) -> ConduitError:
-        """Return the error for a server that is not the one that was read so far."""
+        """Return the error for another server than the one read so far."""
         message = "this is another database cluster than the one that was read so far: its changes have other places"
         return self._fatal("postgres.other_server", message, f"correct the url; or {START_OVER}")
 
     def schema_changed(self, table: str, columns: Sequence[str]) -> ConduitError:
-        """Return the error for changes of a table that has other columns or types than before."""
+        """Return the error for a table whose columns or types have changed."""
         message = f"the columns of {table} have changed, or their types; they are now {', '.join(columns)}"
         fix = "bring the destinations up to it; then run with onSchemaChange: continue until the source has caught up"
         return self._fatal("postgres.schema_changed", message, fix)
 
     def standby(self) -> ConduitError:
-        """Return the error for a standby that is to be polled."""
+        """Return the error for polling a standby."""
         message = "this server is a standby, which does not know the transactions that may still add earlier rows"
         return self._fatal("postgres.standby", message, "poll the primary: correct the url")
 
     def order_changed(self, table: str) -> ConduitError:
-        """Return the error for a table of which a part was read in another order than the rest would be."""
+        """Return the error for a partly read table whose order has changed."""
         message = f"{table} was created anew, or has another key, since a part of it was read"
         return self._fatal("postgres.order_changed", message, START_OVER)
 
     def snapshot_gone(self) -> ConduitError:
-        """Return the error for a copy whose snapshot ended with the connection that held it."""
+        """Return the error for a copy whose snapshot ended with the connection holding it."""
         message = "the snapshot under which rows are copied is gone"
         return self._transient("postgres.snapshot_gone", message, "nothing was lost: they are planned again")
 
     def unfit(self, code: str, message: str, fix: str) -> ConduitError:
-        """Return a fatal error of a server, a publication or a table that can't be read as they are."""
+        """Return a fatal error for a server, publication or table that can't be read in its present state."""
         return self._fatal(code, message, fix)
 
     def waiting(self, message: str, fix: str) -> ConduitError:
-        """Return the transient error for something that did not happen in time."""
+        """Return the transient error for a timeout."""
         return self._transient("postgres.busy", message, fix)
 
     def _no_publication(self, error: psycopg.Error) -> ConduitError:
-        """Return the error for a publication that is gone, or that is younger than the slot."""
+        """Return the error for a publication that is missing or was created after the slot."""
         fix = (
             f"make the publication before the slot: SELECT pg_drop_replication_slot('{self._slot}'); then {START_OVER}"
         )

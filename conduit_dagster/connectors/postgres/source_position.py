@@ -1,4 +1,4 @@
-"""Positions of the ``postgres`` source: a place in the WAL, and how far each table was copied under which snapshot."""
+"""Positions of the ``postgres`` source: an LSN, and how far each table was copied under which snapshot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conduit_dagster.msgspec_warmup import learn
 
 
 def parse_lsn(text: str) -> int:
-    """Return the number of an LSN such as ``0/16B3748``."""
+    """Parse an LSN such as ``0/16B3748`` to a number."""
     high, _, low = text.partition("/")
     return int(high, 16) << 32 | int(low, 16)
 
@@ -22,62 +22,64 @@ def format_lsn(number: int) -> str:
 
 
 class StreamPoint(NamedTuple):
-    """A place in the stream of changes: transactions in the order of their commits, changes as they were made."""
+    """A point in the stream of changes, in which transactions are in commit order and their changes in the order
+    made."""
 
     lsn: int
-    """Every transaction whose commit record begins before it lies before this point."""
+    """All transactions whose commit record begins before this LSN lie before the point."""
     changes: int = 0
-    """And so many changes of the transaction whose commit record begins exactly there."""
+    """Number of changes before the point of the transaction whose commit record begins exactly at ``lsn``."""
 
 
 class Region(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a table that were copied, in the order of its key: those behind the region before, up to a key."""
+    """Copied key range of a table, in key order: the rows after the previous region, up to a key."""
 
     upto: list[str] | None
-    """The last row's key, as text; None: all rows to the table's end."""
+    """Key of the last row, as text; None: up to the end of the table."""
     snapshot: str = ""
-    """Name in ``PostgresPosition.snapshots`` of what the copy saw; empty: the stream is beyond all that it saw."""
+    """Name of the copy's snapshot in ``PostgresPosition.snapshots``; empty: the stream has passed everything that it
+    saw."""
 
 
 class SnapshotBound(msgspec.Struct, frozen=True, array_like=True):
-    """What a snapshot saw of the transactions."""
+    """The transactions that a snapshot sees."""
 
     seen: str
     """``pg_snapshot`` as text: ``xmin:xmax:xip,…``."""
     until: str
-    """An LSN: every transaction that it sees commits before."""
+    """LSN before which all transactions that the snapshot sees have committed."""
 
 
 class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where the source is. A JSON object; ``{}`` before anything was looked at."""
+    """Position of the source: a JSON object, ``{}`` before the first read."""
 
     server: str = ""
     """The cluster's system identifier."""
     lsn: str = ""
-    """Empty: no changes are read (``initial_only``), or the slot was not made yet."""
+    """Empty: no changes are read (``initial_only``), or the slot does not exist yet."""
     index: int = 0
     everything: bool = False
-    """All tables of the schema were read so far, and published from their creation on: the stream tells new ones."""
+    """All tables of the schema are read and published from their creation on, so that the stream contains new ones."""
     copied: dict[str, list[Region]] = {}
-    """By ``schema.table``; a table that is not here is not copied yet, or never, as ``snapshotMode`` says."""
+    """By ``schema.table``; a missing table is not copied yet or, depending on ``snapshotMode``, never."""
     snapshots: dict[str, SnapshotBound] = {}
     at_ms: int = 0
-    """Milliseconds since 1970 by the server's clock: all that was committed by then lies before. 0: unknown."""
+    """Milliseconds since 1970 by the server's clock: all commits up to then lie before the position. 0: unknown."""
     shapes: dict[str, str] = {}
-    """By ``schema.table``: digest of the columns that its changes must have; a table that is not here may have any."""
+    """By ``schema.table``: digest of the columns that changes must have; a missing table may have any."""
     orders: dict[str, list[str]] = {}
-    """Of tables that are being copied, or polled: OID, and the columns in whose order rows are read."""
+    """By table that is being copied or polled: OID, and the columns in whose order rows are read."""
     followed: list[str] = []
-    """Tables whose first copy is over, and whose further rows are found by polling."""
+    """Tables whose initial copy is complete and whose new rows are found by polling."""
 
     @property
     def point(self) -> StreamPoint:
-        """Return the place in the stream."""
+        """The point in the stream."""
         return StreamPoint(parse_lsn(self.lsn) if self.lsn else 0, self.index)
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where it is, without what only this run's snapshots saw."""
+        """The position without snapshots, which are specific to a run."""
         copied = {table: regions[-1].upto for table, regions in self.copied.items() if regions}
         return {"lsn": self.lsn, "index": self.index, "copied": copied}
 
@@ -87,58 +89,58 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
         return bool(regions) and regions[-1].upto is None
 
     def is_whole(self, table: str) -> bool:
-        """Return whether the first copy of a table is over."""
+        """Return whether the initial copy of a table is complete."""
         return self.is_copied(table) or table in self.followed
 
     def copied_upto(self, table: str) -> list[str] | None:
-        """Return the key of the last row that was copied; None if there is none yet, or if the table is copied."""
+        """Return the key of the last copied row; None if there is none yet, or if the table is copied completely."""
         regions = self.copied.get(table)
         return regions[-1].upto if regions else None
 
     def with_region(self, table: str, region: Region) -> PostgresPosition:
-        """Return the position after a further part of a table."""
-        # without a stream no change is compared with what a region's snapshot saw: only the end counts
+        """Return the position after another part of a table."""
+        # without a stream no change is compared with the snapshots of regions: only the end matters
         regions = self.copied.get(table, []) if self.lsn else []
         if regions and regions[-1].snapshot == region.snapshot:
             regions = regions[:-1]
         return msgspec.structs.replace(self, copied={**self.copied, table: [*regions, region]})
 
     def with_whole(self, tables: Iterable[str]) -> PostgresPosition:
-        """Return the position where tables that are not copied need no copy: the stream tells all of them."""
+        """Return the position with tables marked as needing no copy, because the stream contains all of their rows."""
         told = {table: [Region(None)] for table in tables if table not in self.copied}
         return msgspec.structs.replace(self, copied={**self.copied, **told}) if told else self
 
     def with_order(self, table: str, order: list[str] | None) -> PostgresPosition:
-        """Return the position with what a table's rows are ordered by; None: it is copied as a whole."""
+        """Return the position with the order of a table's rows; None: the table is copied completely."""
         orders = {name: known for name, known in self.orders.items() if name != table}
         return msgspec.structs.replace(self, orders=orders if order is None else {**orders, table: order})
 
     def without(self, tables: Iterable[str]) -> PostgresPosition:
-        """Return the position where tables are not copied yet."""
+        """Return the position with tables marked as not copied yet."""
         gone = self.copied.keys() & set(tables)
         copied = {table: regions for table, regions in self.copied.items() if table not in gone}
         return msgspec.structs.replace(self, copied=copied) if gone else self
 
     def at(self, lsn: int, index: int = 0) -> PostgresPosition:
-        """Return the position at another place in the stream."""
+        """Return the position at another point of the stream."""
         return msgspec.structs.replace(self, lsn=format_lsn(lsn), index=index)
 
     def with_followed(self, tables: Iterable[str]) -> PostgresPosition:
-        """Return the position where the first copy of tables is over."""
+        """Return the position with the initial copy of tables marked as complete."""
         followed = sorted({*self.followed, *tables})
         return self if followed == self.followed else msgspec.structs.replace(self, followed=followed)
 
     def as_of(self, time: float | None) -> PostgresPosition:
-        """Return the position with the time (seconds since 1970) by which all that was committed lies before it."""
+        """Return the position with a time (seconds since 1970) up to which all commits lie before it."""
         return self if time is None else msgspec.structs.replace(self, at_ms=int(time * 1000))
 
     def with_shapes(self, shapes: Mapping[str, str]) -> PostgresPosition:
-        """Return the position with the columns that changes must have; those that it knows already stay."""
+        """Return the position with the columns that changes must have; known ones are kept."""
         known = {table: self.shapes.get(table, shape) for table, shape in shapes.items()}
         return msgspec.structs.replace(self, shapes=known)
 
     def settled(self) -> PostgresPosition:
-        """Return the position without the snapshots that the stream is beyond."""
+        """Return the position without the snapshots that the stream has passed."""
         lsn = self.point.lsn
         open_ones = {name: one for name, one in self.snapshots.items() if parse_lsn(one.until) > lsn}
         if len(open_ones) == len(self.snapshots):
@@ -149,7 +151,7 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, copied=copied, snapshots=kept)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON value."""
+        """Return the position as a JSON value."""
         return msgspec.to_builtins(self)
 
 
@@ -164,7 +166,7 @@ def _settled(regions: list[Region], open_ones: dict[str, SnapshotBound]) -> list
 
 
 def parse_position(value: Any) -> PostgresPosition:
-    """Parse a position from the state store. Raises ``msgspec.ValidationError`` for what is none."""
+    """Parse a position from the state store. Raises ``msgspec.ValidationError`` for any other value."""
     return msgspec.convert(value, PostgresPosition)
 
 

@@ -1,4 +1,4 @@
-"""What a task reads of a split: rows of a table under the driver's snapshot, or a range of the slot's stream."""
+"""Reading of a split, task side: rows of a table under the driver's snapshot, or a range of the slot's stream."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
 
 READER = "reader"
-"""Last part of the application name of a connection that reads the slot."""
+"""Suffix of ``application_name`` on connections that read the slot."""
 _PATIENCE = 30.0
-"""Seconds to wait for a slot that somebody else reads."""
+"""Seconds to wait for a slot that another session reads."""
 _OURS = 3.0
-"""Seconds after which another reader of ours is ended: its task has died, or is a frozen owner's."""
+"""Seconds after which another reader of this source is terminated: its task has died, or belongs to a frozen owner."""
 _PAUSE = 0.05
 _END_READER = """
     SELECT pg_terminate_backend(a.pid) FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid
@@ -45,46 +45,47 @@ _END_READER = """
 
 
 class CopyDetail(msgspec.Struct):
-    """What a task needs to know of its part of a table."""
+    """Split detail of a part of a table."""
 
     part: TablePart
     snapshot: str
-    """The snapshot as the server exports it."""
+    """Id of the exported snapshot, for ``SET TRANSACTION SNAPSHOT``."""
     name: str
-    """The snapshot in positions."""
+    """Name of the snapshot in positions."""
 
 
 class StreamDetail(msgspec.Struct):
-    """What a task needs to know of its range of the stream."""
+    """Split detail of a range of the stream."""
 
     end: StreamPoint
     confirmed: int
-    """The server may forget what commits before it: all of it is delivered, and the position is durable."""
+    """LSN before which the server may discard commits: all of them are delivered, and the position is durable."""
 
 
 def as_json(detail: CopyDetail | StreamDetail) -> dict[str, Any]:
-    """Return the detail of a split as a JSON object."""
+    """Return a split detail as a JSON object."""
     return msgspec.json.decode(msgspec.json.encode(detail))
 
 
 def open_session(settings: PostgresSourceSettings, errors: SourceErrors, name: str) -> Connection:
-    """Connect with values as text in the form that is decoded here. Raises a ``ConduitError``."""
+    """Connect, with session settings for the text format decoded here. Raises a ``ConduitError``."""
     connection = connect(settings, errors, name)
     set_session(connection)
     return connection
 
 
 class KnownShapes:
-    """Columns that changes must have, where ``onSchemaChange`` is ``stop``."""
+    """Check for changed columns, for ``onSchemaChange: stop``."""
 
     def __init__(self, shapes: Mapping[str, str], errors: SourceErrors, describe: Callable[[Relation], None]) -> None:
-        """``shapes``: digests by ``schema.table``; ``describe`` is called with each table whose changes follow."""
+        """``shapes``: digests by ``schema.table``; ``describe`` is called with the relation of each table before its
+        changes."""
         self._shapes = shapes
         self._errors = errors
         self._describe = describe
 
     def require(self, relation: Relation) -> None:
-        """Raise ``FatalError`` if a table's changes have other columns than those before them."""
+        """Raise ``FatalError`` if the columns of a table differ from those of earlier changes."""
         columns = [f"{name} {oid}" for name, oid in zip(relation.names, relation.types, strict=True)]
         known = self._shapes.get(relation.name)
         if known is not None and known != shape_of(columns):
@@ -181,7 +182,8 @@ class SplitReader:
             yield stream
 
     def _take_over(self, name: str, waited: float) -> None:
-        """Wait for a slot that is read at this moment; end a reader of ours that stays. Raises after half a minute."""
+        """Wait for a slot in use; terminate a reader of this source that stays. Raises ``TransientError`` after half a
+        minute."""
         if waited > _PATIENCE:
             fix = "give each reader a slot of its own; see SELECT active_pid FROM pg_replication_slots on the server"
             raise self._errors.waiting(f"the replication slot {self._settings.slot} is being read by another", fix)
@@ -192,7 +194,7 @@ class SplitReader:
 
 
 def _batches(pieces: Iterable[bytes], options: ReadOptions) -> Iterator[list[bytes]]:
-    """Yield lines or messages, as many at a time as a block may hold."""
+    """Yield lines or messages in batches of the size of a block."""
     batch, size = list[bytes](), 0
     for piece in pieces:
         batch.append(piece)
@@ -226,7 +228,7 @@ def _block_of_changes(changes: Changes, begin: PostgresPosition) -> Iterator[Blo
     def positions() -> list[Any]:
         return [one.position for one in made]
 
-    # the slot can't be read a second time while it is read
+    # rebuilt from the messages, because the slot can't be read again while it is being read
     def again(places: Sequence[int]) -> list[Record]:
         return [made[place].record() for place in places]
 

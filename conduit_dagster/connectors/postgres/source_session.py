@@ -1,4 +1,4 @@
-"""The driver's connection of a ``postgres`` source, and what every part of its driver's side needs."""
+"""The driver's connection of a ``postgres`` source, and the state shared by all parts of the driver's side."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SourceSession:
-    """One source's server, its errors, and one connection for the driver, opened when it is first needed."""
+    """Server, errors and driver connection of one source. The connection is opened on first use."""
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         self.settings = as_source(settings)
@@ -27,24 +27,24 @@ class SourceSession:
         self.server = DatabaseServer.of(conninfo(self.settings.url))
         self.errors = SourceErrors(self.server, self.settings.slot)
         self.application = application(context.full_id)
-        """Beginning of the application name of each connection, the tasks' as well."""
+        """Prefix of ``application_name`` on all connections, including those of tasks."""
         self._known: Connection | None = None
         self._session = Session(self.settings, self.errors, f"{self.application}:source")
 
     def ask(self, question: Callable[[Connection], T]) -> T:
-        """Return a question's answer. Raises a ``ConduitError``."""
+        """Run a function with the connection and return its result. Raises a ``ConduitError``."""
         with self._session.connection() as connection:
             return self.translated(lambda: question(self._prepared(connection)))
 
     def _prepared(self, connection: Connection) -> Connection:
-        """Return the connection, whose values have the text that tasks read, whatever the database's settings are."""
+        """Return the connection with the same text format as in tasks, whatever the database's settings are."""
         if self._known is not connection:
             set_session(connection)
             self._known = connection
         return connection
 
     def translated(self, action: Callable[[], T]) -> T:
-        """Return what an action returns; the database's errors become errors of ours, without secrets."""
+        """Run an action and return its result. Raises database errors as ``ConduitError``, without secrets."""
         try:
             return action()
         except psycopg.Error as error:
@@ -52,7 +52,8 @@ class SourceSession:
             raise self.errors.verdict(error) from None
 
     def tables(self, connection: Connection) -> list[TableName]:
-        """Return the tables that ``tables`` names, or all of the schema. Raises ``FatalError`` if one is missing."""
+        """Return the tables of the setting ``tables``, or all of the schema. Raises ``FatalError`` if one is
+        missing."""
         named = self.settings.named_tables
         tables = all_tables(connection, self.settings.db_schema) if named is None else list(named)
         missing = [table for table in named or () if not table_exists(connection, table)]

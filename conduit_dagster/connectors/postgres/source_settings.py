@@ -1,4 +1,4 @@
-"""Settings of the ``postgres`` source, with the names of Conduit's."""
+"""Settings of the ``postgres`` source, with Conduit's names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _slot(text: str) -> str:
 
 
 class PostgresSourceSettings(DatabaseSettings):
-    """Reads tables of a PostgreSQL database: their rows first, then every change, by logical replication."""
+    """Reads tables of a PostgreSQL database: first their rows, then all changes, by logical replication."""
 
     idle_keys: ClassVar[Mapping[str, str]] = {
         "snapshot.fetchSize": "rows are read in a stream, not fetch by fetch",
@@ -47,28 +47,28 @@ class PostgresSourceSettings(DatabaseSettings):
     }
 
     tables: Annotated[str, AfterValidator(_tables)]
-    """The tables, separated by commas; ``schema.table`` names its schema as well. ``*``: all of ``schema``."""
+    """The tables, separated by commas, each optionally as ``schema.table``. ``*``: all tables of ``schema``."""
     db_schema: str = Field("public", alias="schema")
-    """The schema of tables that name none, and of ``*``."""
+    """The schema of table names without one, and of ``*``."""
     snapshot_mode: Literal["initial", "never", "initial_only"] = Field("initial", alias="snapshotMode")
     """``initial``: all rows are copied, then changes are read; ``never``: only changes, from the first run on;
-    ``initial_only``: the rows are copied, and that is all."""
+    ``initial_only``: only the rows are copied."""
     cdc_mode: Literal["auto", "logrepl", "long_polling"] = Field("auto", alias="cdcMode")
-    """How changes are read: ``auto`` and ``logrepl`` by logical replication; ``long_polling`` by asking for new rows,
-    where there is no right to replicate. Polling finds no deletes."""
+    """How changes are read: ``auto`` and ``logrepl`` by logical replication; ``long_polling`` by polling for new rows,
+    for users without the REPLICATION privilege. Polling finds no deletes."""
     polling_column: str = Field("", alias="polling.column")
-    """``long_polling``: a column that only grows, such as ``updated_at``, in each table, never null; rows are found
-    when they are new and when they change. Empty: the key, and rows are found when they are new."""
+    """For ``long_polling``: a column of each table that only grows and is never null, such as ``updated_at``; it finds
+    new and updated rows. If empty, the key is polled, which finds only new rows."""
     on_schema_change: Literal["continue", "stop"] = Field("continue", alias="onSchemaChange")
-    """Logical replication, where a table gets other columns or types: ``continue``: records have the columns of their
-    moment; ``stop``: the pipeline stops before the first such record."""
+    """What to do if the columns or types of a table change during logical replication. ``continue``: each record has
+    the columns of its time; ``stop``: the pipeline stops before the first such record."""
     publication: str = Field("conduitpub", alias="logrepl.publicationName")
-    """The publication. It is made for ``tables`` if there is none of this name; one that others made is used as it is,
-    and must have all tables."""
+    """The publication. If it does not exist, it is created for ``tables``; one created by others is used unchanged, and
+    must contain all tables."""
     slot: Annotated[str, AfterValidator(_slot)] = Field("conduitslot", alias="logrepl.slotName")
-    """The replication slot. It is made where there is none of this name. No two pipelines may share one."""
+    """The replication slot. It is created if it does not exist. No two pipelines may share one."""
     heartbeat: Duration = Field(60.0)
-    """How long the server keeps WAL in which nothing of ours was found; 0s: until something is."""
+    """How long the server keeps WAL without changes of these tables; 0s: until there is a change."""
 
     @model_validator(mode="after")
     def _has_followed(self) -> Self:
@@ -79,12 +79,12 @@ class PostgresSourceSettings(DatabaseSettings):
 
     @property
     def is_polled(self) -> bool:
-        """Whether changes are found by asking for rows."""
+        """Whether changes are found by polling."""
         return self.cdc_mode == "long_polling" and self.snapshot_mode != "initial_only"
 
     @property
     def named_tables(self) -> tuple[TableName, ...] | None:
-        """The tables that are named, in that order; None: all."""
+        """The listed tables, in order; None: all."""
         names = listed(self.tables)
         return None if ALL_TABLES in names else tuple(dict.fromkeys(table_name(n, self.db_schema) for n in names))
 

@@ -1,4 +1,4 @@
-"""The tables that a source reads: which they are, their columns and their keys, from the catalogue."""
+"""Catalog queries for the tables of a source: names, columns and keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _ALL = """
     WHERE n.nspname = %s AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
     ORDER BY c.relname
 """
-# the collation decides how values are ordered; with NULL instead of -1, character(3) would be "character", which cuts
+# includes the collation, which determines the order; with NULL instead of -1, character(3) would become "character",
+# which truncates
 _SQL_TYPE = """
     format_type(a.atttypid, -1) || CASE WHEN l.oid IS NULL THEN ''
         ELSE ' COLLATE ' || quote_ident(ln.nspname) || '.' || quote_ident(l.collname) END
@@ -25,7 +26,7 @@ _COLLATION = """
     LEFT JOIN pg_collation l ON l.oid = a.attcollation
     LEFT JOIN pg_namespace ln ON ln.oid = l.collnamespace
 """
-# a key's columns in the order of its index
+# key columns in index order
 _KEY = f"""
     SELECT a.attname, {_SQL_TYPE}
     FROM pg_index i
@@ -45,12 +46,12 @@ _ORDER_COLUMN = f"""
       AND a.atttypid <> 'date'::regtype
       AND NOT (a.atttypid IN ('timestamp'::regtype, 'timestamptz'::regtype) AND a.atttypmod BETWEEN 0 AND 5)
 """
-# generated columns are not in the stream of changes either
+# without generated columns, which are not in the stream of changes either
 _COLUMNS = """
     SELECT a.attname, a.atttypid::int8 FROM pg_attribute a
     WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
-# what is sent of each table: a publication may have columns of its own, and generated ones
+# the published columns of each table: a publication may list columns, including generated ones
 _PUBLISHED = """
     SELECT p.schemaname || '.' || p.tablename,
            array_agg(a.attname || ' ' || a.atttypid::int8 ORDER BY a.attnum)
@@ -63,7 +64,8 @@ _PUBLISHED = """
 """
 _LISTED, _NOT_GENERATED = "a.attname = ANY(p.attnames)", "a.attgenerated = ''"
 _LISTS_COLUMNS, _LISTS_GENERATED = 150_000, 180_000
-"""``server_version_num`` from which a publication tells its columns, and sends generated ones if it lists them."""
+"""``server_version_num`` from which publications expose their columns, and from which they send listed generated
+ones."""
 _OID = "SELECT %s::regclass::oid::int8"
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
 
@@ -73,38 +75,38 @@ class KeyColumn(NamedTuple):
 
     name: str
     type: str
-    """As SQL, with the collation that orders it."""
+    """SQL type, with the collation that orders it."""
 
 
 def all_tables(connection: Connection, schema: str) -> list[TableName]:
-    """Return the tables of a schema; of a partitioned one the whole, not its parts."""
+    """Return the tables of a schema; partitioned tables without their partitions."""
     return [TableName(*row) for row in connection.execute(_ALL, (schema,))]
 
 
 def table_exists(connection: Connection, table: TableName) -> bool:
-    """Return whether there is such a table."""
+    """Return whether the table exists."""
     row = connection.execute(_EXISTS, (quoted(table),)).fetchone()
     return bool(row and row[0])
 
 
 def key_of(connection: Connection, table: TableName) -> list[KeyColumn]:
-    """Return the columns of the replica identity's index, else of the primary key; none if there is neither."""
+    """Return the columns of the replica identity index, else of the primary key; empty without either."""
     return [KeyColumn(*row) for row in connection.execute(_KEY, (quoted(table),))]
 
 
 def key_by_oid(connection: Connection, oid: int) -> list[KeyColumn]:
-    """Return a table's key columns, whatever it is called by now; none if it was dropped."""
-    # a number is taken for the OID itself, and is not looked up
+    """Return the key columns of a table by OID, even if it was renamed; empty if it was dropped."""
+    # regclass takes a number as the OID itself, without a lookup
     return [KeyColumn(*row) for row in connection.execute(_KEY, (str(oid),))]
 
 
 def columns_of(connection: Connection, table: TableName) -> list[tuple[str, int]]:
-    """Return name and type (OID) of each column that can be written."""
+    """Return name and type (OID) of each column that is not generated."""
     return [(name, int(oid)) for name, oid in connection.execute(_COLUMNS, (quoted(table),))]
 
 
 def published_shapes(connection: Connection, publication: str) -> dict[str, str]:
-    """Return the digest of each published table's columns, by ``schema.table``."""
+    """Return the digests of the columns of published tables, by ``schema.table``."""
     version = connection.info.server_version
     conditions = [_LISTED] * (version >= _LISTS_COLUMNS) + [_NOT_GENERATED] * (version < _LISTS_GENERATED)
     rows = connection.execute(_PUBLISHED.format(is_sent=" AND ".join(conditions)).encode(), (publication,))
@@ -112,21 +114,21 @@ def published_shapes(connection: Connection, publication: str) -> dict[str, str]
 
 
 def shape_of(columns: Iterable[str]) -> str:
-    """Return the digest of a table's columns, each as name and type (OID)."""
+    """Return the digest of a table's columns, each given as name and type (OID)."""
     return sha256("\n".join(columns).encode()).hexdigest()[:16]
 
 
 def order_column(connection: Connection, table: TableName, name: str) -> KeyColumn | None:
-    """Return a column that can be polled; None if it is not there, may be null, is generated, or is a coarse time.
+    """Return a column for polling; None if it is missing, nullable, generated, a date or a rounded time.
 
-    Rows of one second of a coarse time may come when later keys of that second were read.
+    With a rounded time, a row may appear after later keys of the same rounded time were read.
     """
     row = connection.execute(_ORDER_COLUMN, (quoted(table), name)).fetchone()
     return None if row is None else KeyColumn(name, str(row[0]))
 
 
 def oid_of(connection: Connection, table: TableName) -> str:
-    """Return a table's OID: another one is another table of the same name."""
+    """Return the OID of a table, which differs for another table of the same name."""
     row = connection.execute(_OID, (quoted(table),)).fetchone()
     assert row is not None
     return str(row[0])
@@ -138,7 +140,7 @@ def quoted(table: TableName) -> str:
 
 
 def key_range(key: list[KeyColumn], after: list[str] | None, upto: list[str] | None) -> sql.Composable:
-    """Return the condition for rows behind a key, up to another one; None: from the first, to the last."""
+    """Return the condition for rows after one key, up to another; None: from the first row, or to the last."""
     columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in key)
     bounds = [
         sql.SQL("({}) {} ({})").format(columns, sign, literals(bound, [column.type for column in key]))
@@ -149,7 +151,7 @@ def key_range(key: list[KeyColumn], after: list[str] | None, upto: list[str] | N
 
 
 def literals(key: list[str] | tuple[str, ...], types: list[str]) -> sql.Composed:
-    """Return a key's values as SQL, each of its column's type."""
+    """Return key values as SQL literals with the types of their columns."""
     made = [sql.SQL("{}::{}").format(sql.Literal(value), _type(kind)) for value, kind in zip(key, types, strict=True)]
     return sql.SQL(", ").join(made)
 

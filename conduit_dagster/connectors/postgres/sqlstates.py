@@ -1,5 +1,5 @@
-"""Classification of database errors for deliveries. The SQLSTATE decides, never the text, except when connecting:
-libpq gives no SQLSTATE there.
+"""Classification of database errors for deliveries. The SQLSTATE decides, never the text, except for failed
+connections, for which libpq gives no SQLSTATE.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from conduit_dagster.sdk import Rejected
 
 
 class CellError(Exception):
-    """A record that can't be a row, with the reason as a nack."""
+    """Error of a record that can't become a row, with its nack."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class TableError(Exception):
 
 
 class RowError(Exception):
-    """A database error of a known record: its place in the delivery, from 0."""
+    """A database error caused by a known record, identified by its place in the delivery, from 0."""
 
     def __init__(self, place: int, cause: psycopg.Error) -> None:
         super().__init__(place)
@@ -46,11 +46,11 @@ class RowError(Exception):
 
 
 class NamedTableError(RowError):
-    """A database error about the table that a record names: the record is to be nacked."""
+    """A database error about the table that a record names, for which the record is nacked."""
 
 
 NO_ROW = "P0C01"
-"""State of our own: an update left out what it did not change, and there is no row that has it."""
+"""SQLSTATE of our own: an update omits unchanged values, and the row that has them does not exist."""
 _OWN = {NO_ROW: "unchanged_toast"}
 _FATAL = {
     "42501": (
@@ -86,7 +86,8 @@ _TRANSIENT_CLASSES = {
 }
 _FATAL_CLASSES = frozenset({"28", "3D", "3F", "42", "55", "0A"})
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
-# no table, schema, column, right or support for what a record names; as for a whole pipeline these are fatal
+# errors about a table named by a record: table, schema, column, privilege or support is missing; for a fixed table they
+# are fatal
 _NAMED = frozenset({"42P01", "3F000", "42703", "42501", "42809", "0A000"})
 _LOGIN = (
     (re.compile(r"password authentication failed|no password supplied|role .* does not exist"), "28P01"),
@@ -113,7 +114,7 @@ class DatabaseErrors:
         return self._error(TransientError, f"can't connect: {_last_line(text)}", "postgres.unreachable", fix)
 
     def of_table(self, table: str) -> DatabaseErrors:
-        """Return the translation for errors of one table."""
+        """Return the same translation for one table."""
         return DatabaseErrors(self._server, table)
 
     def refused(self, error: RowError) -> Exception:
@@ -167,19 +168,19 @@ class DatabaseErrors:
 
 
 def is_data(error: psycopg.Error) -> bool:
-    """Return whether the error is about the data, and so caused by some record."""
+    """Return whether the error is about the data, and so caused by a record."""
     return (error.sqlstate or "")[:2] in _DATA_CLASSES
 
 
 def is_about_table(error: psycopg.Error) -> bool:
-    """Return whether the error is about the table itself: missing, without a column, or not to be written."""
+    """Return whether the error is about the table itself: missing, without a column, or not writable."""
     return error.sqlstate in _NAMED
 
 
 def copy_line(error: psycopg.Error, relation: str) -> int | None:
-    """Return the line, from 1, that an error during COPY names, or None.
+    """Return the line number, from 1, in the context of a COPY error, or None.
 
-    The word "line" is in the server's language; in all of them the number is the first one after the table's name.
+    The word "line" is localized; in all languages the number is the first one after the table's name.
     """
     opening = f"COPY {relation}"
     for line in reversed((error.diag.context or "").splitlines()):
@@ -189,7 +190,8 @@ def copy_line(error: psycopg.Error, relation: str) -> int | None:
 
 
 def state_name(state: str) -> str:
-    """Return a state's name, ``unique_violation`` for ``23505``, or the state itself if it has none."""
+    """Return the name of an SQLSTATE, such as ``unique_violation`` for ``23505``, or the SQLSTATE itself if it has
+    none."""
     if state in _OWN:
         return _OWN[state]
     try:

@@ -1,6 +1,6 @@
 """Staged rows: lines of COPY text in one file per task, with a footer that maps lines to tables and columns.
 
-Tasks write them; the driver reads them, including a single row for its dead letter.
+Tasks write them; the driver reads them, also row by row for dead letters.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from conduit_dagster.sdk import Delivery, Part
 
 _T = TypeVar("_T")
 _TAIL = 17
-"""Bytes that hold the footer's length: 16 digits and a line end."""
+"""Bytes of the footer's length at the end: 16 digits and a line end."""
 
 
 class LineGroup(msgspec.Struct, frozen=True):
-    """Common properties of lines that one COPY can take."""
+    """Properties shared by lines that one COPY can take."""
 
     table: TableName
     columns: tuple[str, ...]
     merge: bool = False
-    """Each line begins with a ``Change`` and, in hex, which of the columns it holds."""
+    """Each line begins with a ``Change`` and a hex bit mask of the columns it contains."""
     key: tuple[str, ...] = ()
     moves: bool = False
-    """Each line ends with the key that the row had; of a merge in which rows get another key."""
+    """Each line ends with the previous key of the row: a merge in which keys change."""
     truncates: bool = False
-    """Each line stands for a truncate of the table, and says nothing else."""
+    """Each line is a truncate of the table, without any values."""
 
 
 def old_names(key: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names, where rows are merged, of the columns with the key that a row had."""
+    """Return the column names for the previous key of a row, in the temporary table of a merge."""
     return tuple(f"conduit old {place}" for place in range(len(key)))
 
 
@@ -51,16 +51,16 @@ class LineRun(NamedTuple):
 
 
 class Missing(msgspec.Struct):
-    """A table that did not exist when records were staged for it, and is to be created."""
+    """A table to create, because it did not exist when records were staged for it."""
 
     table: TableName
     types: dict[str, str | None]
-    """Types by column, as far as the values showed them."""
+    """Types by column; None where all values were null."""
     key: tuple[str, ...] = ()
 
 
 class Index(msgspec.Struct):
-    """Footer of a part: its lines, run by run."""
+    """Footer of a part: an index of its lines, as runs."""
 
     groups: list[LineGroup]
     runs: list[LineRun]
@@ -72,7 +72,7 @@ class Index(msgspec.Struct):
 
 
 def read_index(delivery: Delivery, part: Part) -> Index:
-    """Return the footer of a part. Raises ``FatalError`` if the file is not as staged."""
+    """Return the footer of a part. Raises ``FatalError`` if the file was damaged."""
     url = storage.join(delivery.staging, part.name)
     with storage.open_read(url) as file:
         file.seek(part.bytes - _TAIL)
@@ -117,7 +117,7 @@ _OPERATIONS: dict[str, Operation] = {"c": "create", "d": "delete"}
 
 
 def staged_row(delivery: Delivery, place: int) -> Record:
-    """Return the row at a place of the delivery: columns by name, each as the text that PostgreSQL would receive.
+    """Return the row at a place of the delivery: columns by name, each as the text sent to PostgreSQL.
 
     Raises ``LookupError`` if the delivery has no such row, ``FatalError`` (``postgres.staging``) for a damaged part.
     """

@@ -1,4 +1,4 @@
-"""Changes of whole tables within a delivery: made when they are missing, emptied by a truncate."""
+"""Table-level changes within a delivery: creation of missing tables, and truncates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from conduit_dagster.connectors.postgres.staged_rows import Missing
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 
 _NOT_TRUNCATED: Final = (errors.FeatureNotSupported, errors.InsufficientPrivilege, errors.ObjectInUse)
-"""Another table refers to this one; no right to truncate; a deferred trigger of this transaction waits."""
+"""Another table references this one; the TRUNCATE privilege is missing; a deferred trigger of this transaction is
+pending."""
 
 
 def create_table(connection: Connection, name: TableName, found: list[Missing]) -> None:
@@ -25,10 +26,10 @@ def create_table(connection: Connection, name: TableName, found: list[Missing]) 
 
 
 def _statement(name: TableName, found: list[Missing]) -> sql.Composed:
-    # what is beyond the limit gets no column, and its records are refused
+    # fields beyond the limit get no column, and their records are refused
     columns = list(dict.fromkeys(column for one in found for column in one.types))[:MOST_COLUMNS]
     types = {column: common(one.types.get(column) for one in found) or "text" for column in columns}
-    # the types come from a fixed list of our own
+    # safe as SQL: the types come from a fixed list
     items: list[sql.Composable] = [
         sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind))  # pyright: ignore[reportArgumentType]
         for column, kind in types.items()
@@ -40,10 +41,10 @@ def _statement(name: TableName, found: list[Missing]) -> sql.Composed:
 
 
 def empty_tables(connection: Connection, batch: CopyBatch, may_be_missing: bool) -> None:
-    """Empty the tables of truncates, all at once. ``may_be_missing``: a table that is not there has no rows.
+    """Empty the tables of a batch of truncates, all at once. ``may_be_missing``: skip tables that don't exist.
 
-    Raises ``RowError`` if other rows refer to those of the table; ``BulkError`` if it is one of several that can't be
-    emptied: which one shows when the records are sent one by one.
+    Raises ``RowError`` if other rows reference rows of the table; ``BulkError`` if one of several tables can't be
+    emptied: sending the records one by one finds which.
     """
     tables = [name for name in batch.emptied if not (may_be_missing and _is_missing(connection, name))]
     if not tables:
@@ -64,7 +65,7 @@ def _empty(connection: Connection, tables: list[TableName]) -> None:
         with connection.transaction():
             connection.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(name.quoted for name in tables)))
     except _NOT_TRUNCATED:
-        # as one statement: references among these tables are checked at its end
+        # a single statement, so that references among these tables are checked at its end
         deletes = [
             sql.SQL("{} AS (DELETE FROM {})").format(sql.Identifier(f"t{number}"), name.quoted)
             for number, name in enumerate(tables)

@@ -1,4 +1,4 @@
-"""Which tables are still to be copied, and how much of them is the next step's."""
+"""Planning of initial copies: the tables still to copy, and the share of the next step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conduit_dagster.sdk import Limit, Split
 
 
 class TableCopies:
-    """The copies of one run. Their snapshot is taken with the first and held until the last one is delivered."""
+    """Copies of one run. Their snapshot is taken at the first copy and held until the last one is delivered."""
 
     def __init__(self, settings: PostgresSourceSettings, errors: SourceErrors, application: str) -> None:
         self._settings = settings
@@ -30,9 +30,10 @@ class TableCopies:
         self._taken: set[str] = set()
 
     def begin(self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition) -> bool:
-        """Note the tables that are to be copied; return whether a first row of one is. Raises for one without a key.
+        """Note the tables to copy; return whether a copy starts from its first row. Raises ``FatalError`` for a table
+        without a key.
 
-        Where some rows were copied before, the stream has stood still since.
+        After an interrupted copy returns False: the stream has not moved since.
         """
         wanted = [] if self._settings.snapshot_mode == "never" else list(tables)
         self._tables = [table for table in wanted if not position.is_copied(str(table))]
@@ -41,7 +42,8 @@ class TableCopies:
         return bool(self._tables) and not any(str(table) in position.copied for table in self._tables)
 
     def _require_order(self, connection: Connection, position: PostgresPosition) -> None:
-        """Raise ``FatalError`` for a table whose last row that was read is no place in its order any more."""
+        """Raise ``FatalError`` for a partly copied table that was recreated or has another key, so that the last key is
+        no longer a position in its order."""
         for table in self._tables:
             known = position.orders.get(str(table))
             if position.copied_upto(str(table)) and known and known != self._order_facts(connection, table):
@@ -59,7 +61,7 @@ class TableCopies:
             raise self._errors.unfit("postgres.no_key", message, fix)
 
     def further(self, position: PostgresPosition, limit: Limit) -> PostgresPosition:
-        """Return the position after the next rows; ``position`` itself if all were copied."""
+        """Return the position after the next rows; ``position`` itself if everything is copied."""
         left = limit.records
         for table in self._tables:
             if position.is_copied(str(table)):
@@ -89,15 +91,15 @@ class TableCopies:
         return KeyedTable(table, self._order(snapshot.connection, table))
 
     def _order(self, connection: Connection, table: TableName) -> list[KeyColumn]:
-        """Return the columns in whose order a table is copied."""
+        """Return the columns that order the copy of a table."""
         return key_of(connection, table)
 
     def _operation(self, table: str, start: PostgresPosition) -> CopyOperation:
-        """Return the operation of records that are copied from a position on."""
+        """Return the operation of records copied from a position on."""
         return "snapshot"
 
     def split(self, start: PostgresPosition, end: PostgresPosition, n: int) -> list[Split]:
-        """Return the parts of the tables that a range copies. Raises ``TransientError`` if their snapshot is lost."""
+        """Return splits of the tables that a range copies. Raises ``TransientError`` if their snapshot is lost."""
         tables = _copied_between(start, end)
         if not tables:
             return []
@@ -105,7 +107,7 @@ class TableCopies:
         held = self._snapshot.name if self._snapshot else ""
         if held not in names and names & self._taken:
             raise self._errors.snapshot_gone()
-        # what an earlier run has planned is read again for comparison only: what is published has a digest
+        # a range planned by an earlier run is read again only for comparison with the digest of what was published
         snapshot = self._held()
         splits: list[Split] = []
         begin = msgspec.structs.replace(start, server=end.server, lsn=end.lsn, snapshots=end.snapshots)
@@ -131,23 +133,23 @@ class TableCopies:
         return any(end.copied[table][-1].snapshot != held for table in _copied_between(start, end))
 
     def release(self, position: PostgresPosition) -> None:
-        """Give the snapshot back once all that was copied under it is delivered."""
+        """Release the snapshot once all tables are copied and delivered."""
         if self._snapshot is not None and all(position.is_copied(str(table)) for table in self._tables):
             self.close()
 
     def close(self) -> None:
-        """Give the snapshot back."""
+        """Release the snapshot."""
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
 
 
 def _copied_between(start: PostgresPosition, end: PostgresPosition) -> list[str]:
-    """Return the tables of which rows are copied in a range."""
+    """Return the tables with rows to copy in a range."""
     return [
         table
         for table, regions in end.copied.items()
-        # without the name of a snapshot it needed no copy
+        # a region without a snapshot needed no copy
         if regions[-1].snapshot
         and not start.is_copied(table)
         and (table not in start.copied or start.copied_upto(table) != regions[-1].upto)

@@ -1,4 +1,4 @@
-"""The driver's side of copying tables: one snapshot that all tasks see, and where the copies are cut."""
+"""Initial copy, driver's side: one snapshot shared by all tasks, and the cuts between their key ranges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EXPORT = "SELECT pg_export_snapshot(), pg_current_snapshot()::text"
 _UNTIL = """
     SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_insert_lsn() END)::text
 """
-# of the table: an output column that is cast to text has the same name, and would be what orders
+# names are qualified with t: else ORDER BY would use the output column of the same name, which is cast to text
 _AT = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {columns} OFFSET {skip} LIMIT 1"
 _LAST = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {backwards} LIMIT 1"
 _COUNT_SOME = "SELECT count(*) FROM (SELECT FROM {table} WHERE {range} LIMIT {most}) x"
@@ -30,31 +30,31 @@ _WIDTH = """
 
 
 class KeyedTable(NamedTuple):
-    """A table with the columns in whose order it is copied: its key, or others that end with it."""
+    """A table with the columns that order its copy: the key, or a list of columns that ends with it."""
 
     name: TableName
     order: list[KeyColumn]
 
 
 class Cut(NamedTuple):
-    """A place in a table."""
+    """A cut between key ranges of a table."""
 
     rows: int
-    """How many rows lie before it, from where was asked."""
+    """Number of rows from the start of the queried range to the cut."""
     upto: list[str] | None
-    """The last row's key, as text; None: the table's end."""
+    """Key of the last row before the cut, as text; None: the end of the table."""
 
 
 class CopySnapshot:
     """A transaction that holds one snapshot of the database for as long as a run copies tables.
 
-    It is not held over a restart: what is copied under another one is told apart by ``bound``.
+    It does not survive a restart; ``bound`` distinguishes rows copied under different snapshots.
     """
 
     def __init__(self, connection: Connection) -> None:
-        """Take the snapshot on a connection of its own. Raises ``psycopg.Error``."""
+        """Take the snapshot on a dedicated connection. Raises ``psycopg.Error``."""
         self.connection = connection
-        """Only what this transaction does is asked on it."""
+        """Dedicated to this transaction: no other statements may run on it."""
         self.name = secrets.token_hex(6)
         connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute(_BEGIN)
@@ -62,12 +62,12 @@ class CopySnapshot:
         until = connection.execute(_UNTIL).fetchone()
         assert exported is not None and until is not None
         self.exported = str(exported[0])
-        """What a task names in ``SET TRANSACTION SNAPSHOT``."""
+        """Id for ``SET TRANSACTION SNAPSHOT`` in tasks."""
         self.bound = SnapshotBound(str(exported[1]), str(until[0]))
 
     @property
     def is_of_standby(self) -> bool:
-        """Whether a standby took it, which may lack rows that the primary has."""
+        """Whether the snapshot is of a standby, which may lack rows of the primary."""
         row = self.connection.execute(_STANDBY).fetchone()
         return bool(row and row[0])
 
@@ -76,17 +76,17 @@ class CopySnapshot:
         self.connection.close()
 
     def next_cut(self, table: KeyedTable, after: list[str] | None, rows: int, upto: list[str] | None = None) -> Cut:
-        """Return the place at most so many rows further on, and at most ``upto``."""
+        """Return the cut ``rows`` rows further on, but at most at ``upto``."""
         found = self._at(table, after, upto, rows - 1)
         return Cut(count_rows(self.connection, table, after, upto), upto) if found is None else Cut(rows, found)
 
     def width(self, table: KeyedTable, after: list[str] | None) -> int:
-        """Return about how many bytes the next rows have each."""
+        """Return the approximate size in bytes of each of the next rows."""
         row = self._one(_WIDTH, table, after)
         return max(1, int(str(row[0]))) if row else 1
 
     def cuts(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None, n: int) -> list[Cut]:
-        """Return at most ``n`` places that cut a range of a table into about equal parts, the last one at its end."""
+        """Return at most ``n`` cuts that divide a range of a table into about equal parts, the last one at its end."""
         total = count_rows(self.connection, table, after, upto)
         every = max(1, -(-total // n))
         inner = [Cut(rows, self._at(table, after, upto, rows - 1)) for rows in range(every, total, every)]
@@ -105,21 +105,22 @@ class CopySnapshot:
 def count_rows(
     connection: Connection, table: KeyedTable, after: list[str] | None, upto: list[str] | None = None
 ) -> int:
-    """Return how many rows are behind one place, up to another one. Raises ``psycopg.Error``."""
+    """Return the number of rows after one key, up to another. Raises ``psycopg.Error``."""
     row = connection.execute(_filled(_COUNT, table, (after, upto))).fetchone()
     assert row is not None
     return int(str(row[0]))
 
 
 def count_some(connection: Connection, table: KeyedTable, after: list[str] | None, most: int) -> int:
-    """Return how many rows are behind a place, or ``most`` if there are more. Raises ``psycopg.Error``."""
+    """Return the number of rows after a key, at most ``most``. Raises ``psycopg.Error``."""
     row = connection.execute(_filled(_COUNT_SOME, table, (after, None), most=sql.Literal(most))).fetchone()
     assert row is not None
     return int(str(row[0]))
 
 
 def last_row(connection: Connection, table: KeyedTable, after: list[str] | None) -> list[str] | None:
-    """Return what orders the last row behind a place, as text; None if there is no row. Raises ``psycopg.Error``."""
+    """Return the order columns of the last row after a key, as text; None if there is no row. Raises
+    ``psycopg.Error``."""
     row = connection.execute(_filled(_LAST, table, (after, None))).fetchone()
     return None if row is None else [str(value) for value in row]
 

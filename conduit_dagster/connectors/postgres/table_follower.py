@@ -1,4 +1,4 @@
-"""What the ``postgres`` source asks of a way to follow tables: by the stream of a slot, or by polling."""
+"""Protocol of the two ways to follow tables: the stream of a slot, and polling."""
 
 from __future__ import annotations
 
@@ -9,53 +9,54 @@ from conduit_dagster.sdk import Limit, Split
 
 
 class TableFollower(Protocol):
-    """The driver's side of a source. Its members mean what those of :class:`~conduit_dagster.sdk.Source` do."""
+    """The driver's side of a source. Members have the same contracts as those of
+    :class:`~conduit_dagster.sdk.Source`."""
 
     lag_unit: str
 
     @property
     def owned(self) -> str | None:
-        """Return the one thing that no other source may read."""
+        """Return the resource that no other source may read."""
         ...
 
     def check(self) -> None:
-        """Raise ``FatalError`` for what a run would fail with. Makes nothing."""
+        """Raise ``FatalError`` for problems that would fail a run. Creates nothing."""
         ...
 
     def begin_run(self) -> None:
-        """Note that a run begins: only a run makes what the server lacks."""
+        """Note that a run begins: only a run creates a missing publication or slot."""
         ...
 
     def horizon(self) -> Any:
-        """Return how far there is data now, as JSON."""
+        """Return the current end of the data, as JSON."""
         ...
 
     def latest(self, start: PostgresPosition, limit: Limit, horizon: Any) -> PostgresPosition:
-        """Return how far one step may read."""
+        """Return the end of the next step."""
         ...
 
     def split(self, start: PostgresPosition, end: PostgresPosition, n: int) -> list[Split]:
-        """Return the range cut into splits."""
+        """Return the splits of a range."""
         ...
 
     def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:
-        """Return whether a range that was never prepared is planned again."""
+        """Return whether a range that was never prepared must be planned again."""
         ...
 
     def verify(self, start: PostgresPosition, end: PostgresPosition) -> None:
-        """Raise ``FatalError`` if the server no longer has a range."""
+        """Raise ``FatalError`` if the server no longer has the data of a range."""
         ...
 
     def ack(self, upto: PostgresPosition) -> None:
-        """Let go of what is delivered."""
+        """Release resources of delivered data."""
         ...
 
     def lag(self, position: PostgresPosition) -> int | None:
-        """Return how far a position is behind, in ``lag_unit``."""
+        """Return the lag of a position, in ``lag_unit``."""
         ...
 
     def lag_seconds(self, position: PostgresPosition) -> float | None:
-        """Return for how long the oldest change may have waited."""
+        """Return for how many seconds the oldest change after a position may have waited."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A look at a table: how many rows it has, and a few of them."""
+"""Row count and preview of a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def count_rows(connection: Connection, table: TableName) -> int | None:
 
 
 def some_rows(connection: Connection, table: TableName, rows: int) -> list[dict[str, Any]]:
-    """Return a few rows, in no certain order, by column."""
+    """Return a few rows by column, in unspecified order."""
     cursor = connection.execute(sql.SQL("SELECT * FROM {} LIMIT {}").format(table.quoted, rows))
     names = [column.name for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

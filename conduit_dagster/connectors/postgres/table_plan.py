@@ -22,16 +22,16 @@ class Slice(NamedTuple):
     bytes: int
     records: int
     place: int
-    """Number of records of the delivery (or child) before it."""
+    """Number of records of the delivery (or child) before the slice."""
 
 
 class CopyBatch(NamedTuple):
-    """The lines of one COPY, or of truncates that follow one another."""
+    """The lines of one COPY, or of consecutive truncates."""
 
     group: LineGroup
     slices: list[Slice]
     emptied: tuple[TableName, ...] = ()
-    """Tables of the truncates: emptied by one statement, since their foreign keys may refer to one another."""
+    """Tables of the truncates, emptied by one statement, since foreign keys may connect them."""
 
     def place(self, line: int) -> int:
         """Return the place in the delivery of the COPY's n-th line, counted from 1."""
@@ -43,7 +43,7 @@ class CopyBatch(NamedTuple):
         return self.slices[-1].place + self.slices[-1].records - 1
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield its bytes in chunks worth sending, however short the slices are."""
+        """Yield the bytes in chunks of a useful size, however short the slices are."""
         waiting: list[bytes] = []
         size = 0
         for piece in self._pieces():
@@ -70,14 +70,14 @@ def _read(file: IO[bytes], left: int) -> Iterator[bytes]:
 
 
 def batches(slices: list[tuple[LineGroup, Slice]], strict: bool = False) -> list[CopyBatch]:
-    """Return batches whose order has the same effect as the records' order.
+    """Return batches whose order has the same effect as the record order.
 
-    A truncate is applied after all records before it and before all behind it, whatever their tables. Between two of
-    them tables come in the order of their first record. Within a table, inserts between two merges are grouped by
-    their columns; merges keep their order. The order of records of different tables is not kept.
+    A truncate is applied after all records before it and before all records after it, whatever their tables. Between
+    two truncates, tables follow the order of their first record. Within a table, inserts between two merges are grouped
+    by their columns; merges keep their order. The order of records of different tables is not kept.
 
-    ``strict``: all records keep their order, of different tables as well, so that a row which others refer to is there
-    while it is needed, and the first bad record is the one refused; this may take many more batches.
+    ``strict``: all records keep their order, across tables as well, so that referenced rows exist when needed and the
+    first bad record is the one refused; this may take many more batches.
     """
     found: list[CopyBatch] = []
     for truncates, run in groupby(slices, lambda pair: pair[0].truncates):
@@ -117,7 +117,7 @@ def _into(table: list[CopyBatch], group: LineGroup, one: Slice) -> None:
 
 
 class Locator:
-    """Locator of a delivery's lines. Consecutive children are found from where the last one ended."""
+    """Locator of a delivery's lines. Consecutive children are located from the end of the previous one."""
 
     def __init__(self) -> None:
         self._staging: tuple[object, ...] = ()

@@ -1,4 +1,4 @@
-"""Where polled tables end, and how much of what is behind a position is the next step's."""
+"""Planning of polls: the ends of polled tables, and the share of the next step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _WHOLE_NUMBERS = (["smallint"], ["integer"], ["bigint"])
 
 
 class TablePolls(TableCopies):
-    """Copies that never end: of the rows behind the last one, up to a bound. Each poll has a snapshot of its own."""
+    """Copies without an end: each poll reads the rows after the last one, up to a bound, under its own snapshot."""
 
     def begin(self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition) -> bool:
-        """Note the tables. Raises ``FatalError`` for one that lacks a key, or the column that is polled."""
+        """Note the tables. Raises ``FatalError`` for a table without a key or without the polling column."""
         self._tables = list(tables)
         self._require_keys(connection)
         for table in tables:
@@ -30,11 +30,11 @@ class TablePolls(TableCopies):
 
     @property
     def is_reading(self) -> bool:
-        """Whether the rows of a poll are still being read: their snapshot is held until they are delivered."""
+        """Whether a poll is still being read: its snapshot is held until its rows are delivered."""
         return self._snapshot is not None
 
     def _order(self, connection: Connection, table: TableName) -> list[KeyColumn]:
-        """Return the column that is polled, then the key, without which rows of one time could not be told apart."""
+        """Return the polling column, then the key, which distinguishes rows of the same time."""
         key, name = key_of(connection, table), self._settings.polling_column
         if not name:
             if [column.type for column in key] not in _WHOLE_NUMBERS:
@@ -56,7 +56,7 @@ class TablePolls(TableCopies):
     def at_ends(
         self, connection: Connection, position: PostgresPosition, ends: Mapping[str, list[str]]
     ) -> PostgresPosition:
-        """Return the position where tables count as read up to a row of each. Raises ``psycopg.Error``."""
+        """Return the position with each table marked as read up to a row. Raises ``psycopg.Error``."""
         for table in self._tables:
             if (end := ends.get(str(table))) is not None:
                 position = position.with_region(str(table), Region(end))
@@ -64,7 +64,7 @@ class TablePolls(TableCopies):
         return position
 
     def ends(self, connection: Connection, position: PostgresPosition) -> dict[str, list[str]]:
-        """Return the last row of each table that has one behind a position, as text. Raises ``psycopg.Error``."""
+        """Return the last row of each table with rows after a position, as text. Raises ``psycopg.Error``."""
         found: dict[str, list[str]] = {}
         for table in self._tables:
             keyed = KeyedTable(table, self._order(connection, table))
@@ -73,7 +73,7 @@ class TablePolls(TableCopies):
         return found
 
     def upto(self, bounds: Mapping[str, list[str]], position: PostgresPosition, limit: Limit) -> PostgresPosition:
-        """Return the position after the next rows up to a bound of each table; ``position`` if there are none."""
+        """Return the position after the next rows, up to a bound per table; ``position`` if there are none."""
         left = limit.records
         for table in self._tables:
             name, after = str(table), position.copied_upto(str(table))
@@ -93,23 +93,23 @@ class TablePolls(TableCopies):
             left -= cut.rows
             if cut.upto != bounds[name]:
                 break
-            # a poll ends here, so that no range has rows of the first copy and later ones
+            # the poll of this table ends here, so that no range mixes rows of the initial copy with later ones
             position = position.with_followed([name])
             if left <= 0:
                 break
         return self.with_empty(position, bounds)
 
     def with_empty(self, position: PostgresPosition, bounds: Mapping[str, list[str]]) -> PostgresPosition:
-        """Return the position where the first copy of tables without a row behind it is over."""
+        """Return the position with the initial copy of tables without further rows marked as complete."""
         return position.with_followed(str(table) for table in self._tables if str(table) not in bounds)
 
     def are_read(self, bounds: Mapping[str, list[str]], position: PostgresPosition) -> bool:
-        """Return whether a position is at the bounds."""
+        """Return whether a position has reached all bounds."""
         return all(position.copied_upto(table) == bound for table, bound in bounds.items())
 
     def count_behind(
         self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition, most: int
     ) -> int:
-        """Return how many rows are behind a position, at most so many of each table. Raises ``psycopg.Error``."""
+        """Return the number of rows after a position, at most ``most`` per table. Raises ``psycopg.Error``."""
         keyed = [KeyedTable(table, self._order(connection, table)) for table in tables]
         return sum(count_some(connection, one, position.copied_upto(str(one.name)), most) for one in keyed)

@@ -1,4 +1,4 @@
-"""What a task asks the database about the tables that it reads: types that somebody created, the order of keys."""
+"""Catalog queries of a task about its tables: user-defined types, and the order of keys."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _TYPE = """
 
 class _Order(NamedTuple):
     places: list[int]
-    """Where the first, the second … column of the index is in the stream's keys."""
+    """Index in the stream's key of each column of the table's index, in index order."""
     types: list[str]
-    """As SQL, with the collation that orders them."""
+    """SQL types, with the collations that order them."""
 
 
 class TypeCatalog:
-    """Connects with the first question, and to most tables there is none."""
+    """Cached catalog queries. Connects at the first query; most tables need none."""
 
     def __init__(self, connect: Callable[[], Connection]) -> None:
         self._connect = connect
@@ -58,17 +58,18 @@ class TypeCatalog:
         return self._types[oid]
 
     def keys(self, oid: int) -> list[str]:
-        """Return the key columns of a table; none if it was dropped."""
+        """Return the key columns of a table; empty if it was dropped."""
         return [column.name for column in key_by_oid(self._asked(), oid)]
 
     def describe(self, relation: Relation) -> None:
-        """Take in a table as the stream has it: its keys come in the order of its columns."""
+        """Store the relation of a table. Keys of the stream are in the order of its columns."""
         self._relations[relation.name] = relation
         self._orders.pop(relation.name, None)
         self._ordered.clear()
 
     def not_behind(self, table: str, key: RowKey, bound: RowKey) -> bool:
-        """Return whether a key of the stream is not behind one of a copy, in the order of the table's key."""
+        """Return whether a key of the stream is less than or equal to one of a copy, in the order of the table's
+        key."""
         places, types = self._order(table)
         values = tuple(key[place] for place in places)
         asked = (table, values, tuple(bound))
@@ -79,7 +80,7 @@ class TypeCatalog:
         return self._ordered[asked]
 
     def _order(self, table: str) -> _Order:
-        """Return how a copy orders a table: by its index, whose columns have an order and collations of their own."""
+        """Return the order of a table's copy: that of its index, which has its own column order and collations."""
         if table not in self._orders:
             relation = self._relations[table]
             live = key_by_oid(self._asked(), relation.oid)
@@ -87,7 +88,7 @@ class TypeCatalog:
                 places = [relation.key_names.index(column.name) for column in live]
                 self._orders[table] = _Order(places, [column.type for column in live])
             else:
-                # it is gone, or has another key: what is left is in the stream
+                # the table was dropped or has another key: use the order of the stream
                 types = [self._type_name(relation.types[place]) for place in relation.key]
                 self._orders[table] = _Order(list(range(len(types))), types)
         return self._orders[table]
