@@ -1,4 +1,4 @@
-"""How far sources are behind, asked so that a number on display never ends a run."""
+"""Lag of sources, queried such that a failing query never ends a run."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from conduit_dagster.sdk import Position, Source
 
 
 class SourceLag(NamedTuple):
-    """How far a source is behind its newest data; None where it does not know, or fails."""
+    """Lag of a source behind its newest data; None if unknown, or if the query fails."""
 
     amount: int | None = None
     unit: str = ""
     seconds: float | None = None
-    """How long its oldest unread data may have waited."""
+    """Seconds that the oldest unread data may have waited."""
 
 
 UNKNOWN_LAG = SourceLag()
 
 
 def lag_amount(source: Source, position: Position) -> int | None:
-    """Return a source's lag at a position in its unit, alone."""
+    """Return only the amount of a source's lag at a position; None if unknown, or if the query fails."""
     try:
         return source.lag(position)
     except Exception:  # noqa: BLE001  # any plugin's code
@@ -28,7 +28,7 @@ def lag_amount(source: Source, position: Position) -> int | None:
 
 
 def source_lag(source: Source, position: Position) -> SourceLag:
-    """Return a source's lag at a position."""
+    """Return the lag of a source at a position."""
     try:
         return SourceLag(source.lag(position), source.lag_unit, source.lag_seconds(position))
     except Exception:  # noqa: BLE001  # any plugin's code

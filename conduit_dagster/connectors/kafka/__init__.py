@@ -1,1 +1,1 @@
-"""Kafka: topics as a source, and as a destination that is written exactly once."""
+"""The ``kafka`` connector: a source of topics, and an exactly-once destination."""

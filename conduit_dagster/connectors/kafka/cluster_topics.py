@@ -1,4 +1,4 @@
-"""What a cluster says of topics: their ids, and the first and the last offset of their partitions."""
+"""Topic metadata of a cluster: topic ids, configs, and the earliest and latest offsets of partitions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ Places = Sequence[tuple[str, int]]
 
 
 class KnownTopic(NamedTuple):
-    """A topic as it is now."""
+    """Current state of a topic."""
 
     name: str
     id: str
     low: tuple[int, ...]
-    """The oldest offset of each partition."""
+    """The earliest offset of each partition."""
     high: tuple[int, ...]
-    """The end of each partition for readers of committed messages: its last stable offset."""
+    """The last stable offset of each partition: its end for ``read_committed`` consumers."""
 
 
 class Cluster:
-    """The driver's view of a cluster, through one client that is made when it is needed."""
+    """Admin client of the driver, created on demand."""
 
     def __init__(self, settings: KafkaSettings, errors: KafkaErrors) -> None:
         self._settings, self._errors = settings, errors
@@ -48,7 +48,7 @@ class Cluster:
 
     @property
     def client(self) -> AdminClient:
-        """The client. Its requests end with it, so it is kept."""
+        """The client. It is kept, because its pending requests are aborted with it."""
         with self._lock:
             if self._client is None:
                 config = client_config(self._settings, self._errors)
@@ -56,14 +56,14 @@ class Cluster:
             return self._client
 
     def close(self) -> None:
-        """Let the client go; the next request makes another."""
+        """Drop the client; the next request creates another."""
         with self._lock:
             self._client = None
 
     # -- topics -------------------------------------------------------------------------------------------------
 
     def matching(self, patterns: Sequence[str]) -> list[str]:
-        """Return the names of all topics that match a pattern as a whole; none of Kafka's own."""
+        """Return the topics whose whole name matches a pattern, without Kafka's internal topics."""
         if not patterns:
             return []
         compiled = [re2.compile(pattern) for pattern in patterns]
@@ -75,7 +75,7 @@ class Cluster:
         return sorted(name for name in found if not name.startswith("__"))
 
     def describe(self, names: Sequence[str]) -> dict[str, tuple[str, int]]:
-        """Return id and number of partitions of those topics that are there."""
+        """Return topic id and partition count of those topics that exist."""
         if not names:
             return {}
         asked = self.client.describe_topics(TopicCollection(list(names)), request_timeout=self._settings.timeout)
@@ -91,7 +91,7 @@ class Cluster:
         return found
 
     def known(self, names: Sequence[str]) -> dict[str, KnownTopic]:
-        """Return the topics that are there, with their offsets."""
+        """Return the topics that exist, with their earliest and latest offsets."""
         found = self.describe(names)
         places = [(name, partition) for name, (_, count) in sorted(found.items()) for partition in range(count)]
         low = self.offsets(places, lambda _: _EARLIEST)
@@ -112,7 +112,7 @@ class Cluster:
         spec: Callable[[tuple[str, int]], OffsetSpec],
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[tuple[str, int], int]:
-        """Return an offset of each partition, as readers of committed messages see it; -1 where there is none."""
+        """Return an offset per partition, by default as ``read_committed`` consumers see it; -1 if there is none."""
         if not places:
             return {}
         asked = self.client.list_offsets(
@@ -129,12 +129,12 @@ class Cluster:
         return found
 
     def at_time(self, milliseconds: int, places: Places, ends: Mapping[tuple[str, int], int]) -> dict[Any, int]:
-        """Return the first offset at or after a time, by partition; its end where there is none."""
+        """Return the first offset at or after a timestamp, by partition; the partition's end if there is none."""
         found = self.offsets(places, lambda _: OffsetSpec.for_timestamp(milliseconds))
         return {place: offset if offset >= 0 else ends[place] for place, offset in found.items()}
 
     def whole(self, topic: str) -> list[tuple[int, int]]:
-        """Return beginning and end of each partition as readers of uncommitted messages see them."""
+        """Return earliest and latest offset of each partition, as ``read_uncommitted`` consumers see them."""
         count = self._partitions(topic)
         places = [(topic, partition) for partition in range(count)]
         low = self.offsets(places, lambda _: _EARLIEST)
@@ -142,7 +142,7 @@ class Cluster:
         return [(low[place], high[place]) for place in places]
 
     def _partitions(self, topic: str) -> int:
-        """Return the number of partitions of a topic that exists; not every broker may know of a new one yet."""
+        """Return the partition count of an existing topic; waits, because not every broker may know a new topic yet."""
         deadline = time.monotonic() + self._settings.timeout
         while (found := self.describe([topic]).get(topic)) is None:
             if time.monotonic() > deadline:
@@ -151,7 +151,7 @@ class Cluster:
         return found[1]
 
     def config(self, topic: str, name: str) -> str:
-        """Return a setting of a topic."""
+        """Return a config of a topic."""
         self._partitions(topic)
         resource = ConfigResource(ResourceType.TOPIC, topic)
         asked = self.client.describe_configs([resource], request_timeout=self._settings.timeout)
@@ -164,5 +164,5 @@ class Cluster:
         return future.result(self._settings.timeout + 5)
 
     def _failed(self, error: Any, what: str, topic: str = "") -> Exception:
-        self.client.poll(0)  # lets the client tell why it could not connect
+        self.client.poll(0)  # serve error_cb, which receives the reason of a failed connection
         return self._errors.verdict(error, what, topic)

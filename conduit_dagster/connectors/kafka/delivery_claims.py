@@ -1,4 +1,4 @@
-"""The compacted topic of delivery hashes: what it says of one destination, and the messages that change it."""
+"""Delivery hashes in a compacted topic: the claims of one destination, and the messages that change them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.sdk import Claimed, Delivery
 
 KEPT_STEPS: Final = 1_000
-"""Number of steps whose hashes are kept; an older delivery is refused, so that none is ever published twice."""
+"""Number of steps whose hashes are kept. An older delivery is refused, so that none is ever published twice."""
 _EVERY: Final = 100
 _FLOOR: Final = "floor"
 
 
 class DeliveryClaim(msgspec.Struct, frozen=True):
-    """What is stored under a hash."""
+    """The claim stored under a hash."""
 
     state: str
-    """``delivered``, ``split`` or ``nacked``; ``pruned`` under the floor."""
+    """``delivered``, ``split`` or ``nacked``; ``pruned`` under the key of the floor."""
     step: int
     records: int = 0
 
@@ -34,7 +34,7 @@ class ClaimMessage(NamedTuple):
     """A message that stores or removes a claim."""
 
     name: str
-    """The hash, or the floor."""
+    """The hash, or ``floor``."""
     claim: DeliveryClaim | None
 
 
@@ -43,7 +43,8 @@ _decode = msgspec.json.Decoder(DeliveryClaim).decode
 
 
 class DeliveryClaims:
-    """Claims of one destination. Exact as long as no other producer has its transactional id: then it is read anew."""
+    """Claims of one destination. Exact until another producer takes over its transactional id; then they must be read
+    again."""
 
     def __init__(self, owner: str, errors: KafkaErrors) -> None:
         self._owner, self._errors = owner, errors
@@ -68,7 +69,7 @@ class DeliveryClaims:
         return [ClaimMessage(delivery.hash, DeliveryClaim(state, delivery.step, delivery.records))]
 
     def pruning(self, delivery: Delivery) -> list[ClaimMessage]:
-        """Return, at every hundredth step, the messages that remove much older steps."""
+        """Return, at every hundredth step, the messages that remove the claims of steps older than ``KEPT_STEPS``."""
         floor = delivery.step - KEPT_STEPS
         # the first child prunes for all
         if delivery.step % _EVERY or floor <= 0 or (delivery.take is not None and delivery.skip):
@@ -77,7 +78,7 @@ class DeliveryClaims:
         return [ClaimMessage(_FLOOR, DeliveryClaim("pruned", floor)), *(ClaimMessage(name, None) for name in old)]
 
     def committed(self, messages: Sequence[ClaimMessage]) -> None:
-        """Take note of messages that are committed."""
+        """Apply committed messages."""
         for name, claim in messages:
             if claim is None:
                 self._known.pop(name, None)
@@ -85,7 +86,7 @@ class DeliveryClaims:
                 self._known[name] = claim
 
     def encoded(self, messages: Sequence[ClaimMessage]) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield key and value of each message."""
+        """Yield the encoded key and value of each message."""
         for name, claim in messages:
             yield self._key(name), None if claim is None else _encode(claim)
 
@@ -93,27 +94,28 @@ class DeliveryClaims:
         return f"{self._owner}/{name}".encode()
 
     def take(self, key: bytes | None, value: bytes | None) -> None:
-        """Take note of a message of the topic; those of other destinations are passed over."""
+        """Apply a message read from the topic; messages of other destinations are skipped."""
         prefix = self._key("")
         if key is not None and key.startswith(prefix):
             name = key.removeprefix(prefix).decode()
             if "/" in name:
-                return  # of an owner whose own name begins with ours
+                return  # belongs to an owner whose name starts with ours
             self.committed([ClaimMessage(name, None if value is None else _decode(value))])
 
 
 class ClaimReader:
-    """Reader of the topic from its beginning to its end."""
+    """Reader of the topic of deliveries, from beginning to end."""
 
     def __init__(self, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
         self._settings, self._errors, self._cluster = settings, errors, cluster
         self._topic = settings.deliveries_topic
 
     def read(self, claims: DeliveryClaims) -> None:
-        """Read all that is committed, after ``init_transactions`` has ended what an older owner had open.
+        """Read all committed claims; call it after ``init_transactions`` has ended the open transactions of older
+        owners.
 
-        Up to the end that readers of uncommitted messages see: the last stable offset may lie before one of our own
-        hashes as long as another pipeline's transaction is open, and a hash that is not seen would be written twice.
+        Reads up to the end for ``read_uncommitted``: the last stable offset may precede one of our own hashes while a
+        transaction of another pipeline is open, and a missed hash would be written twice.
         """
         found = self._cluster.whole(self._topic)
         consumer = make_client(Consumer, self._config(), self._errors)

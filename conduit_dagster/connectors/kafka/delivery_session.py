@@ -1,4 +1,4 @@
-"""The driver's transactional producer: fences older owners, commits messages and hash together."""
+"""The driver's transactional producer: fences older owners, and commits messages and hash together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 
 
 class SendError(Exception):
-    """Messages could not be written; nothing of their transaction is visible."""
+    """Messages could not be written. No message of their transaction is visible."""
 
     def __init__(self, error: KafkaError, topic: str) -> None:
         super().__init__(str(error))
@@ -28,11 +28,11 @@ class SendError(Exception):
 
 
 class DeliverySession:
-    """A producer with a transactional id, and the claims as they are since it has that id.
+    """Transactional producer, with the claims read since it took over the transactional id.
 
-    Whoever called ``init_transactions`` last owns the id: brokers refuse everything of an older owner, whose open
-    transaction they abort, or end if its commit was decided. Only then the topic of deliveries is read to its end. So
-    the claims are those of all transactions of this id that ever were or will be committed, but for our own.
+    The last caller of ``init_transactions`` owns the id: brokers fence every older owner and abort its open
+    transaction, or complete it if its commit was decided. Only then is the topic of deliveries read to its end. So the
+    claims include every transaction of this id that was or will be committed, except our own.
     """
 
     def __init__(self, owner: str, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
@@ -45,12 +45,12 @@ class DeliverySession:
 
     @contextmanager
     def opened(self) -> Generator[Producer]:
-        """Yield the producer for exclusive use; the first time, and after an error, older owners are fenced."""
+        """Yield the producer for exclusive use. Fences older owners at first use and after an error."""
         with self._lock:
             yield self._producer or self._open()
 
     def fence(self) -> None:
-        """End all that older owners hold open, and read what they have committed."""
+        """Fence older owners: end their open transactions, and read the claims that they have committed."""
         with self._lock:
             self.close()
             self._open()
@@ -75,7 +75,7 @@ class DeliverySession:
         }
 
     def close(self) -> None:
-        """Let the producer go; a transaction that is open is not committed."""
+        """Drop the producer; an open transaction is not committed."""
         with self._lock:
             producer, self._producer = self._producer, None
             if producer is not None:
@@ -85,16 +85,17 @@ class DeliverySession:
     # -- transactions -------------------------------------------------------------------------------------------
 
     def commit(self, send: Callable[[Producer], bool], claims: Sequence[ClaimMessage]) -> None:
-        """Run ``send``, write the claims and commit both as one transaction; nothing of it is visible before.
+        """Run ``send``, write the claims and commit both in one transaction. Nothing of it is visible before the
+        commit.
 
-        Raises ``SendError`` if a message could not be written; ``send`` returns False as soon as it knows. If the
-        outcome of the commit is not known, the producer is given up: the next one learns it from the brokers.
+        Raises ``SendError`` if a message could not be written; ``send`` returns False at the first failure. If the
+        outcome of the commit is unknown, the producer is dropped, and the next one learns the outcome from the brokers.
         """
         with self.opened() as producer:
             self.failures.clear()
             try:
                 producer.begin_transaction()
-                # the hashes last: others who read them wait for open transactions
+                # hashes are written last, because readers of their topic wait for open transactions
                 whole = send(producer) and self._write(producer, claims)
                 if whole:
                     self._commit(producer)
@@ -109,7 +110,7 @@ class DeliverySession:
             if not whole:
                 self._end(producer)
                 raise SendError(*(self.failures.first or (KafkaError(KafkaError._FAIL), "")))
-            # only here is it known that the brokers have committed
+            # only now is the commit certain
             self.claims.committed(claims)
 
     def _write(self, producer: Producer, claims: Sequence[ClaimMessage]) -> bool:
@@ -124,14 +125,14 @@ class DeliverySession:
                 producer.commit_transaction(self._settings.timeout)
                 return
             except KafkaException as error:
-                # the same call again is how a commit without an answer goes on
+                # repeating the call continues a commit whose response was lost
                 if not kafka_error(error).retriable() or time.monotonic() > deadline:
                     raise
 
     def _end(self, producer: Producer) -> None:
-        """Abort the transaction and give the producer up, which may have lost count of a partition's messages.
+        """Abort the transaction and drop the producer, which may have lost track of a partition's sequence numbers.
 
-        Where it can't abort, the beginning of the next one does.
+        If the abort fails, ``init_transactions`` of the next producer aborts it.
         """
         with suppress(KafkaException):
             producer.abort_transaction(self._settings.timeout)

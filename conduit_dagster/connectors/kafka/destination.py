@@ -1,4 +1,4 @@
-"""The ``kafka`` destination: messages written exactly once, in one transaction with the delivery's hash."""
+"""The ``kafka`` destination: writes messages exactly once, in one transaction with the delivery's hash."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ _DATA = {
     KafkaError.INVALID_MSG: "invalid_record",
     KafkaError.INVALID_TIMESTAMP: "invalid_timestamp",
 }
-"""Errors that are about some record."""
+"""Errors caused by a record."""
 
 
 class BatchRefusedError(Exception):
-    """The brokers refused messages without naming the record."""
+    """Brokers rejected messages without naming the record."""
 
 
 class KafkaDestination(StagedDestination):
-    """Messages of one or several topics.
+    """Destination that writes records as messages to one or several topics.
 
     Tasks stage messages; the driver writes a delivery's messages and its hash in one transaction. The topic
-    ``conduit-deliveries`` keeps the hashes of 1,000 steps. With at-least-once and at-most-once there are no
-    transactions. Messages with one key go to one partition, in the order of their records; readers must use
-    ``read_committed``, others see what aborted transactions leave.
+    ``conduit-deliveries`` keeps the hashes of 1,000 steps. At-least-once and at-most-once use no transactions. Messages
+    with the same key go to the same partition, in record order. Consumers must use ``read_committed``; others also see
+    the messages of aborted transactions.
     """
 
     name = "kafka"
@@ -77,17 +77,17 @@ class KafkaDestination(StagedDestination):
 
     @classmethod
     def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
-        """Return at-most-once alone if brokers don't confirm what they have written."""
+        """Return the possible strategies: only at-most-once unless ``acks`` is ``all``."""
         return cls.strategies if settings.get("acks", "all") == "all" else frozenset({"at-most-once"})
 
     @property
     def address(self) -> str:
-        """Servers and topic, with the template instead of the topic if it is not fixed."""
+        """Servers and topic; the template instead of the topic if records choose the topic."""
         return f"{self._settings.place} {self._settings.topic}"
 
     @property
     def dataset(self) -> Dataset | None:
-        """The topic, if it is one fixed name."""
+        """The topic, if its name is fixed."""
         if self._layout.topic is None:
             return None
         return Dataset(f"kafka://{self._settings.place.partition(',')[0]}", self._layout.topic)
@@ -105,7 +105,8 @@ class KafkaDestination(StagedDestination):
     # -- on the driver ------------------------------------------------------------------------------------------
 
     def staged_row(self, delivery: Delivery, place: int) -> Record | None:
-        """Return the record of ``opencdc/json``, else what the message holds: a JSON object as a document."""
+        """Return the record of a staged ``opencdc/json`` message; for other formats, a record with the message's value,
+        as a document if that is a JSON object."""
         message = staged_message(delivery, place)
         return None if message is None else self._layout.record(*message)
 
@@ -116,19 +117,19 @@ class KafkaDestination(StagedDestination):
         self._cluster.close()
 
     def check(self) -> None:
-        """Reach the brokers, create or check the topic of deliveries, and look for a topic with a fixed name."""
+        """Connect, create or check the topic of deliveries, and check a topic with a fixed name."""
         if self._is_exact:
             self._topics.check_deliveries()
         self._topics.check_fixed(self._layout.topic)
 
     def fence(self, epoch: int) -> None:
-        """Take over from older owners; what they have open is aborted, and nothing more of them is written."""
+        """Fence older owners: their open transactions are aborted, and nothing more of theirs is written."""
         if self._is_exact:
             self._topics.check_deliveries()
             self._session.fence()
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether the delivery's hash is in, and so its messages, which were committed with it."""
+        """Return whether the delivery was published: its hash is stored, and its messages were committed with it."""
         if not self._is_exact:
             return False
         with self._opened():
@@ -139,7 +140,7 @@ class KafkaDestination(StagedDestination):
         return self.claim_all([delivery], state)[0]
 
     def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
-        """Claim them in one transaction."""
+        """Claim the hashes in one transaction."""
         if not self._is_exact:
             return [state for _ in deliveries]
         with self._opened():
@@ -153,7 +154,7 @@ class KafkaDestination(StagedDestination):
             return [self._session.claims.state(one) or state for one in deliveries]
 
     def publish(self, delivery: Delivery) -> Target:
-        """Write messages and hash in one transaction. A hash stored as delivered means that all is done."""
+        """Write messages and hash in one transaction. Does nothing if the hash is already stored as delivered."""
         try:
             if self._is_exact:
                 self._publish_once(delivery)
@@ -186,7 +187,8 @@ class KafkaDestination(StagedDestination):
         return sender.send(chunks, lambda: reached("mid-publish", self.context.pipeline), delivery.records / 2)
 
     def _refused(self, failed: SendError, delivery: Delivery) -> Exception:
-        """Return the error for messages that were not written: about records, about a topic, or an outage."""
+        """Return the error for messages that were not written: ``Rejected`` for records or a topic named by them, or an
+        outage."""
         code, text = failed.error.code(), failed.error.str()
         if code in _DATA:
             if delivery.records == 1:

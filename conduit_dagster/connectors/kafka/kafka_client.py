@@ -1,4 +1,4 @@
-"""Configuration of the client library from a connector's settings."""
+"""Client configuration (librdkafka) from the settings of a connector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ C = TypeVar("C")
 
 
 def make_client(kind: Callable[[dict[str, Any]], C], config: dict[str, Any], errors: KafkaErrors) -> C:
-    """Return a new client. Raises ``FatalError`` if the library can't make one of these settings."""
+    """Create a client. Raises ``FatalError`` if the library rejects the settings."""
     try:
         return kind(config)
     except KafkaException as error:
@@ -23,13 +23,13 @@ def make_client(kind: Callable[[dict[str, Any]], C], config: dict[str, Any], err
 
 
 def client_config(settings: KafkaSettings, errors: KafkaErrors) -> dict[str, Any]:
-    """Return what all clients of a connector have in common."""
+    """Return the configuration shared by all clients of a connector."""
     remember(secret for secret in (settings.sasl_password, settings.client_key) if secret)
     config: dict[str, Any] = {
         "bootstrap.servers": ",".join(listed(settings.servers)),
         "client.id": settings.client_id,
         "error_cb": errors,
-        # what happens is told by errors; the library's own lines on stderr would come from every task
+        # errors are reported through error_cb; the library's own stderr lines would come from every task
         "log_level": 2,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,

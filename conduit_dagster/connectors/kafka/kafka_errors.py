@@ -1,4 +1,4 @@
-"""Classification of Kafka's errors: the code decides, never the text. Messages hold no secrets."""
+"""Classification of Kafka errors. The code decides, never the text. Messages contain no secrets."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PASSING: Final = (
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._RESOLVE,
     KafkaError._TIMED_OUT,
-    # the client looks for its group's coordinator at times, and what is read here needs no group
+    # the client looks up its group's coordinator now and then, but reading assigned partitions needs no group
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 )
-"""Errors that a reader of assigned partitions meets on its way and that pass, or that do not concern it."""
+"""Errors that a consumer of assigned partitions ignores: temporary, or without effect on it."""
 FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _SILENT: Final = (
     KafkaError._TRANSPORT,
@@ -59,13 +59,13 @@ _UNREACHABLE: Final = "start the brokers, or correct servers, tls.enabled and sa
 
 
 def kafka_error(error: Any) -> KafkaError:
-    """Return the error within an exception of the client."""
+    """Return the ``KafkaError`` of a client exception."""
     found = error.args[0] if isinstance(error, KafkaException) and error.args else error
     return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(found))
 
 
 class KafkaErrors:
-    """Translation of one connector's errors. As a client's ``error_cb`` it also notes why brokers don't answer."""
+    """Translation of one connector's errors. As ``error_cb`` of a client it also records why brokers don't respond."""
 
     def __init__(self, settings: KafkaSettings, operations: str) -> None:
         self._settings, self._place = settings, settings.place
@@ -74,14 +74,14 @@ class KafkaErrors:
         self._line: tuple[float, KafkaError] | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        """Note a failed login or connection: requests just time out then."""
+        """Record a failed login or connection, after which requests only time out."""
         if error.code() in _SECURITY:
             self._security = (time.monotonic(), error)
         elif error.code() in _LINE:
             self._line = (time.monotonic(), error)
 
     def verdict(self, error: Any, what: str, topic: str = "") -> ConduitError:
-        """Return the error to raise for one of the client's; ``what`` could not be done."""
+        """Return the error to raise for a client error; ``what`` describes the failed action."""
         found = kafka_error(error)
         if found.code() in _SILENT:
             found = self._recent(self._security) or found
@@ -106,7 +106,7 @@ class KafkaErrors:
         return self.outage(text, "kafka.server", "look into the brokers' log; nothing was lost")
 
     def _tls(self, what: str) -> ConduitError | None:
-        """Return the error if it is about TLS, which the client tells in part, or not at all."""
+        """Return the error if TLS is the cause, which the client reports only in part or not at all."""
         problem = tls_problem(self._settings)
         if problem is None:
             return None
@@ -114,23 +114,23 @@ class KafkaErrors:
         return make(f"{what}: {problem.message}", code, problem.fix)
 
     def _silence(self, text: str) -> str:
-        """Return a timeout's text with what has become of connections meanwhile."""
+        """Return the text of a timeout, extended by a recent connection error."""
         error = self._recent(self._line)
         return text if error is None or error.str() in text else f"{text}; {error.str()}"
 
     def _recent(self, noted: tuple[float, KafkaError] | None) -> KafkaError | None:
-        """Return an error that was noted while a request waited; an earlier one may be mended."""
+        """Return an error recorded while the request waited; None for an older one, whose cause may be fixed by now."""
         since, error = noted or (0.0, None)
         return error if time.monotonic() - since <= self._settings.timeout + 5 else None
 
     def unfit(self, error: Any) -> ConduitError:
-        """Return the error for settings of which no client can be made."""
+        """Return the error for settings that the client library rejects."""
         text = f"no client can be made: {kafka_error(error).str()}"
         fix = _TLS if self._settings.tls_enabled else "correct the settings that the message names"
         return self.fatal(text, "kafka.tls" if self._settings.tls_enabled else "kafka.refused", fix)
 
     def no_topic(self, topic: str) -> ConduitError:
-        """Return the error for a topic that is not there."""
+        """Return the error for a missing topic."""
         fix = f"kafka-topics.sh --bootstrap-server {self._place} --create --topic {topic or 'TOPIC'}"
         return self.fatal(f"there is no topic {topic}", "kafka.no_topic", fix, topic)
 

@@ -1,4 +1,4 @@
-"""Positions of the ``kafka`` source: for each topic its id, and the next offset of each partition."""
+"""Positions of the ``kafka`` source: for each topic its id and the next offset of each partition."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from conduit_dagster.msgspec_warmup import learn
 
 
 class TopicPosition(msgspec.Struct, frozen=True):
-    """How far a topic is read. Partitions have the numbers from 0, so a list holds them."""
+    """Position in a topic, with one entry per partition, in partition order from 0."""
 
     id: str
-    """The topic's id (KIP-516): a topic made anew under the same name has another."""
+    """Topic id (KIP-516): a topic recreated under the same name has another."""
     next: tuple[int, ...] = ()
-    """The offset that comes next, by partition."""
+    """The next offset, by partition."""
     first: tuple[int, ...] = ()
-    """The offset with which reading began, by partition: an observation, which identifies nothing."""
+    """The offset at which reading began, by partition: informational, not part of the position's identity."""
 
 
 class KafkaPosition(msgspec.Struct, frozen=True):
-    """How far all topics are read; also those that ``topics`` does not name any more."""
+    """Position in all topics, including those no longer listed in ``topics``."""
 
     topics: dict[str, TopicPosition] = {}
 
     def as_json(self) -> Any:
-        """Return the form that the state store keeps."""
+        """Return the position as JSON, for the state store."""
         return msgspec.json.decode(msgspec.json.encode(self))
 
     def place(self) -> Any:
-        """Return what goes into delivery hashes: ids and offsets."""
+        """Return topic ids and next offsets, the part that enters delivery hashes."""
         return {name: [one.id, *one.next] for name, one in sorted(self.topics.items())}
 
 
 def parse_position(position: Any) -> KafkaPosition:
-    """Return the position that :meth:`KafkaPosition.as_json` gave."""
+    """Parse a position from :meth:`KafkaPosition.as_json`."""
     return msgspec.convert(position, KafkaPosition)
 
 
@@ -50,20 +50,20 @@ class PartitionRange(NamedTuple):
 
 
 def ranges(start: KafkaPosition, end: KafkaPosition) -> Iterator[PartitionRange]:
-    """Yield what lies between two positions, in the order in which it is read: by topic, then by partition."""
+    """Yield the ranges between two positions, in reading order: by topic, then by partition."""
     for topic, last in sorted(end.topics.items()):
         before = start.topics.get(topic)
         for partition, (first, stop) in enumerate(zip(last.first, last.next, strict=True)):
             begin = first
             if before is not None and before.id == last.id and partition < len(before.next):
-                # where messages were skipped because they are gone, reading began anew further on
+                # after messages that are gone were skipped, reading restarted at a later offset
                 begin = max(first, before.next[partition])
             if stop > begin:
                 yield PartitionRange(topic, partition, begin, stop)
 
 
 def cut(start: KafkaPosition, end: KafkaPosition, boundary: Sequence[Any]) -> KafkaPosition:
-    """Return the position within a range at ``(topic, partition, next offset)``: what comes after it is not read."""
+    """Return the position within a range at ``(topic, partition, next offset)``; everything after it is unread."""
     place = (boundary[0], boundary[1])
     topics = dict(start.topics)
     for topic, last in sorted(end.topics.items()):

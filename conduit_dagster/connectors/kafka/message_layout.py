@@ -1,4 +1,4 @@
-"""Records as messages: topic, key, value, headers and time of each."""
+"""Conversion of records to messages: topic, key, value, headers and timestamp."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAYLOAD = "payload/json"
 
 
 class MessageError(Exception):
-    """A record that can't be a message, with the reason as a nack."""
+    """Error of a record that can't become a message, with its nack."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -32,26 +32,26 @@ class MessageError(Exception):
 
 
 class MessageLayout:
-    """Maker of messages by the settings of a destination."""
+    """Converter of records to messages, from the settings of a destination."""
 
     def __init__(self, settings: KafkaDestinationSettings) -> None:
         self._settings = settings
         template = compile_template(settings.topic)
         self.topic = template.literal
-        """The one topic of all records; None if each names its own."""
+        """The topic of all records; None if records choose their topics."""
         self._template: Callable[[Record], Any] = template
         self._format = make_format(settings.format, settings.format_options)
         self._is_payload = settings.format == _PAYLOAD
 
     def chunk(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
-        """Return the messages of those records that can be one, in order, and the refusals of the others."""
+        """Return the messages of valid records, in order, and the refusals of the others."""
         try:
             return self._chunk(records), []
         except Exception:  # noqa: BLE001  # one record is at fault: find it
             return self._one_by_one(records)
 
     def record(self, value: bytes | None, key: bytes | None) -> Record:
-        """Return the record that a message was made of, as far as the message tells."""
+        """Rebuild a record from a message, as far as the message contains it."""
         try:
             if isinstance(self._format, OpenCdcJson):
                 return decode(value or b"")
@@ -91,7 +91,7 @@ class MessageLayout:
         found: dict[str, list[int]] = {}
         last, topic = None, ""
         for place, record in enumerate(records):
-            # records that share their metadata go to the same topic only if nothing else decides
+            # reuse the topic of shared metadata only with the default template, which reads nothing else
             if record.metadata is not last or self._settings.topic != _BY_COLLECTION:
                 last, topic = record.metadata, self._topic_of(record)
             found.setdefault(topic, []).append(place)
@@ -105,7 +105,7 @@ class MessageLayout:
             name = require_topic(str(self._template(record)))
         except ValueError as error:
             raise MessageError("topic_name", str(error)) from None
-        # a record must not be able to write the hash of a delivery, or a consumer's offset
+        # a record must not be able to write the hash of a delivery, or an offset of a consumer group
         if name == self._settings.deliveries_topic or name.startswith("__"):
             raise MessageError("topic_name", f"{name} is not a topic for records")
         return name
@@ -118,7 +118,7 @@ class MessageLayout:
         data, refused = self._format.encode_block(records)
         if refused:
             raise ValueError(refused[0][1].message)
-        # these formats are JSON, in which a line feed is written as an escape
+        # safe to split: these formats are JSON, which escapes line feeds
         lines: list[bytes | None] = [*data.split(b"\n")]
         lines.pop()
         return lines
@@ -130,7 +130,7 @@ class MessageLayout:
         return data.removesuffix(b"\n")
 
     def _headers(self, records: list[Record]) -> list[Any] | None:
-        """Return the headers of each record; None if there are none at all."""
+        """Return the headers of each record; None if no record has any."""
         if self._settings.headers == "none":
             return None
         found: list[Any] = []
@@ -154,7 +154,7 @@ class MessageLayout:
 
 _BY_COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
 _HEADER = 10
-"""Bytes that a header's lengths may take."""
+"""Maximum bytes of the length fields of a header."""
 
 
 def _as_bytes(parts: Iterable[Any]) -> list[bytes | None]:

@@ -1,4 +1,4 @@
-"""Sending a delivery's messages with a client, and what became of them."""
+"""Sending of a delivery's messages through a producer, and tracking of failures."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import MessageGroup, StagedChunk
 
 _WAITING = 200_000
-"""Most messages that wait in the client."""
+"""Maximum number of messages in the producer's queue."""
 _QUEUE = 1_000_000
-"""Room for what one chunk adds to them: the client never refuses one, or a later one could overtake it."""
+"""Queue capacity, with room for one more chunk: the producer never refuses a message, after which a later one could
+overtake it."""
 _BYTES = 64_000_000
-"""Most bytes that wait in the client."""
+"""Maximum bytes in the producer's queue."""
 _POLL = 0.01
 
 
 class SendFailures:
-    """What could not be written: as a client's ``on_delivery`` it hears of failed messages only."""
+    """Delivery failures, collected as ``on_delivery`` of a producer, which is called for failed messages only."""
 
     def __init__(self) -> None:
         self.first: tuple[KafkaError, str] | None = None
-        """The first error, and the topic."""
+        """The first error, with its topic."""
         self.thrown_away = False
-        """Whether messages were thrown away."""
+        """Whether messages were purged."""
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """Note a failed message."""
+        """Record a failed message."""
         if error is not None:
             self.add(error, message.topic() or "")
 
     def add(self, error: KafkaError, topic: str) -> None:
-        """Note the first error. Messages that are thrown away after one tell nothing of their own."""
+        """Record the first error. Messages purged after an error are no errors of their own."""
         if error.code() in _THROWN_AWAY:
             self.thrown_away = True
         elif self.first is None:
             self.first = (error, topic)
 
     def clear(self) -> None:
-        """Forget them, before the next delivery."""
+        """Reset before the next delivery."""
         self.first, self.thrown_away = None, False
 
 
@@ -55,14 +56,14 @@ def producer_config(settings: KafkaDestinationSettings, errors: KafkaErrors, fai
     """Return the configuration of a producer without transactions."""
     return client_config(settings, errors) | {
         "acks": {"all": "all", "one": 1, "none": 0}[settings.acks],
-        # keeps the order within a partition, and writes nothing twice, when it has to send again
+        # keeps the order within a partition and writes no duplicates on retries
         "enable.idempotence": settings.acks == "all",
-        # without it only one request at a time keeps the order
+        # without idempotence, order requires a single request in flight
         "max.in.flight": 5 if settings.acks == "all" else 1,
-        # as Java clients: a key goes to the same partition, whoever writes it
+        # the partitioner of Java clients: a key goes to the same partition from any client
         "partitioner": "murmur2_random",
         "compression.type": settings.compression,
-        # a message of just that size has to fit, with what the protocol adds to it
+        # a message of exactly that size must fit, with the overhead of the protocol
         "message.max.bytes": settings.batch_bytes + 1_024,
         "message.timeout.ms": round(settings.message_timeout * 1_000),
         "linger.ms": settings.linger * 1_000,
@@ -74,14 +75,16 @@ def producer_config(settings: KafkaDestinationSettings, errors: KafkaErrors, fai
 
 
 class MessageSender:
-    """Sender of chunks with a producer, within bounds of memory. Returns when all are handed over, not when written."""
+    """Sender of chunks through a producer, with bounded memory. Returns once all messages are queued, not once they are
+    written."""
 
     def __init__(self, producer: Producer, failures: SendFailures, timeout: float) -> None:
         self._producer, self._failures, self._timeout = producer, failures, timeout
         self._bytes = 0
 
     def send(self, chunks: Iterator[tuple[int, StagedChunk]], at_half: Callable[[], None], half: float) -> bool:
-        """Send the chunks in order; return False as soon as a message failed. ``at_half``: called on the way."""
+        """Send the chunks in order; return False as soon as a message has failed. Calls ``at_half`` after ``half``
+        records."""
         sent, passed = 0, False
         for _, chunk in chunks:
             self._make_room(chunk)
@@ -124,7 +127,7 @@ class MessageSender:
         self._bytes += chunk.bytes
 
     def _wait(self, most: int) -> None:
-        """Wait until at most so many messages wait in the client, as long as it makes progress."""
+        """Wait until at most ``most`` messages are queued; time out without progress."""
         left, heard = len(self._producer), time.monotonic()
         while left > most and self._failures.first is None:
             self._producer.poll(_POLL)

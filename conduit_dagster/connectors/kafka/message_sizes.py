@@ -1,4 +1,4 @@
-"""How many bytes messages have, learned from a few of them, to bound a step in bytes before it is read."""
+"""Message sizes, estimated from samples, to bound the bytes of a step before it is read."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.step_shares import Place, within_bytes
 
 _LARGEST: Final = 1_048_588
-"""Bytes that brokers allow a message by default; assumed of one that could not be looked at."""
+"""Default ``message.max.bytes`` of brokers; assumed for messages that could not be sampled."""
 _MOST: Final = 4
-"""Partitions that are looked at for one step: those of which it takes most."""
+"""Maximum number of partitions sampled per step: those with the most messages in it."""
 _SAMPLE: Final = 200
 _FRESH: Final = 1.0
-"""Seconds for which a sample is good: taking one costs as much as reading some thousand messages."""
+"""Seconds for which a sample is valid: taking one costs as much as reading some thousand messages."""
 _PATIENCE: Final = 1.0
 
 
 class MessageSizes:
-    """Average bytes of messages by partition, sampled where a step begins and where it would end.
+    """Average message size by partition, sampled at the beginning and the prospective end of a step.
 
-    What lies between is not known: where sizes are mixed, a step may have more bytes than its limit.
+    Messages in between are not sampled: with mixed sizes, a step may exceed its limit of bytes.
     """
 
     def __init__(self, settings: KafkaSourceSettings, errors: KafkaErrors) -> None:
@@ -38,7 +38,7 @@ class MessageSizes:
         self._taken_at = 0.0
 
     def bounded(self, begins: Mapping[Place, int], taken: Mapping[Place, int], limit: int) -> dict[Place, int]:
-        """Return how many of the messages in ``taken`` have about ``limit`` bytes; of each partition at least one."""
+        """Reduce ``taken`` to about ``limit`` bytes, but at least one message per partition."""
         wanted = {place: count for place, count in taken.items() if count}
         if sum(wanted.values()) * max([_LARGEST, *self._known.values()]) > limit:
             self._refresh(begins, wanted)
@@ -46,7 +46,8 @@ class MessageSizes:
         return dict(taken)
 
     def of(self, place: Place, unknown: float = _LARGEST) -> float:
-        """Return the average of a partition; of one that was not looked at the largest of its topic, or of all."""
+        """Return the average size in a partition; if it was not sampled, the largest average of its topic, or of
+        all."""
         if place in self._known:
             return self._known[place]
         of_topic = [size for (topic, _), size in self._known.items() if topic == place[0]]
@@ -62,7 +63,7 @@ class MessageSizes:
         self._taken_at = time.monotonic()
 
     def _sample(self, offsets: Mapping[Place, int]) -> dict[Place, float]:
-        """Return the average bytes of some messages from these offsets on: 0 where there is none any more."""
+        """Return the average size of some messages from these offsets on: 0 if there are no more."""
         found: dict[Place, float] = {}
         deadline = time.monotonic() + _PATIENCE
         try:
@@ -72,21 +73,21 @@ class MessageSizes:
                 found = _averages(some_messages(consumer, _SAMPLE)) | found
             consumer.unassign()
         except KafkaException:
-            self.close()  # whatever it is, reading meets it too
+            self.close()  # ignored here: reading will fail with the same error
         return {place: found.get(place, float(_LARGEST)) for place in offsets}
 
     def _opened(self, topics: frozenset[str]) -> Consumer:
-        # a consumer looks for a further topic only once a second
+        # new consumer, because an existing one discovers a new topic only once a second
         if self._consumer is None or not topics <= self._topics:
             self.close()
             config = consumer_config(self._settings, self._errors)
-            # what is thrown away must not cost much, and aborted messages tell as much as others
+            # small fetches, since samples are discarded; aborted messages are as good a sample as others
             more = {"queued.min.messages": 1, "fetch.message.max.bytes": 65_536, "isolation.level": "read_uncommitted"}
             self._consumer, self._topics = make_client(Consumer, config | more, self._errors), topics
         return self._consumer
 
     def close(self) -> None:
-        """Let the consumer go; the next sample makes another."""
+        """Close the consumer; the next sample creates another."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()

@@ -1,4 +1,4 @@
-"""The task's side of the source: reads ranges of offsets, committed messages only."""
+"""Source, task side: reads ranges of offsets, committed messages only."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from conduit_dagster.sdk import Block, Keys, ReadOptions
 
 HEADER = "kafka.header."
 BINARY = ".base64"
-"""End of the metadata key of a header that is no text."""
+"""Suffix of the metadata key of a header that is not UTF-8."""
 _FIRST_BATCH = 100
 _LOGIN = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
 def consumer_config(settings: KafkaSourceSettings, errors: KafkaErrors) -> dict[str, Any]:
-    """Return the configuration of a consumer that is assigned partitions, and joins no group."""
+    """Return the configuration of a consumer with assigned partitions, without group membership."""
     return client_config(settings, errors) | {
         "group.id": settings.group_id or "conduit",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "isolation.level": "read_committed",
-        # an offset that is gone is an error, never another offset
+        # a missing offset is an error and never resets to another offset
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
         "check.crcs": True,
-        # the end of a range may be behind the last message, where only an empty answer tells it
+        # the end of a range may lie after the last message, which only an empty response reveals
         "fetch.wait.max.ms": 20,
         "queued.min.messages": 50_000,
-        # once so many wait, the client looks again after this, and not after a second
+        # pause before the next fetch once that many messages are queued; the default is a second
         "fetch.queue.backoff.ms": 5,
         "queued.max.messages.kbytes": 65_536,
     }
 
 
 class PartitionReader:
-    """Reader of one split: ranges of partitions, one after the other."""
+    """Reader of one split: its ranges of offsets, one after another."""
 
     def __init__(self, settings: KafkaSourceSettings, errors: KafkaErrors, labels: dict[str, str]) -> None:
         self._settings, self._errors, self._labels = settings, errors, labels
 
     def blocks(self, parts: Sequence[PartitionRange], options: ReadOptions) -> Iterator[Block]:
-        """Yield the messages of the ranges. What was read before an error is yielded before it is raised."""
-        # a consumer looks for a further topic only once a second
+        """Yield the messages of the ranges. Messages read before an error are yielded before it is raised."""
+        # one consumer per topic, because an existing one discovers a new topic only once a second
         for _, mine in groupby(parts, lambda part: part.topic):
             consumer = make_client(Consumer, consumer_config(self._settings, self._errors), self._errors)
             try:
@@ -81,7 +81,7 @@ class PartitionReader:
                 return
             if error is not None:
                 self._look_at(error, part)
-            # never the end of a range, just of patience
+            # a timeout, which never counts as the end of the range
             if time.monotonic() - heard > self._settings.timeout:
                 what = f"no answer for {self._settings.timeout:g} s at {part.topic}/{part.partition}/{expected}"
                 raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
@@ -102,7 +102,7 @@ class PartitionReader:
         return self._errors.fatal(message, "kafka.gap", fix, part.topic)
 
     def _look_at(self, error: KafkaError, part: PartitionRange) -> None:
-        """Raise for an error of the partition; one of a connection passes, the client connects again by itself."""
+        """Raise for an error of the partition. Connection errors are ignored, since the client reconnects by itself."""
         where = f"{part.topic}, partition {part.partition}"
         if error.code() == KafkaError._AUTO_OFFSET_RESET or error.code() == KafkaError.OFFSET_OUT_OF_RANGE:
             message = f"{where}: messages from {part.begin} to {part.end} are not all there any more"
@@ -118,7 +118,8 @@ GONE = (
 
 
 def some_messages(consumer: Consumer, count: int) -> list[Message]:
-    """Return what has come, up to ``count`` messages; wait for the first. With a timeout it would wait for all."""
+    """Return the available messages, up to ``count``, waiting for the first only: ``consume`` with a timeout waits for
+    all."""
     found = consumer.consume(count, 0)
     if not found and (found := consumer.consume(1, 1.0)) and count > 1:
         found += consumer.consume(count - 1, 0)
@@ -126,10 +127,10 @@ def some_messages(consumer: Consumer, count: int) -> list[Message]:
 
 
 def _sorted(got: list[Message], end: int) -> tuple[list[Message], bool, KafkaError | None]:
-    """Return the messages of the range, whether it is read to its end, and an error.
+    """Return the messages of the range, whether its end was reached, and an error.
 
-    The end is an offset: the partition's own end event, which follows control messages and what is compacted away, or
-    a message behind the range.
+    The end is an offset, reached by a message after the range or by the partition's EOF event, which follows control
+    messages and offsets removed by compaction.
     """
     for place, message in enumerate(got):
         error = message.error()
@@ -144,13 +145,13 @@ def _sorted(got: list[Message], end: int) -> tuple[list[Message], bool, KafkaErr
 
 
 def _fitting(messages: list[Message], options: ReadOptions) -> int:
-    """Return how many messages to take next: as many as fit a block, judged by the last ones."""
+    """Return the number of messages to consume next: as many as fit a block, estimated from the last ones."""
     size = sum(map(len, messages)) // len(messages) + 1
     return max(1, min(options.block_records, 4 * options.block_bytes // size))
 
 
 class RecordMaker:
-    """Maker of the records of one partition."""
+    """Converter of the messages of one partition to records."""
 
     def __init__(self, labels: dict[str, str], part: PartitionRange, offsets: bool, keys: Keys) -> None:
         self._own = {**labels, COLLECTION: part.topic, "kafka.partition": str(part.partition)}
@@ -190,7 +191,7 @@ class RecordMaker:
             if headers or offsets:
                 metadata, last = self._metadata(message, time_, headers), None
             elif time_ != last:
-                # messages of one millisecond share their metadata
+                # messages with the same timestamp share their metadata
                 metadata, last = self._metadata(message, time_, None), time_
             position = f"{prefix}{message.offset()}" if positions else ""
             records.append(Record(position, metadata, message.value(), message.key()))

@@ -1,4 +1,4 @@
-"""The driver's producer for at-least-once and at-most-once: no transaction, and nothing twice within a session."""
+"""The driver's producer for at-least-once and at-most-once: no transactions; no duplicates within a session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 
 
 class PlainProducer:
-    """A producer that is made when it is needed, and made anew after an error."""
+    """A producer created on demand, and again after an error."""
 
     def __init__(self, settings: KafkaDestinationSettings, errors: KafkaErrors) -> None:
         self._settings, self._errors = settings, errors
@@ -23,7 +23,7 @@ class PlainProducer:
         self.failures = SendFailures()
 
     def send(self, send: Callable[[Producer], bool]) -> None:
-        """Run ``send`` and return when the brokers have confirmed every message. Raises ``SendError`` otherwise."""
+        """Run ``send`` and wait until the brokers have acknowledged every message. Raises ``SendError`` otherwise."""
         if self._producer is None:
             config = producer_config(self._settings, self._errors, self.failures)
             self._producer = make_client(Producer, config, self._errors)
@@ -32,7 +32,7 @@ class PlainProducer:
             send(self._producer)
             self._flush(self._producer)
         except BaseException as error:
-            # what still waits in the client must not be written behind a repetition of it
+            # queued messages must not be written after the delivery is repeated
             self.close()
             if isinstance(error, KafkaException):
                 raise self._errors.verdict(error, "messages can't be written") from None
@@ -46,7 +46,7 @@ class PlainProducer:
             raise SendError(*self.failures.first)
 
     def close(self) -> None:
-        """Let the producer go, with what was not written."""
+        """Drop the producer, with its unsent messages."""
         producer, self._producer = self._producer, None
         if producer is not None:
             with suppress(KafkaException, RuntimeError):

@@ -1,4 +1,4 @@
-"""Settings of the ``kafka`` connector, named as Conduit's where Conduit has them."""
+"""Settings of the ``kafka`` connector, with Conduit's names where Conduit has them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _PORT = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/@]+)(:[0-9]{1,5})?")
 
 
 def refused(kind: LiteralString, message: str, fix: str | None) -> PydanticCustomError:
-    """Return the error of a setting."""
+    """Return the error for a validator of a setting to raise."""
     return PydanticCustomError(kind, "{message}", {"message": message, "fix": fix})
 
 
 def require_topic(name: str) -> str:
-    """Return the name of a topic. Raises ``ValueError`` for one that Kafka does not allow."""
+    """Validate the name of a topic. Raises ``ValueError`` for a name that Kafka does not allow."""
     if not name or name in (".", ".."):
         raise ValueError("the name of the topic is empty" if not name else f"{name!r} is not a topic's name")
     if len(name.encode()) > TOPIC_BYTES:
@@ -92,16 +92,16 @@ def _template(text: str) -> str:
 
 
 class KafkaSettings(ConnectorSettings):
-    """Settings that source and destination share: servers, login and TLS."""
+    """Connection settings that source and destination share: servers, login and TLS."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 
     servers: Annotated[str, AfterValidator(_servers)]
-    """Some brokers of the cluster, from which the others are found: ``host:9092,other:9092``."""
+    """Bootstrap servers, from which the other brokers are discovered: ``host:9092,other:9092``."""
     client_id: str = Field("conduit-connector-kafka", alias="clientID")
-    """The name under which the brokers know the connections, in their logs and quotas."""
+    """The client id, for the logs and quotas of the brokers."""
     sasl_mechanism: Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field("", alias="saslMechanism")
-    """How to log in. Empty: there is no login."""
+    """The SASL mechanism. Empty: no authentication."""
     sasl_username: str = Field("", alias="saslUsername")
     """The user for ``saslMechanism``."""
     sasl_password: str = Field("", alias="saslPassword", repr=False)
@@ -109,15 +109,15 @@ class KafkaSettings(ConnectorSettings):
     tls_enabled: bool = Field(False, alias="tls.enabled")
     """Whether connections use TLS."""
     ca_cert: str = Field("", alias="caCert")
-    """The certificate authority of the brokers as PEM text. Empty: those of the machine."""
+    """The certificate authority of the brokers as PEM text. Empty: the authorities of the operating system."""
     client_cert: str = Field("", alias="clientCert")
-    """The client's certificate as PEM text, where brokers ask for one."""
+    """The client's certificate as PEM text, if the brokers require one."""
     client_key: str = Field("", alias="clientKey", repr=False)
     """The private key of ``clientCert`` as PEM text."""
     insecure_skip_verify: bool = Field(False, alias="insecureSkipVerify")
-    """Accept any certificate of a broker: connections can then be intercepted."""
+    """Accept any certificate of a broker. Connections can then be intercepted."""
     timeout: PositiveDuration = 30.0
-    """How long brokers may be silent before the run stops with a transient error."""
+    """How long to wait for a response of the brokers before the run stops with a transient error."""
 
     @model_validator(mode="after")
     def _check_login(self) -> KafkaSettings:
@@ -139,12 +139,12 @@ class KafkaSettings(ConnectorSettings):
 
     @property
     def place(self) -> str:
-        """The servers, for people."""
+        """The servers, for messages."""
         return ",".join(listed(self.servers))
 
 
 class KafkaSourceSettings(KafkaSettings):
-    """Reads the messages of topics: the value is the payload, raw bytes, and the key is the key."""
+    """Reads messages of topics: the value becomes the payload and the key the key, both as raw bytes."""
 
     idle_keys: ClassVar[Mapping[str, str]] = {
         "retryGroupJoinErrors": _GROUP,
@@ -153,23 +153,23 @@ class KafkaSourceSettings(KafkaSettings):
     }
 
     topics: Annotated[str, AfterValidator(_topics)]
-    """The topics, separated by commas. One that begins with ``^`` is a regular expression (RE2) for whole names:
+    """The topics, separated by commas. A name that begins with ``^`` is a regular expression (RE2) for whole names:
     ``^orders-.*``; topics that match it later are read from their beginning."""
     read_from_beginning: bool = Field(False, alias="readFromBeginning")
-    """Where to start at the first run: with the oldest message, or with what comes after that moment."""
+    """Where the first run starts: at the oldest message if true, else after the latest one."""
     start_from: Annotated[str, AfterValidator(_start)] = Field("", alias="start-from")
     """In place of ``readFromBeginning``: ``earliest``, ``latest``, or a time such as ``2026-08-02T10:00:00Z``."""
     on_gone: Literal["fail", "skip"] = Field("fail", alias="on-gone")
-    """What to do if messages that were not read yet are gone (retention, or a topic made anew): ``fail`` names them
-    and stops; ``skip`` loses them and goes on with the oldest message that is there."""
+    """What to do if unread messages are gone (retention, or a recreated topic). ``fail``: the pipeline stops with an
+    error that names them; ``skip``: they are lost, and reading continues with the oldest message."""
     dense_offsets: bool = Field(False, alias="dense-offsets")
-    """Say that the topics have no gaps between offsets: no transactions, no compaction. Then a step is read by several
-    tasks. A gap stops the run before anything of the step is delivered."""
+    """Declare that the topics have no gaps between offsets: no transactions, no compaction. Then several tasks read a
+    step. A gap stops the run before anything of the step is delivered."""
     offset_metadata: bool = Field(False, alias="offset-metadata")
-    """Also give each record its offset as ``kafka.offset``. It is in the record's position anyway; records that share
-    their metadata are faster."""
+    """Also store the offset of each record as metadata ``kafka.offset``. The record's position contains it anyway;
+    without it, records can share their metadata, which is faster."""
     commit_offsets: bool = Field(False, alias="commit-offsets")
-    """Also commit the offsets of delivered messages to the group, for monitors of its lag. They are never read back."""
+    """Also commit the offsets of delivered messages to the group, for lag monitoring. They are never read back."""
     group_id: str = Field("", alias="groupID")
     """The group for ``commit-offsets``. Empty: ``conduit-PIPELINE/CONNECTOR``."""
 
@@ -181,17 +181,17 @@ class KafkaSourceSettings(KafkaSettings):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Topics by name."""
+        """Topics listed by name."""
         return tuple(dict.fromkeys(one for one in listed(self.topics) if not one.startswith("^")))
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Patterns of topics."""
+        """Patterns in ``topics``."""
         return tuple(one for one in listed(self.topics) if one.startswith("^"))
 
     @property
     def start(self) -> int | Literal["earliest", "latest"]:
-        """Where to start: a time in milliseconds, or an end."""
+        """Where to start: a timestamp in milliseconds, ``earliest`` or ``latest``."""
         if self.start_from in ("earliest", "latest"):
             return self.start_from
         return _moment(self.start_from) if self.start_from else "earliest" if self.read_from_beginning else "latest"
@@ -207,39 +207,39 @@ class KafkaDestinationSettings(KafkaSettings):
     open_keys: ClassVar[tuple[str, ...]] = ("sdk.*",)
 
     topic: Annotated[str, AfterValidator(_template)] = '{{ index .Metadata "opencdc.collection" }}'
-    """The topic, or a Go template that gives its name for a record."""
+    """The topic, or a Go template that returns its name for each record."""
     format: str = Field("opencdc/json", alias="sdk.record.format")
-    """What a message holds: ``opencdc/json`` (Conduit's record), ``payload/json`` (``.Payload.After``: raw data as it
-    is, a document as JSON, none as a tombstone), ``debezium/json``, or ``template``."""
+    """The format of messages: ``opencdc/json`` (Conduit's record), ``payload/json`` (``.Payload.After``: raw data as
+    is, a document as JSON, no payload as a tombstone), ``debezium/json``, or ``template``."""
     format_options: str = Field("", alias="sdk.record.format.options")
     """The template, such as ``{{ toJson .Payload.After }}``, or the options of ``debezium/json``."""
     headers: Literal["kafka", "none"] = "kafka"
-    """``kafka``: metadata ``kafka.header.NAME`` become headers; ``none``: messages have none."""
+    """``kafka``: metadata ``kafka.header.NAME`` becomes headers; ``none``: messages have no headers."""
     timestamp: Literal["broker", "createdAt"] = "broker"
-    """A message's time: when it is written, or the record's ``opencdc.createdAt`` where it has one."""
+    """The timestamp of a message: the time of writing, or the record's ``opencdc.createdAt`` if it has one."""
     create_topics: Literal["auto", "never"] = Field("auto", alias="create-topics")
-    """``auto`` creates a topic that is missing with the cluster's default number of partitions and copies. ``never``:
-    the run fails if the topic has one fixed name; if records name their topics, those of a missing one are nacked."""
+    """``auto`` creates a missing topic with the cluster's default partitions and replicas. ``never``: the run fails if
+    the topic is fixed; if records choose their topics, those of a missing topic are nacked."""
     acks: Literal["all", "one", "none"] = "all"
-    """Which brokers have to confirm a message. With less than ``all`` messages can be lost, and only at-most-once can
-    be kept."""
+    """Which brokers must acknowledge a message. With less than ``all`` messages can be lost, and only at-most-once is
+    possible."""
     compression: Literal["snappy", "gzip", "lz4", "zstd", "none"] = "snappy"
-    """How batches of messages are compressed."""
+    """Compression of message batches."""
     batch_bytes: int = Field(1_000_012, alias="batchBytes", ge=1_000, le=1_000_000_000)
-    """Maximum bytes of a request, and of a message with its key and headers before compression. A record that makes a
-    larger one is nacked."""
+    """Maximum bytes of a request, and of a message with its key and headers before compression. A record whose message
+    is larger is nacked."""
     delivery_timeout: Duration = Field(0.0, alias="deliveryTimeout")
-    """How long writing a message may take, repetitions included; 0s: two minutes."""
+    """How long writing a message may take, including retries; 0s: two minutes."""
     linger: Duration = 0.005
-    """How long a message waits for others to go with it."""
+    """How long a message waits for others to fill a batch."""
     transaction_timeout: PositiveDuration = Field(120.0, alias="transaction-timeout")
-    """How long one delivery may take with exactly-once. A run that died holds up readers of ``read_committed`` for that
-    long, unless it is started again before. The brokers' ``transaction.max.timeout.ms`` is its limit."""
+    """How long one delivery may take with exactly-once. After a crash, ``read_committed`` consumers are blocked for
+    that long, unless the run is started again before. Limited by the brokers' ``transaction.max.timeout.ms``."""
     transactional_id: str = Field("", alias="transactional-id")
-    """The name under which the brokers know this destination. Empty: ``conduit-PIPELINE/CONNECTOR``. No two projects
-    that write to the same cluster may use the same one."""
+    """The transactional id of this destination. Empty: ``conduit-PIPELINE/CONNECTOR``. No two projects that write to
+    the same cluster may use the same one."""
     deliveries_topic: str = Field("conduit-deliveries", alias="deliveries-topic")
-    """The compacted topic that holds the hashes of deliveries, for exactly-once. It is created if it is missing."""
+    """The compacted topic of delivery hashes, for exactly-once. It is created if it does not exist."""
 
     @model_validator(mode="after")
     def _check_format(self) -> KafkaDestinationSettings:
@@ -254,7 +254,7 @@ class KafkaDestinationSettings(KafkaSettings):
 
     @property
     def message_timeout(self) -> float:
-        """Seconds that a message may take; within a transaction never more than that has."""
+        """Seconds that writing a message may take, at most ``transaction-timeout``."""
         return min(self.delivery_timeout or 120.0, self.transaction_timeout)
 
 

@@ -29,19 +29,19 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split
 
 _BYTES = 100
-"""Assumed of a message whose partition was not looked at."""
+"""Assumed bytes of a message if its partition was not sampled."""
 
 
 class KafkaSource(Source):
-    """Messages as records: the value is the payload and the key the key, both raw bytes.
+    """Source of messages as records: the value becomes the payload and the key the key, both as raw bytes.
 
-    Reads committed messages only. A step takes a share of each partition and gives topic after topic, partition after
-    partition; within a partition the order is Kafka's. No consumer group is joined: positions are kept by the pipeline.
-    ``delivery.batch-size`` limits a step's offsets, ``delivery.batch-bytes`` its bytes as a few messages tell them.
+    Reads committed messages only. A step takes a share of each partition and reads it topic by topic, partition by
+    partition; within a partition the order is Kafka's. No consumer group is joined: the pipeline stores the positions.
+    ``delivery.batch-size`` limits the offsets of a step, ``delivery.batch-bytes`` its bytes, estimated from samples.
 
-    A range can be read again: what compaction removes meanwhile was replaced by a later message, and a step whose
-    staging is lost after it was prepared is compared with what was decided: it is delivered as it was, or the run stops
-    (``delivery.rebuild_differs``).
+    A range can be read again. A message that compaction removes meanwhile was replaced by a later one. A step whose
+    staging is lost after it was prepared is compared with the prepared decision: it is delivered unchanged, or the run
+    stops (``delivery.rebuild_differs``).
     """
 
     name = "kafka"
@@ -60,12 +60,12 @@ class KafkaSource(Source):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """The plugin alone: topics are told apart by their ids, and one may be added while others go on."""
+        """The plugin only: topics are identified by their ids, and can be added while others continue."""
         return {"plugin": self.name}
 
     @property
     def dataset(self) -> Dataset | None:
-        """The topic, if it is one."""
+        """The topic, if the source reads just one."""
         names = self._settings.names
         if len(names) != 1 or self._settings.patterns:
             return None
@@ -79,10 +79,10 @@ class KafkaSource(Source):
         if committer is not None:
             committer.close()
 
-    # -- where to start -----------------------------------------------------------------------------------------
+    # -- start positions ----------------------------------------------------------------------------------------
 
     def initial(self) -> Position:
-        """Return where the first run starts; topics that it does not name are read from their beginning."""
+        """Return the start of the first run; topics missing in it are read from their beginning."""
         start = self._settings.start
         if start == "earliest":
             return KafkaPosition().as_json()
@@ -93,11 +93,11 @@ class KafkaSource(Source):
         return KafkaPosition(topics).as_json()
 
     def check(self) -> None:
-        """Reach the brokers and look for the topics."""
+        """Connect and check that the topics exist."""
         self._known()
 
     def _known(self) -> dict[str, KnownTopic]:
-        """Return the topics that ``topics`` names. Raises ``FatalError`` if one is missing."""
+        """Return the topics of the setting ``topics``. Raises ``FatalError`` if one is missing."""
         names = [*self._settings.names, *self._cluster.matching(self._settings.patterns)]
         known = self._cluster.known(sorted(set(names)))
         for name in self._settings.names:
@@ -106,17 +106,17 @@ class KafkaSource(Source):
         return known
 
     def place(self, position: Position) -> Any:
-        """Return ids and offsets."""
+        """Return topic ids and next offsets."""
         return parse_position(position).place()
 
     def horizon(self) -> Any:
-        """Return the ends of all partitions."""
+        """Return the current end of each partition."""
         return {name: list(one.high) for name, one in self._known().items()}
 
-    # -- how far ------------------------------------------------------------------------------------------------
+    # -- planning -----------------------------------------------------------------------------------------------
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Return how far a step may read: a share of what each partition has, up to its last stable offset."""
+        """Return the end of the next step: a share of each partition's messages, up to its last stable offset."""
         before = parse_position(start)
         known = self._known()
         if self._settings.on_gone != "skip":
@@ -138,7 +138,8 @@ class KafkaSource(Source):
         return KafkaPosition(topics).as_json()
 
     def _require_read(self, before: KafkaPosition, known: Mapping[str, KnownTopic]) -> None:
-        """Raise ``FatalError`` for a topic that a pattern had found and that is gone, read to its end or not."""
+        """Raise ``FatalError`` for a deleted topic that a pattern had matched, whether or not it was read to its
+        end."""
         for name in before.topics.keys() - known.keys():
             if any(re2.fullmatch(pattern, name) for pattern in self._settings.patterns):
                 message = f"the topic {name} was deleted, perhaps with messages that were not read"
@@ -146,7 +147,7 @@ class KafkaSource(Source):
                 raise self._errors.fatal(message, "kafka.no_topic", fix, name)
 
     def _begin(self, before: TopicPosition | None, topic: KnownTopic) -> TopicPosition:
-        """Return where reading of a topic goes on; partitions that were added are read from their beginning."""
+        """Return the position at which a topic continues; added partitions are read from their beginning."""
         if before is None:
             return TopicPosition(topic.id, topic.low, topic.low)
         if problem := self._problem(before, topic):
@@ -163,7 +164,7 @@ class KafkaSource(Source):
         return TopicPosition(topic.id, (*moved, *topic.low[count:]), (*first, *topic.low[count:]))
 
     def _problem(self, before: TopicPosition, topic: KnownTopic) -> ConduitError | None:
-        """Return the error for a topic whose next message is not there: gone, or never the same topic."""
+        """Return the error for a topic whose next message is missing: it was removed, or the topic was recreated."""
         if before.id != topic.id:
             message = f"the topic {topic.name} was made anew: its messages are others than those that were read"
             return self._errors.fatal(message, "kafka.topic_changed", GONE.format(topic=topic.name), topic.name)
@@ -181,7 +182,7 @@ class KafkaSource(Source):
     # -- ranges -------------------------------------------------------------------------------------------------
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Return one split, since offsets may have gaps that only reading finds; with ``dense-offsets`` about ``n``."""
+        """Return one split, since only reading finds gaps between offsets; with ``dense-offsets`` about ``n``."""
         parts = list(ranges(parse_position(start), parse_position(end)))
         if not parts:
             return []
@@ -200,7 +201,7 @@ class KafkaSource(Source):
         return splits
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a message's end; nothing behind it is read."""
+        """Return the position after a message of the range; everything after it is unread."""
         before, after = parse_position(start), parse_position(end)
         first = next(ranges(before, after), None)
         if first is not None and (first.topic, first.partition, first.begin) == tuple(boundary):
@@ -208,7 +209,7 @@ class KafkaSource(Source):
         return cut(before, after, boundary).as_json()
 
     def verify(self, start: Position, end: Position) -> None:
-        """Raise ``FatalError`` if messages of the range are gone, or their topic was made anew."""
+        """Raise ``FatalError`` if messages of the range are gone, or their topic was recreated."""
         before, after = parse_position(start), parse_position(end)
         parts = list(ranges(before, after))
         known = self._cluster.known(sorted({part.topic for part in parts}))
@@ -220,7 +221,7 @@ class KafkaSource(Source):
                 raise problem
 
     def gives_up(self, start: Position, end: Position) -> bool:
-        """Return whether the range is gone and may be lost, which only ``on-gone: skip`` allows."""
+        """Return whether the range is gone and its loss is allowed, by ``on-gone: skip``."""
         if self._settings.on_gone != "skip":
             return False
         try:
@@ -238,7 +239,7 @@ class KafkaSource(Source):
         yield from PartitionReader(self._settings, self._errors, labels).blocks(parts, options)
 
     def lag(self, position: Position) -> int | None:
-        """Return how many offsets were not read yet."""
+        """Return the number of unread offsets."""
         before = parse_position(position).topics
         total = 0
         for name, one in self._known().items():
@@ -251,12 +252,13 @@ class KafkaSource(Source):
         return total
 
     def counts(self, position: Position) -> Mapping[str, int]:
-        """Return how many topics and partitions were begun."""
+        """Return the number of topics and partitions being read."""
         topics = parse_position(position).topics
         return {"topics": len(topics), "partitions": sum(len(one.next) for one in topics.values())}
 
     def ack(self, upto: Position, generation: int) -> None:
-        """Tell the group, with ``commit-offsets``. It is for monitors: where it fails, the run goes on."""
+        """Commit the offsets to the group, with ``commit-offsets``. A failure only logs a warning, because they are for
+        monitoring."""
         if not self._settings.commit_offsets:
             return
         topics = parse_position(upto).topics
@@ -288,6 +290,6 @@ def _split(parts: list[PartitionRange], ordinal: int, records: int | None, size:
 
 
 def _alone(topic: TopicPosition, part: PartitionRange, known: KnownTopic) -> TopicPosition:
-    """Return a position that is the beginning of a range in its partition, and right in all others."""
+    """Return a position at the beginning of a range in its partition, and at a valid offset in those before it."""
     offsets = (*known.low[: part.partition], part.begin)
     return TopicPosition(topic.id, offsets, offsets)

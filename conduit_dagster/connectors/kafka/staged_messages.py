@@ -1,6 +1,6 @@
-"""Staged messages: chunks in a form that the publisher passes on to the client without a look at each.
+"""Staged messages: chunks in a format that the publisher passes to the producer without touching each message.
 
-Tasks write them; the driver reads them, including a single one for its dead letter.
+Tasks write them; the driver reads them, also one by one for dead letters.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery, NewPart, Part, Refusal, Writer, WriterTask
 
 _HEAD = struct.Struct(">II")
-"""Bytes of the chunk, and records in it: chunks can be passed over."""
+"""Chunk header: bytes and records of the chunk, so that readers can skip it."""
 
 
 class MessageGroup(msgspec.Struct, array_like=True):
-    """Messages of a chunk that go to one topic, in order."""
+    """The messages of a chunk for one topic, in order."""
 
     topic: str
     places: list[int] | None
-    """Their places in the chunk; None: all of it, in order."""
+    """Places of the messages in the chunk; None: the whole chunk, in order."""
     values: list[bytes | None]
     keys: list[bytes | None]
     headers: list[list[tuple[str, bytes]] | None] | None = None
-    """The headers of each; None: there are none."""
+    """Headers per message; None: no message has any."""
     times: list[int] | None = None
-    """The time of each in milliseconds, 0 for the broker's; None: the broker's for all."""
+    """Timestamps in milliseconds, 0 for the broker's time; None: the broker's time for all."""
 
     @property
     def all_places(self) -> Sequence[int]:
-        """Their places, in order."""
+        """Places of the messages, in order."""
         return range(len(self.values)) if self.places is None else self.places
 
     @property
     def is_plain(self) -> bool:
-        """Whether there are neither headers nor times: then the client takes all messages at once."""
+        """Whether there are neither headers nor timestamps: then the producer takes all messages in one call."""
         return self.headers is None and self.times is None
 
     def only(self, chosen: Sequence[int], places: list[int] | None) -> MessageGroup:
-        """Return some of its messages, at other places."""
+        """Return a selection of the messages, with new places."""
 
         def some(column: list[Any] | None) -> Any:
             return None if column is None else [column[i] for i in chosen]
@@ -55,19 +55,19 @@ class MessageGroup(msgspec.Struct, array_like=True):
 
 
 class StagedChunk(msgspec.Struct, array_like=True):
-    """Messages of consecutive records."""
+    """The messages of consecutive records."""
 
     records: int
     bytes: int
-    """Of the values; the publisher limits what waits in the client."""
+    """Bytes of the values, by which the publisher bounds the producer's queue."""
     groups: list[MessageGroup]
 
 
 class Layout(Protocol):
-    """Maker of chunks."""
+    """Protocol of converters from records to chunks."""
 
     def chunk(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
-        """Return the messages of the records, and refusals."""
+        """Return the messages of valid records, and the refusals of the others."""
         ...
 
 
@@ -84,7 +84,7 @@ class MessageWriter(Writer):
         self._records = 0
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Append the records as a chunk; those that can't be a message are refused."""
+        """Append the records as a chunk; refuse those that can't become a message."""
         chunk, refused = self._layout.chunk(records)
         if chunk is not None:
             data = _encode(chunk)
@@ -93,7 +93,7 @@ class MessageWriter(Writer):
         return refused
 
     def finish(self) -> Part | None:
-        """Finish the file; return its part."""
+        """Finish the file and return its part."""
         return self._part.finish(self._records)
 
     def abort(self) -> None:
@@ -102,9 +102,9 @@ class MessageWriter(Writer):
 
 
 def staged_chunks(delivery: Delivery) -> Iterator[tuple[int, StagedChunk]]:
-    """Yield a delivery's chunks, of a child just its own messages, each with the place of its first record.
+    """Yield the chunks of a delivery, each with the place of its first record; for a child, only its own messages.
 
-    A chunk that a child takes in part has ``places`` in all of its groups, counted from the delivery's first record.
+    Chunks of a child have ``places`` in all groups, counted from the delivery's first record.
     """
     if delivery.take is None:
         yield from _chunks(delivery, 0, None)
@@ -152,7 +152,7 @@ def _decoded(data: bytes, url: str) -> StagedChunk:
 
 
 def staged_message(delivery: Delivery, place: int) -> tuple[bytes | None, bytes | None] | None:
-    """Return value and key of the message at a place of a whole delivery."""
+    """Return value and key of the message at a place of a whole delivery; None if it has no such message."""
     for first, chunk in _chunks(delivery, place, place + 1):
         for group in chunk.groups:
             if place - first in group.all_places:
@@ -162,7 +162,7 @@ def staged_message(delivery: Delivery, place: int) -> tuple[bytes | None, bytes 
 
 
 def places_of(delivery: Delivery, topic: str) -> list[int]:
-    """Return the places of the delivery's records that go to a topic."""
+    """Return the places of the delivery's records for a topic."""
     found: list[int] = []
     for first, chunk in staged_chunks(delivery):
         for group in chunk.groups:

@@ -1,4 +1,4 @@
-"""How a step's limits are shared between partitions."""
+"""Fair shares of a step's limits for partitions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Place = tuple[str, int]
 
 
 def shares(waiting: Mapping[Place, int], limit: int) -> dict[Place, int]:
-    """Return how much to take of each: the same of all that have as much, so that none waits for another.
+    """Return a fair share of the limit for each partition, so that no partition delays another.
 
-    The same input always gives the same result; in sum it is ``limit``, or all that there is.
+    Deterministic; the sum is ``limit``, or everything that waits.
     """
     taken: dict[Place, int] = {}
     left, open_ = limit, len(waiting)
@@ -24,9 +24,9 @@ def shares(waiting: Mapping[Place, int], limit: int) -> dict[Place, int]:
 
 
 def within_bytes(taken: Mapping[Place, int], sizes: Mapping[Place, float], limit: int) -> dict[Place, int]:
-    """Return how many of these messages have ``limit`` bytes, if each has as many as ``sizes`` says.
+    """Return the number of messages per partition that fit into ``limit`` bytes, given average ``sizes``.
 
-    Bytes are shared as messages are. Of each partition at least one message is taken, so that it gets on.
+    Bytes are shared like messages. At least one message per partition is taken, so that it always progresses.
     """
     given = shares({place: math.ceil(count * sizes[place]) for place, count in taken.items()}, limit)
     return {

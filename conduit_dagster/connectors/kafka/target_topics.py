@@ -1,4 +1,4 @@
-"""Topics that a destination writes to: found, created, or missing."""
+"""Target topics of a destination: lookup and creation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from conduit_dagster.sdk import Refusal, Rejected
 
 
 class TargetTopics:
-    """Topics of a destination, each looked for once."""
+    """Target topics of a destination, each looked up once."""
 
     def __init__(self, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
         self._settings, self._errors, self._cluster = settings, errors, cluster
@@ -32,7 +32,7 @@ class TargetTopics:
         )
         policy = "compact" if is_new else self._cluster.config(name, "cleanup.policy")
         if policy != "compact":
-            # retention would remove hashes, and what they name would be written twice
+            # retention would remove hashes, and their deliveries would be written twice
             message = f"the topic {name} has cleanup.policy={policy}"
             fix = (
                 f"kafka-configs.sh --bootstrap-server {self._settings.place} --alter --entity-type topics "
@@ -42,7 +42,7 @@ class TargetTopics:
         self._found.add(name)
 
     def check_fixed(self, name: str | None) -> None:
-        """Look for the one topic of all records. Raises ``FatalError`` if it is missing and is not to be created."""
+        """Check the fixed topic of all records. Raises ``FatalError`` if it is missing and must not be created."""
         names = [name] if name is not None else []
         found = self._cluster.describe(names or [self._settings.deliveries_topic])
         if name is not None and name not in found and self._settings.create_topics == "never":
@@ -51,7 +51,8 @@ class TargetTopics:
     def ensured(
         self, chunks: Iterator[tuple[int, StagedChunk]], fixed: str | None
     ) -> Iterator[tuple[int, StagedChunk]]:
-        """Yield the chunks, once their topics are there. Raises ``Rejected`` for records that name a missing one."""
+        """Yield the chunks after ensuring that their topics exist. Raises ``Rejected`` for records that name a missing
+        topic, ``FatalError`` for a missing fixed one."""
         for first, chunk in chunks:
             for group in chunk.groups:
                 if group.topic not in self._found and not self._is_there(group.topic):
@@ -71,7 +72,7 @@ class TargetTopics:
         return True
 
     def _create(self, topic: NewTopic) -> bool:
-        """Create a topic; return False if another process was first."""
+        """Create a topic; return False if another process has created it meanwhile."""
         asked = self._cluster.client.create_topics([topic], request_timeout=self._settings.timeout)
         try:
             asked[topic.topic].result(self._settings.timeout + 5)
@@ -82,5 +83,5 @@ class TargetTopics:
         return True
 
     def forget(self, name: str) -> None:
-        """Look for a topic again."""
+        """Forget a topic, so that it is looked up again."""
         self._found.discard(name)

@@ -1,7 +1,7 @@
-"""Why TLS to a broker fails, found out with a connection of its own.
+"""Diagnosis of TLS failures, with a separate connection to the broker.
 
-The client library has one sentence for an unknown authority, an expired certificate and a foreign host name, and says
-nothing of a listener that hangs up. Asked only after a failure, which it explains and never decides alone.
+The client library reports an unknown authority, an expired certificate and a wrong host name with the same text, and a
+listener that hangs up not at all. Used only after a failure, which it explains but never decides alone.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from conduit_dagster.connectors.kafka.settings import KafkaSettings, listed
 
 _PATIENCE: Final = 2.0
 _ALERT: Final = 1.0
-"""Seconds in which a broker that refuses the client's certificate says so, which with TLS 1.3 it does afterwards."""
+"""Seconds to wait for a broker's rejection of the client's certificate, which TLS 1.3 sends after the handshake."""
 _MOST: Final = 3
 _PORT: Final = 9092
 _PIPE: Final = 16_000
-"""Bytes that any pipe takes without a reader."""
+"""Bytes that fit into any pipe without a reader."""
 _NAMES: Final = (62, 64)
-"""OpenSSL's codes for a certificate of another host, and of another address."""
+"""OpenSSL codes for a certificate with another host name, and with another IP address."""
 
 
 class TlsProblem(NamedTuple):
-    """What is wrong, and what to do."""
+    """A TLS problem and its fix."""
 
     message: str
     fix: str
@@ -35,7 +35,7 @@ class TlsProblem(NamedTuple):
 
 
 def tls_problem(settings: KafkaSettings) -> TlsProblem | None:
-    """Return the first problem among the servers; None if there is none, or they can't be reached."""
+    """Return the first problem among the servers; None if there is none or no server can be reached."""
     for server in listed(settings.servers)[:_MOST]:
         with suppress(OSError, ValueError):
             problem = _verified(server, settings) if settings.tls_enabled else _unencrypted(server)
@@ -92,7 +92,7 @@ def _context(settings: KafkaSettings) -> ssl.SSLContext:
     if settings.client_cert:
         with ExitStack() as stack:
             files = [stack.enter_context(_as_file(text)) for text in (settings.client_cert, settings.client_key)]
-            # a key that is encrypted must not ask for its password at the terminal
+            # empty password: an encrypted key must not prompt at the terminal
             context.load_cert_chain(*files, password="")
     return context
 
@@ -116,7 +116,7 @@ def _address(server: str) -> tuple[str, int]:
 
 @contextmanager
 def _as_file(text: str) -> Generator[str]:
-    """Give a text a file's name, for one reading. A private key must not be written to a disk."""
+    """Expose a text as a file that can be read once, without writing the private key to disk."""
     data = text.encode()
     if len(data) > _PIPE:
         raise ValueError("too long for a pipe")
