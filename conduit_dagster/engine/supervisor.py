@@ -50,10 +50,10 @@ def run_pipeline(
     observe: Observe = ignore_step,
     progress: RunProgress | None = None,
 ) -> RunResult:
-    """Run a pipeline until it is stopped, drained or failed; errors of the pipeline are not raised.
+    """Run a pipeline until it is stopped, drained or failed. Errors of the pipeline are not raised.
 
-    The first error is in the result and in the state store. ``spark`` may be a function that is called under the lease,
-    so that its failure counts as the pipeline's; ``progress``: that of earlier attempts.
+    The first error is in the result and in the state store. ``spark`` may be a function, which is called under the
+    lease, so that its failure counts as the pipeline's; ``progress`` is the progress of earlier attempts.
     """
     opener = spark if callable(spark) else lambda: spark
     attempt = _Attempt(RunRequest(bound, database, options, stop, observe), opener, progress or RunProgress())
@@ -95,7 +95,8 @@ class _Attempt:
             lease.release()
 
     def give_up(self, where: str) -> RunResult:
-        """Give up a run that hangs. The next run finishes its decisions; its thread can't decide anything more."""
+        """Give up a run that hangs. Its thread can make no more decisions; the next run completes those already
+        made."""
         if self._life is None or self._lease is None or self._run is None:
             return RunResult(
                 self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress, None, where
@@ -105,7 +106,7 @@ class _Attempt:
         self._stop.force()
         self._run.leave()
         lease = self._lease
-        # the store itself may hang: then the next run finds a dead owner, as after a kill
+        # the store itself may hang; then the next run finds a dead owner, as after SIGKILL
         within(lambda: lease.abandon(last), _RECORDING, f"end-{self._bound.id}")
         return result
 
@@ -141,7 +142,7 @@ class _Run:
             self._store.tell(spark=self._jobs.whereabouts())
             # processors of the dead-letter queue also run on the driver
             open_with(self._opener)
-            # the file's sources need them too: their lag is queried
+            # the sources of the file need kept values too, because their lag is queried
             attach_kept(self._pipeline, self._store)
             state = self._store.load()
             require_no_memory(self._bound, state)
@@ -193,9 +194,9 @@ class _Run:
             if plan is not None:
                 flight.take(plan)
                 idle.moved()
-            # nothing new is read before everything in the log is on its way
+            # no new data is read before everything in the log is in flight
             elif loop.planner.log_first():
-                # a range may have held nothing: then no step follows that would ack it
+                # a range may be empty, and then no step follows that would ack it
                 acknowledge(loop.context)
                 idle.moved()
             elif self._options.drain or self._stop.wait(idle.seconds()):

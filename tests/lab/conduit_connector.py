@@ -1,4 +1,4 @@
-"""A source connector of Conduit as a process, driven over Conduit's plugin protocol (version 2)."""
+"""A Conduit source connector as a process, driven through Conduit's plugin protocol (version 2)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PLAIN_RECORDS = {
     "sdk.schema.extract.key.enabled": "false",
     "sdk.schema.extract.payload.enabled": "false",
 }
-"""Settings for records as documents: in its Avro schemas no column may be null."""
+"""Settings for records as documents. Its Avro schemas don't allow null columns."""
 _OPERATIONS = {1: "create", 2: "update", 3: "delete", 4: "snapshot"}
 _PATIENCE = 60.0
 _COOKIE = "204e8e812c3a1bb73b838928c575b42a105dd2e9aa449be481bc4590486df53f"
 _BYTES, _STRING, _MESSAGE, _ENUM = 12, 9, 11, 5
 _MESSAGES: dict[str, list[tuple[str, int, int, str, bool]]] = {
-    # name, number, type, message type, whether it is repeated
+    # name, number, type, message type, is repeated
     "Data": [("raw_data", 1, _BYTES, "", False), ("structured_data", 2, _MESSAGE, ".google.protobuf.Struct", False)],
     "Change": [("before", 1, _MESSAGE, ".oracle.Data", False), ("after", 2, _MESSAGE, ".oracle.Data", False)],
     "Pair": [("key", 1, _STRING, "", False), ("value", 2, _STRING, "", False)],
@@ -44,7 +44,7 @@ _MESSAGES: dict[str, list[tuple[str, int, int, str, bool]]] = {
     "Acks": [("ack_positions", 1, _BYTES, "", True)],
     "Records": [("records", 1, _MESSAGE, ".oracle.Record", True)],
 }
-"""Requests and responses by field number: a map is a list of pairs."""
+"""Fields of requests and responses; a map is encoded as a list of pairs."""
 
 
 def _classes() -> dict[str, Any]:
@@ -66,14 +66,16 @@ _CLASSES = _classes()
 
 
 def postgres_connector() -> Path | None:
-    """Conduit's postgres connector, which is built from Go and no part of this project; None where there is none."""
+    """Return the path of Conduit's postgres connector, a Go binary that is not part of this project; None if it is
+    missing."""
     own = Path.home() / ".cache" / "conduit-dagster" / "conduit-connector-postgres-0.14.2"
     found = Path(os.environ.get(VARIABLE) or own)
     return found if found.exists() else None
 
 
 class ConduitConnector:
-    """A source, as a context manager: configured, opened at its beginning, and running. Acks records on arrival."""
+    """A source connector as a context manager: configured, opened from its beginning, and running. Acks records on
+    arrival."""
 
     def __init__(self, binary: Path, folder: Path, config: dict[str, str]) -> None:
         self._binary = binary
@@ -83,7 +85,7 @@ class ConduitConnector:
         self._failure = ""
 
     def __enter__(self) -> Self:
-        # a socket's path has at most 107 bytes
+        # a short path, since a Unix socket's path has at most 107 bytes
         self._folder = tempfile.TemporaryDirectory(prefix="conduit-")
         environment = {
             "CONDUIT_PLUGIN_MAGIC_COOKIE": _COOKIE, "PLUGIN_PROTOCOL_VERSIONS": "2", "CONDUIT_CONNECTOR_ID": "oracle",
@@ -114,16 +116,17 @@ class ConduitConnector:
         self._folder.cleanup()
 
     def said(self) -> str:
-        """Return the end of its log."""
+        """Return the tail of the connector's log."""
         return self._log.read_text()[-3_000:]
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id of the connector."""
         return self._process.pid
 
     def take(self, count: int) -> list[Any]:
-        """Return this many records. Raises if no more arrive."""
+        """Return the next ``count`` records. Raises ``RuntimeError`` if the connector ends, or stays silent for a
+        minute."""
         found: list[Any] = []
         while len(found) < count:
             try:
@@ -158,17 +161,17 @@ class ConduitConnector:
 
 
 def operation_of(record: Any) -> str:
-    """Return the operation's name in this project."""
+    """Return the operation by its name in this project."""
     return _OPERATIONS[record.operation]
 
 
 def collection_of(record: Any) -> str:
-    """Return the collection from the metadata."""
+    """Return the collection of a record, from its metadata."""
     return next(pair.value for pair in record.metadata if pair.key == "opencdc.collection")
 
 
 def document_of(data: Any) -> dict[str, Any] | None:
-    """Return a structured payload or key; None without one."""
+    """Return a structured payload or key; None for any other."""
     return dict(_items(data.structured_data)) if data.HasField("structured_data") else None
 
 

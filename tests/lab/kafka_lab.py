@@ -1,4 +1,4 @@
-"""Sources and destinations on a broker, and deliveries without an engine."""
+"""Kafka sources and destinations on a broker, used without the engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = Limit(10**9, 10**12)
 
 
 class KafkaLab:
-    """Deliveries are numbered by step; the hash is the step's number."""
+    """Factory of sources, destinations and deliveries. The hash of a delivery is its step number."""
 
     def __init__(self, server: KafkaServer, root: Path) -> None:
         self.server, self.root = server, root
@@ -29,14 +29,14 @@ class KafkaLab:
     # -- source -------------------------------------------------------------------------------------------------
 
     def source(self, topics: str, **settings: Any) -> KafkaSource:
-        """Return a source that reads from the beginning by default."""
+        """Create a source, by default from the earliest offset."""
         given = {key.replace("_", "-"): value for key, value in settings.items()}
         values = {"servers": self.server.servers, "topics": topics, "start-from": "earliest", **given}
         model = KafkaSourceSettings.model_validate(values)
         return KafkaSource(model, ConnectorContext("p", "in", str(self.root), Clock(7)))
 
     def step(self, source: KafkaSource, start: Position, limit: int = 10**9) -> tuple[Position, list[Record]]:
-        """Plan and read one step; return its position and records."""
+        """Plan and read one step; return its end position and records."""
         end = source.latest(start, Limit(limit, 10**12))
         found: list[Record] = []
         for split in source.split(start, end, 2):
@@ -52,7 +52,7 @@ class KafkaLab:
     # -- destination --------------------------------------------------------------------------------------------
 
     def destination(self, topic: str, pipeline: str = "p", strategy: Any = "exactly-once", **settings: Any) -> Any:
-        """Return a destination that writes plain payloads to a topic by default."""
+        """Create a destination, by default of plain payloads."""
         given = {key.replace("_", "-"): value for key, value in settings.items()}
         values = {
             "servers": self.server.servers,
@@ -65,14 +65,14 @@ class KafkaLab:
         return KafkaDestination(KafkaDestinationSettings.model_validate(values), context)
 
     def stage(self, destination: KafkaDestination, *tasks: Sequence[Record], block: int = 1_000) -> Delivery:
-        """Return a delivery with a part per task; refused records are kept in ``refused``."""
+        """Stage a delivery with one part per task; refusals are added to ``refused``."""
         self.steps += 1
         return self.stage_as(self.steps, destination, *tasks, block=block)
 
     def stage_as(
         self, step: int, destination: KafkaDestination, *tasks: Sequence[Record], block: int = 1_000
     ) -> Delivery:
-        """Return the same for a given step."""
+        """Stage a delivery as in :meth:`stage`, for a given step."""
         staging, parts = str(self.root / f"staging/{step}"), []
         for index, records in enumerate(tasks):
             writer = destination.writer(WriterTask(staging, index, f"t{index}"))
@@ -84,10 +84,10 @@ class KafkaLab:
 
 
 def child(delivery: Delivery, skip: int, take: int = 1) -> Delivery:
-    """Return a range of a delivery's records under its own hash."""
+    """Return a child of a delivery: a range of its records, with its own hash."""
     return replace(delivery, hash=f"{delivery.hash}:{skip}:{take}", skip=skip, take=take)
 
 
 def numbered(count: int, **metadata: str) -> list[Record]:
-    """Return records ``{"i": n}`` with the key ``n % 7``."""
+    """Return ``count`` records ``{"i": n}`` with the key ``n % 7``."""
     return [Record(n, dict(metadata), {"i": n}, b"%d" % (n % 7)) for n in range(count)]

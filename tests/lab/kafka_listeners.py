@@ -1,4 +1,4 @@
-"""Further listeners of a broker: with logins, with TLS, with both."""
+"""Additional listeners of a broker: with SASL, with TLS, or both."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _MODULES = {
 
 
 class Listener(NamedTuple):
-    """One more address of a broker."""
+    """An additional listener of a broker."""
 
     name: str
     protocol: str
     settings: Mapping[str, str]
-    """Without the listener's own prefix."""
+    """Broker properties of the listener, without its prefix."""
 
     @property
     def properties(self) -> str:
-        """Lines for the broker's file."""
+        """Lines for ``server.properties``."""
         prefix = f"listener.name.{self.name.lower()}"
         return "".join(f"{prefix}.{key}={value}\n" for key, value in self.settings.items())
 
 
 def with_login(name: str, user: str, password: str, tls: Mapping[str, str] | None = None, only: str = "") -> Listener:
-    """A listener that wants a login: PLAIN for this user; SCRAM for those that the broker was made with.
+    """Return a listener with SASL: PLAIN for this user, SCRAM for the users that the broker was formatted with.
 
-    ``only``: the one mechanism that it takes.
+    ``only``: the only mechanism to enable.
     """
     settings = {"sasl.enabled.mechanisms": only or ",".join(_MODULES), **(tls or {})}
     for mechanism, module in _MODULES.items():
@@ -41,7 +41,7 @@ def with_login(name: str, user: str, password: str, tls: Mapping[str, str] | Non
 
 
 def tls_settings(keystore: Path, clients: Path | None = None) -> dict[str, str]:
-    """Settings of a listener with this key and certificate; ``clients``: the authority that clients' must be from."""
+    """Return TLS settings of a listener; ``clients``: the authority of client certificates, which are then required."""
     settings = {"ssl.keystore.type": "PEM", "ssl.keystore.location": str(keystore)}
     if clients is not None:
         settings |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(clients)}

@@ -1,4 +1,4 @@
-"""A real Kafka broker for tests: one process, with its own controller, folder and port."""
+"""A real Kafka broker for tests: one process (KRaft), with its own controller, data folder and port."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VERSION = "4.1.0"
 JARS = JarSet(
     f"kafka-{VERSION}", (("org.apache.kafka", "kafka_2.13", VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")), 45
 )
-"""``CONDUIT_KAFKA_JARS`` names another folder with them."""
+"""Kafka's jars. ``CONDUIT_KAFKA_JARS`` overrides their folder."""
 _PROPERTIES = """
 process.roles=broker,controller
 node.id=1
@@ -68,7 +68,7 @@ broker.heartbeat.interval.ms=200
 class KafkaServer:
     """One broker on loopback; call ``close`` at the end.
 
-    ``scram``: users and passwords that it has from its beginning, for logins with SCRAM.
+    ``scram``: users and passwords for SCRAM, stored when the broker is formatted.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class KafkaServer:
 
     @property
     def servers(self) -> str:
-        """The address for clients."""
+        """The bootstrap servers."""
         return f"127.0.0.1:{self.port}"
 
     def at(self, listener: str) -> str:
-        """The address of a further listener."""
+        """Return the address of an additional listener."""
         return f"127.0.0.1:{self._ports[listener]}"
 
     def start(self) -> None:
-        """Start the broker and wait until it answers; its earlier data are kept."""
+        """Start the broker, with its existing data, and wait until it responds."""
         self._process = self._java("kafka.Kafka", str(self._folder / "server.properties"))
         self._guard = guard_of(self._process.pid, signal.SIGKILL)
         deadline = time.monotonic() + 90
@@ -123,7 +123,7 @@ class KafkaServer:
 
     @contextmanager
     def frozen(self) -> Generator[None]:
-        """Freeze the broker meanwhile: requests are neither answered nor refused."""
+        """Freeze the broker (SIGSTOP) within the context: requests are neither answered nor refused."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         try:
@@ -142,11 +142,11 @@ class KafkaServer:
 
     @cached_property
     def admin(self) -> AdminClient:
-        """The tests' own client; its requests end with it."""
+        """Admin client of the tests. It is kept, because its pending requests are aborted with it."""
         return AdminClient({"bootstrap.servers": self.servers, "log_level": 0, "reconnect.backoff.max.ms": 200})
 
     def topic(self, partitions: int = 1, name: str = "", **config: str) -> str:
-        """Create a topic, with a unique name by default; names of settings with underscores."""
+        """Create a topic, by default with a unique name; names of configs have underscores for dots."""
         return create_topic(self.servers, name or f"t-{secrets.token_hex(6)}", partitions, **config)
 
     def delete(self, topic: str) -> None:
@@ -158,19 +158,19 @@ class KafkaServer:
             admin.poll(0.05)
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
-        """Delete the records before this offset, like retention."""
+        """Delete the records before an offset, as retention does."""
         found = self.admin.delete_records([TopicPartition(topic, partition, offset)])
         for future in found.values():
             future.result(30)
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Add partitions."""
+        """Increase the partitions of a topic to ``partitions``."""
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
 
     # -- records ------------------------------------------------------------------------------------------------
 
     def send(self, topic: str, rows: Sequence[Row], partition: int = -1, **more: Any) -> None:
-        """Write keys and values and wait for their acks."""
+        """Produce keys and values, and wait for their acks."""
         producer = Producer({"bootstrap.servers": self.servers, "partitioner": "murmur2_random"})
         for key, value in rows:
             producer.produce(topic, value, key, partition, **more)
@@ -178,7 +178,7 @@ class KafkaServer:
         assert producer.flush(30) == 0
 
     def transaction(self, topic: str, rows: Sequence[Row], partition: int = 0, commit: bool = True) -> None:
-        """Write them in a transaction, which is then committed or aborted."""
+        """Produce keys and values in a transaction, then commit or abort it."""
         producer = self._transactional
         producer.begin_transaction()
         for key, value in rows:
@@ -194,11 +194,11 @@ class KafkaServer:
         return producer
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
-        """Return everything that a consumer gets, partition by partition, up to their ends."""
+        """Consume a topic, partition by partition, up to the end of each."""
         return read_topic(self.servers, topic, isolation)
 
     def values(self, topic: str, isolation: str = "read_committed") -> list[Any]:
-        """Return the values that a consumer gets, from JSON."""
+        """Consume a topic and return the values, decoded from JSON."""
         return [json.loads(one.value() or b"null") for one in self.read(topic, isolation)]
 
     # -- the process --------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class KafkaServer:
             *words,
         ]
         with self._log.open("ab") as log:
-            # a separate session: Ctrl-C in the terminal is for the tests, which end the broker themselves
+            # a separate session: Ctrl-C in the terminal must only reach the tests, which stop the broker themselves
             return subprocess.Popen(command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True)
 
     def _answers(self) -> bool:
@@ -256,7 +256,7 @@ class KafkaServer:
 
 @contextmanager
 def running_kafka(*words: Any, **more: Any) -> Generator[KafkaServer]:
-    """A broker for as long as the context; tests are skipped where Kafka can't be had."""
+    """Run a broker within the context; skip the test if Kafka's jars are not available."""
     try:
         server = KafkaServer(*words, **more)
     except NoJarsError as error:
@@ -268,7 +268,7 @@ def running_kafka(*words: Any, **more: Any) -> Generator[KafkaServer]:
 
 
 def create_topic(servers: str, name: str, partitions: int = 1, **config: str) -> str:
-    """Create a topic; names of settings with underscores, those without a value are left out."""
+    """Create a topic; names of configs have underscores for dots, and configs without a value are left out."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     settings = {key.replace("_", "."): value for key, value in config.items() if value}
     deadline = time.monotonic() + 30
@@ -277,7 +277,7 @@ def create_topic(servers: str, name: str, partitions: int = 1, **config: str) ->
             admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
             return name
         except KafkaException as error:
-            # a broker that the machine keeps from its heartbeats is fenced for a moment
+            # a broker that misses heartbeats on a busy machine is fenced for a moment
             is_fenced = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
             if not is_fenced or time.monotonic() > deadline:
                 raise
@@ -285,7 +285,7 @@ def create_topic(servers: str, name: str, partitions: int = 1, **config: str) ->
 
 
 def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> list[Message]:
-    """Return everything that a consumer gets, partition by partition, up to their ends."""
+    """Consume a topic, partition by partition, up to the end of each."""
     consumer = Consumer({
         "bootstrap.servers": servers, "group.id": f"g-{secrets.token_hex(6)}", "enable.auto.commit": False,
         "isolation.level": isolation, "enable.partition.eof": True, "fetch.wait.max.ms": 20,

@@ -1,4 +1,4 @@
-"""A postgres source on a separate database, read step by step like the engine does, but without it."""
+"""Reading of a postgres source step by step on a separate database, as the engine does, but without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 20
 
 
 class PostgresReading:
-    """A database, and sources that read it, with unique slot and publication names."""
+    """A database and its sources, with unique names of slot and publication."""
 
     def __init__(self, url: str, root: Path) -> None:
         self.url = url
@@ -30,7 +30,7 @@ class PostgresReading:
         self.sources: list[PostgresSource] = []
 
     def source(self, pipeline: str = "p", runs: bool = True, **settings: Any) -> PostgresSource:
-        """Return a source, as a separate process would create it for a run, or for a read-only command."""
+        """Create a source as a separate process would, for a run or, without ``runs``, for a read-only command."""
         values = {
             "url": self.url, "tables": "*", "logrepl.slotName": self.name, "logrepl.publicationName": self.name,
             **settings,
@@ -45,22 +45,22 @@ class PostgresReading:
         return made
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a statement on its own connection."""
+        """Run a statement on a new connection and return its rows."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
     def wal(self) -> int:
-        """Return the end of the WAL."""
+        """Return the end of the WAL as a number."""
         return int(self.execute("SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')")[0][0])
 
     def confirmed(self) -> int:
-        """Return the position up to which the slot may discard the WAL."""
+        """Return the confirmed LSN of the slot as a number."""
         query = "SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = %s"
         return int(self.execute(query, self.name)[0][0])
 
     def close(self) -> None:
-        """Close the sources, and drop the slot, ending any reader of it."""
+        """Close the sources, terminate any reader of the slot, and drop it."""
         for source in self.sources:
             _end(source)
         reader = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
@@ -89,7 +89,7 @@ def records_of(source: Source, start: Position, end: Position, n: int = 2) -> li
 def drained(
     source: Source, start: Position | None = None, limit: Limit = WHOLE, acks: bool = True
 ) -> tuple[list[Record], Position]:
-    """Return all records from a position on, step by step until nothing is new, and the position after them."""
+    """Read all records from a position on, step by step; return them and the position after them."""
     position = source.initial() if start is None else start
     found: list[Record] = []
     horizon = source.horizon()
@@ -103,7 +103,7 @@ def drained(
 
 
 def travelled(value: Any) -> Any:
-    """Return the value after a round trip through the state store or to a task."""
+    """Return the value after a JSON round trip, as through the state store or to a task."""
     if isinstance(value, Split):
         return Split(travelled(value.start), value.ordinal, value.records, value.bytes, travelled(value.detail))
     return json.loads(json.dumps(value))

@@ -1,4 +1,4 @@
-"""PostgreSQL tables that pipelines of the engine's tests read, each with its own slot and publication."""
+"""PostgreSQL source tables for engine tests, each with its own slot and publication."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import psycopg
 
 WINDOW = "16KB"
-"""``delivery.batch-bytes`` with which a step holds exactly one group made by :func:`make_table`."""
+"""``delivery.batch-bytes`` for steps of exactly one group of :func:`make_table`."""
 _GAP = 70_000
-"""Bytes of WAL between two groups: more than a step reads of it, which is four times its limit."""
+"""Bytes of WAL between two groups: more than a step reads, which is four times its limit."""
 
 
 def make_table(database: str, name: str, numbers: Sequence[int], group: int = 0) -> None:
-    """Create a table of numbers. With ``group``, create its slot first, and insert this many rows per transaction."""
+    """Create a table of numbers. With ``group``, create its slot first and insert that many rows per transaction."""
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f'CREATE TABLE "{name}" (i bigint PRIMARY KEY)'.encode())
         if group:
@@ -27,7 +27,7 @@ def make_table(database: str, name: str, numbers: Sequence[int], group: int = 0)
 
 
 def table_settings(database: str, name: str) -> dict[str, str]:
-    """Return the settings of a source that reads it."""
+    """Return the settings of a source of the table."""
     return {
         "url": database,
         "tables": name,
@@ -37,12 +37,12 @@ def table_settings(database: str, name: str) -> dict[str, str]:
 
 
 def _slot(database: str, name: str) -> str:
-    # slots are the server's, not the database's
+    # slot names are unique per server, not per database
     return f"{database.rpartition('/')[2]}_{name}".lower()
 
 
 def drop_slots(database: str) -> None:
-    """Drop the slots of a database: the server has only a limited number."""
+    """Drop the slots of a database, since the server has a limited number."""
     mine = "FROM pg_replication_slots WHERE database = current_database()"
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active_pid IS NOT NULL".encode())
