@@ -73,6 +73,14 @@ def test_rows_refer_to_the_row_with_another_key(lab: PostgresLab) -> None:
     assert lab.rows("u") == [(2,), (9,)]
 
 
+def test_a_key_that_changed_before_a_refused_row_changes_once(lab: PostgresLab) -> None:
+    """Applied together, and then row by row once more: the row is no longer there under its old key."""
+    lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (5, 'c', 'd')")
+    move = moved(1, 2, a="x")
+    move.metadata = {UNCHANGED_TOAST: "b"}
+    assert [place for place, _ in rejected(lab, move, create(5, a="y"))] == [1]
+
+
 @pytest.mark.parametrize("others", [[], [change("update", 2, a="y")]], ids=["as a set", "row by row"])
 def test_a_row_that_is_not_there_comes_with_its_new_key(lab: PostgresLab, others: list[Record]) -> None:
     lab.execute(TABLE)

@@ -113,17 +113,23 @@ class Merge:
     def _as_set(self, columns: tuple[str, ...], changes: set[str]) -> bool:
         """Apply the last change of each key; return False, with nothing done, if the row-by-row result could differ."""
         try:
-            with self._connection.transaction():
-                if self._on_conflict == "ignore" and "c" in changes:
-                    return changes == {"c"} and self._first_wins(columns)
-                if changes & MOVES and not self._moved(columns):
-                    return False
-                return self._last_wins(columns, changes - MOVES)
+            with self._connection.transaction() as savepoint:
+                if self._is_applied(columns, changes):
+                    return True
+                # some may be: a moved row is no longer there to be moved row by row
+                raise psycopg.Rollback(savepoint)
         except psycopg.Error as error:
             # applying row by row finds the row at fault, if any
             if not is_data(error):
                 raise
+        return False
+
+    def _is_applied(self, columns: tuple[str, ...], changes: set[str]) -> bool:
+        if self._on_conflict == "ignore" and "c" in changes:
+            return changes == {"c"} and self._first_wins(columns)
+        if changes & MOVES and not self._moved(columns):
             return False
+        return self._last_wins(columns, changes - MOVES)
 
     def _first_wins(self, columns: tuple[str, ...]) -> bool:
         self._execute(_FIRST, columns)
