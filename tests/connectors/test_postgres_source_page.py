@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import psycopg
 import pytest
 from lab.modules import ROOT
 from lab.postgres_server import PostgresServer
-from lab.support import Lab
+from lab.support import Lab, destination, queue
 from pyspark.sql import SparkSession
+from ruamel.yaml import YAML
 
 from conduit_dagster.cli.main import main
 from conduit_dagster.recovery.codes import FATAL_NAMES, TRANSIENT_NAMES
@@ -44,7 +46,7 @@ def test_the_page_does_what_it_says(
 ) -> None:
     shop, warehouse = postgres_server.create_database(), postgres_server.create_database()
     lab = Lab(tmp_path, spark)
-    [pipeline], [server, database, look, drop] = _blocks("yaml"), _blocks("sql")
+    [pipeline, _], [server, database, look, drop] = _blocks("yaml"), _blocks("sql")
     role, _, _ = server.partition("\n")
     address = shop.partition("@")[2]
     monkeypatch.setenv("SHOP_URL", f"postgresql://conduit_reader:change-me@{address}")
@@ -71,6 +73,33 @@ def test_the_page_does_what_it_says(
             for statement in drop.split(";"):
                 origin.execute(statement.encode())
             origin.execute("DROP OWNED BY conduit_reader; DROP ROLE conduit_reader")
+
+
+def test_what_it_polls_needs_the_right_to_read_alone(
+    tmp_path: Path, spark: SparkSession, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = postgres_server.create_database()
+    lab = Lab(tmp_path, spark)
+    user, settings = f"poller_{secrets.token_hex(4)}", YAML(typ="safe").load(_blocks("yaml")[1])["settings"]
+    monkeypatch.setenv("SHOP_URL", f"postgresql://{user}:change-me@{shop.partition('@')[2]}")
+    lab.pipeline(
+        connectors=[{"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": settings}, destination()],
+        **{"dead-letter-queue": queue(0)},
+    )
+    with psycopg.connect(shop, autocommit=True) as origin:
+        origin.execute("CREATE TABLE orders (id int PRIMARY KEY, updated_at timestamptz NOT NULL DEFAULT now())")
+        origin.execute("INSERT INTO orders VALUES (1), (2)")
+        origin.execute(
+            f"CREATE ROLE {user} LOGIN PASSWORD 'change-me'; GRANT USAGE ON SCHEMA public TO {user}".encode()
+        )
+        origin.execute(f"GRANT SELECT ON orders TO {user}".encode())
+        try:
+            assert lab.run().error is None
+            origin.execute("UPDATE orders SET updated_at = now() WHERE id = 1")
+            assert lab.run().error is None
+        finally:
+            origin.execute(f"DROP OWNED BY {user}; DROP ROLE {user}".encode())
+    assert [row["id"] for row in lab.documents("out.jsonl")] == [1, 2, 1]
 
 
 def test_every_code_of_the_table_is_one() -> None:
