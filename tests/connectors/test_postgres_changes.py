@@ -73,8 +73,7 @@ def test_rows_refer_to_the_row_with_another_key(lab: PostgresLab) -> None:
     assert lab.rows("u") == [(2,), (9,)]
 
 
-def test_a_key_that_changed_before_a_refused_row_changes_once(lab: PostgresLab) -> None:
-    """Applied together, and then row by row once more: the row is no longer there under its old key."""
+def test_a_refused_row_leaves_a_changed_key_beside_it_accepted(lab: PostgresLab) -> None:
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (5, 'c', 'd')")
     move = moved(1, 2, a="x")
     move.metadata = {UNCHANGED_TOAST: "b"}

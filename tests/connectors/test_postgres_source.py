@@ -8,7 +8,6 @@ import pytest
 from lab.postgres_reading import PostgresReading, drained, records_of, told, travelled
 
 from conduit_dagster.builtin_plugins import SOURCES
-from conduit_dagster.connectors.postgres.wal_times import WalTimes
 from conduit_dagster.record import CREATED_AT, mode_of
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Keys, Limit, ReadOptions, Split
@@ -375,87 +374,3 @@ def test_a_command_that_only_looks_makes_nothing(reading: PostgresReading) -> No
         looking.latest({**position, "server": "1"}, Limit(1, 1))
     with pytest.raises(FatalError, match="beyond our position"):
         looking.latest({**position, "lsn": "0/1"}, Limit(1, 1))
-
-
-# -- other columns ------------------------------------------------------------------------------------------------
-
-
-def test_it_stops_before_changes_with_other_columns_if_it_is_told_to(reading: PostgresReading) -> None:
-    reading.execute(TABLE)
-    stops, goes_on = {"onSchemaChange": "stop"}, {"onSchemaChange": "continue"}
-    _, position = drained(reading.source(**stops))
-    reading.execute("INSERT INTO a VALUES (1, 'x')")
-    before, position = drained(reading.source(**stops), position)
-    assert [one.key for one in before] == [{"id": 1}]
-    for change in ("ADD COLUMN n int", "RENAME t TO u", "ALTER n TYPE bigint", "DROP COLUMN n"):
-        reading.execute(f"ALTER TABLE a {change}; INSERT INTO a VALUES ({abs(hash(change))}, 'x')")
-        with pytest.raises(FatalError, match=r"the columns of public\.a have changed") as raised:
-            drained(reading.source(**stops), position)
-        assert raised.value.code == "postgres.schema_changed"
-        after, position = drained(reading.source(**goes_on), position)
-        assert len(after) == 1
-        assert "shapes" not in position
-        # from here on the new columns are the known ones
-        found, position = drained(reading.source(**stops), position)
-        assert found == [] and position["shapes"].keys() == {"public.a"}
-
-
-def test_tables_that_come_later_and_columns_that_are_not_sent_do_not_stop_it(reading: PostgresReading) -> None:
-    reading.execute("CREATE TABLE a (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id + 1) STORED)")
-    stops = {"onSchemaChange": "stop"}
-    _, position = drained(reading.source(**stops))
-    reading.execute("CREATE TABLE b (id int PRIMARY KEY, t text)")
-    reading.execute("ALTER TABLE a DROP COLUMN g; INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)")
-    found, _ = drained(reading.source(**stops), position)
-    assert sorted((one.collection, one.operation) for one in found) == [("a", "create"), ("b", "snapshot")]
-
-
-def test_published_tables_that_it_may_not_see_do_not_stop_it(reading: PostgresReading) -> None:
-    user = reading.name
-    reading.execute(f"{TABLE}; CREATE SCHEMA hidden; CREATE TABLE hidden.x (id int PRIMARY KEY)")
-    reading.execute(f"CREATE PUBLICATION {user} FOR ALL TABLES; CREATE ROLE {user} LOGIN REPLICATION PASSWORD 'secret'")
-    reading.execute(f"GRANT USAGE ON SCHEMA public TO {user}; GRANT SELECT ON a TO {user}")
-    url = f"postgresql://{user}:secret@{reading.url.partition('@')[2]}"
-    source = reading.source(url=url, tables="a", onSchemaChange="stop")
-    try:
-        _, position = drained(source)
-        assert "public.a" in position["shapes"]
-    finally:
-        source.close()
-        reading.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
-
-
-# -- lag ------------------------------------------------------------------------------------------------------------
-
-
-def test_seconds_behind_are_those_since_all_was_read(reading: PostgresReading) -> None:
-    reading.execute(TABLE)
-    source = reading.source()
-    _, position = drained(source)
-    reading.execute("INSERT INTO a VALUES (1, 'x')")
-    _, position = drained(source, position)
-    assert source.lag_seconds(position) == 0
-    reading.execute("INSERT INTO a VALUES (2, 'x')")
-    behind = source.lag_seconds(position)
-    assert behind is not None and 0 < behind < 60
-    # what counts is the change that waits, however long there was none before it
-    assert source.lag_seconds({**position, "at_ms": position["at_ms"] - 3_600_000}) == pytest.approx(behind, abs=60)
-    assert source.lag_seconds(source.initial()) is None
-
-
-def test_a_position_of_which_the_wal_has_more_knows_no_later_time() -> None:
-    times = WalTimes()
-    assert times.before(100) is None
-    for lsn, at in ((100, 1.0), (200, 2.0), (200, 3.0), (150, 4.0), (300, 5.0)):
-        times.add(lsn, at)
-    assert [times.before(lsn) for lsn in (99, 100, 199, 200, 299, 300, 10**9)] == [None, 1.0, 1.0, 3.0, 3.0, 5.0, 5.0]
-
-
-def test_only_so_many_times_are_kept() -> None:
-    times = WalTimes()
-    for lsn in range(1, 10_001):
-        times.add(lsn, float(lsn))
-    assert times.before(10_000) == 10_000
-    known = {times.before(lsn) for lsn in range(1, 10_001)}
-    assert len(known) <= 1_001
-    assert all(at is None or at <= lsn for lsn in range(1, 10_001) for at in [times.before(lsn)])

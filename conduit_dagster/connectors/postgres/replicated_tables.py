@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
@@ -268,13 +269,16 @@ class ReplicatedTables:
     def _lag_seconds(self, connection: Connection, position: PostgresPosition) -> float | None:
         # confirm first, or a delivered change would be the oldest one in the slot
         self._confirm(connection)
-        look = self._slot.look(connection)
-        if not self._lag(connection, look, position.point.lsn):
+        look, since = self._slot.look(connection), position.at_ms / 1000
+        if look.flushed <= position.point.lsn:
             return 0.0
-        first = self._slot.first_waiting(connection, look.flushed) if look.exists and not look.is_lost else None
-        # the oldest waiting transaction may be delivered but not confirmed yet
-        is_known = first is not None and first.lsn >= position.point.lsn
-        since = first.committed_ns / 1e9 if first is not None and is_known else position.at_ms / 1000
+        if look.exists and not look.is_lost:
+            with suppress(psycopg.errors.ObjectInUse):
+                first = self._slot.first_waiting(connection, look.flushed)
+                if first is None:
+                    return 0.0
+                # it may be delivered but not confirmed yet
+                since = first.committed_ns / 1e9 if first.lsn >= position.point.lsn else since
         return max(0.0, look.at - since) if since else None
 
     def _lag(self, connection: Connection, look: SlotLook, lsn: int) -> int:

@@ -32,10 +32,6 @@ _PUBLICATION = """
     FROM pg_publication p WHERE p.pubname = %s
 """
 _PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
-_PEEK = """
-    SELECT EXISTS (SELECT FROM pg_logical_slot_peek_binary_changes(
-        %s, %s, 1, 'proto_version', '2', 'publication_names', %s))
-"""
 _FIRST = """
     SELECT data FROM pg_logical_slot_peek_binary_changes(
         %s, %s, 1, 'proto_version', '2', 'publication_names', %s) LIMIT 1
@@ -170,25 +166,18 @@ class ReplicationSlot:
     # -- slot state ---------------------------------------------------------------------------------------------
 
     def first_waiting(self, connection: Connection, upto: int) -> Begin | None:
-        """Return the first transaction with relevant changes after the confirmed LSN.
-
-        None if there is none before ``upto``, or while another session reads the slot.
-        """
+        """Return the oldest transaction after the confirmed LSN with relevant changes; None if there is none before
+        ``upto``. Raises ``psycopg.errors.ObjectInUse`` while another session reads the slot."""
         name = '"' + self._settings.publication.replace('"', '""') + '"'
-        try:
-            row = connection.execute(_FIRST, (self._settings.slot, format_lsn(upto), name)).fetchone()
-        except psycopg.errors.ObjectInUse:
-            return None
+        row = connection.execute(_FIRST, (self._settings.slot, format_lsn(upto), name)).fetchone()
         return None if row is None else read_begin(bytes(row[0]))
 
     def has_changes(self, connection: Connection, upto: int) -> bool:
         """Return whether relevant changes may commit before ``upto``; True while another session reads the slot."""
-        name = '"' + self._settings.publication.replace('"', '""') + '"'
         try:
-            row = connection.execute(_PEEK, (self._settings.slot, format_lsn(upto), name)).fetchone()
+            return self.first_waiting(connection, upto) is not None
         except psycopg.errors.ObjectInUse:
             return True
-        return bool(row and row[0])
 
     def confirm(self, connection: Connection, upto: int) -> bool:
         """Confirm all commits before ``upto``; return False, with nothing done, while another session reads the

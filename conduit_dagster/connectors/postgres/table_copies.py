@@ -46,11 +46,10 @@ class TableCopies:
         no longer a position in its order."""
         for table in self._tables:
             known = position.orders.get(str(table))
-            if position.copied_upto(str(table)) and known and known != self._order_facts(connection, table):
+            if not (known and position.copied_upto(str(table))):
+                continue
+            if known != order_facts(connection, self._ordered(connection, table)):
                 raise self._errors.order_changed(str(table))
-
-    def _order_facts(self, connection: Connection, table: TableName) -> list[str]:
-        return [oid_of(connection, table), *(column.name for column in self._order(connection, table))]
 
     def _require_keys(self, connection: Connection) -> None:
         if without := [str(table) for table in self._tables if not key_of(connection, table)]:
@@ -67,11 +66,11 @@ class TableCopies:
             if position.is_copied(str(table)):
                 continue
             snapshot = self._held()
-            keyed, after = self._keyed(snapshot, table), position.copied_upto(str(table))
+            keyed, after = self._ordered(snapshot.connection, table), position.copied_upto(str(table))
             rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
             cut = snapshot.next_cut(keyed, after, rows)
             position = position.with_region(str(table), Region(cut.upto, snapshot.name))
-            facts = None if cut.upto is None else self._order_facts(snapshot.connection, table)
+            facts = None if cut.upto is None else order_facts(snapshot.connection, keyed)
             position = position.with_order(str(table), facts)
             position = msgspec.structs.replace(
                 position, snapshots={**position.snapshots, snapshot.name: snapshot.bound}
@@ -87,8 +86,8 @@ class TableCopies:
             self._taken.add(self._snapshot.name)
         return self._snapshot
 
-    def _keyed(self, snapshot: CopySnapshot, table: TableName) -> KeyedTable:
-        return KeyedTable(table, self._order(snapshot.connection, table))
+    def _ordered(self, connection: Connection, table: TableName) -> KeyedTable:
+        return KeyedTable(table, self._order(connection, table))
 
     def _order(self, connection: Connection, table: TableName) -> list[KeyColumn]:
         """Return the columns that order the copy of a table."""
@@ -113,7 +112,7 @@ class TableCopies:
         begin = msgspec.structs.replace(start, server=end.server, lsn=end.lsn, snapshots=end.snapshots)
         ordinal = 0
         for table in tables:
-            keyed = self._keyed(snapshot, _name_of(table))
+            keyed = self._ordered(snapshot.connection, _name_of(table))
             key = [column.name for column in key_of(snapshot.connection, keyed.name)]
             columns, operation = columns_of(snapshot.connection, keyed.name), self._operation(table, start)
             after, upto = start.copied_upto(table), end.copied_upto(table)
@@ -142,6 +141,11 @@ class TableCopies:
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
+
+
+def order_facts(connection: Connection, keyed: KeyedTable) -> list[str]:
+    """Return the table's OID and the columns that order its rows, as a position stores them."""
+    return [oid_of(connection, keyed.name), *(column.name for column in keyed.order)]
 
 
 def _copied_between(start: PostgresPosition, end: PostgresPosition) -> list[str]:

@@ -13,8 +13,7 @@ from conduit_dagster.connectors.postgres.source_position import SnapshotBound
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_range
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-_STANDBY = "SELECT pg_is_in_recovery()"
-_EXPORT = "SELECT pg_export_snapshot(), pg_current_snapshot()::text"
+_EXPORT = "SELECT pg_export_snapshot(), pg_current_snapshot()::text, pg_is_in_recovery()"
 _UNTIL = """
     SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_insert_lsn() END)::text
 """
@@ -64,12 +63,8 @@ class CopySnapshot:
         self.exported = str(exported[0])
         """Id for ``SET TRANSACTION SNAPSHOT`` in tasks."""
         self.bound = SnapshotBound(str(exported[1]), str(until[0]))
-
-    @property
-    def is_of_standby(self) -> bool:
-        """Whether the snapshot is of a standby, which may lack rows of the primary."""
-        row = self.connection.execute(_STANDBY).fetchone()
-        return bool(row and row[0])
+        self.is_of_standby = bool(exported[2])
+        """Whether a standby took it, which may lack rows that the primary has."""
 
     def close(self) -> None:
         """End the transaction."""

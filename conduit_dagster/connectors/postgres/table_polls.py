@@ -9,8 +9,8 @@ from conduit_dagster.connectors.postgres.copied_rows import CopyOperation
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_of, order_column
-from conduit_dagster.connectors.postgres.table_copies import TableCopies
-from conduit_dagster.connectors.postgres.table_copy import KeyedTable, count_some, last_row
+from conduit_dagster.connectors.postgres.table_copies import TableCopies, order_facts
+from conduit_dagster.connectors.postgres.table_copy import count_some, last_row
 from conduit_dagster.sdk import Limit
 
 _WHOLE_NUMBERS = (["smallint"], ["integer"], ["bigint"])
@@ -60,14 +60,14 @@ class TablePolls(TableCopies):
         for table in self._tables:
             if (end := ends.get(str(table))) is not None:
                 position = position.with_region(str(table), Region(end))
-                position = position.with_order(str(table), self._order_facts(connection, table))
+                position = position.with_order(str(table), order_facts(connection, self._ordered(connection, table)))
         return position
 
     def ends(self, connection: Connection, position: PostgresPosition) -> dict[str, list[str]]:
         """Return the last row of each table with rows after a position, as text. Raises ``psycopg.Error``."""
         found: dict[str, list[str]] = {}
         for table in self._tables:
-            keyed = KeyedTable(table, self._order(connection, table))
+            keyed = self._ordered(connection, table)
             if (last := last_row(connection, keyed, position.copied_upto(str(table)))) is not None:
                 found[str(table)] = last
         return found
@@ -85,11 +85,11 @@ class TablePolls(TableCopies):
             snapshot = self._held()
             if snapshot.is_of_standby:
                 raise self._errors.standby()
-            keyed = self._keyed(snapshot, table)
+            keyed = self._ordered(snapshot.connection, table)
             rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
             cut = snapshot.next_cut(keyed, after, rows, bounds[name])
             position = position.with_region(name, Region(cut.upto, snapshot.name))
-            position = position.with_order(name, self._order_facts(snapshot.connection, table))
+            position = position.with_order(name, order_facts(snapshot.connection, keyed))
             left -= cut.rows
             if cut.upto != bounds[name]:
                 break
@@ -111,5 +111,5 @@ class TablePolls(TableCopies):
         self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition, most: int
     ) -> int:
         """Return the number of rows after a position, at most ``most`` per table. Raises ``psycopg.Error``."""
-        keyed = [KeyedTable(table, self._order(connection, table)) for table in tables]
+        keyed = [self._ordered(connection, table) for table in tables]
         return sum(count_some(connection, one, position.copied_upto(str(one.name)), most) for one in keyed)
