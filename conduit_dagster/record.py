@@ -147,14 +147,15 @@ def copy(record: Record) -> Record:
     return Record(
         record.position,
         record.metadata,
-        _copy_data(record.after),
-        _copy_data(record.key),
-        _copy_data(record.before),
+        copy_data(record.after),
+        copy_data(record.key),
+        copy_data(record.before),
         record.operation,
     )
 
 
-def _copy_data(value: Data) -> Data:
+def copy_data(value: Data) -> Data:
+    """Return a copy of a payload or key that shares no dict or list with ``value``."""
     if not isinstance(value, dict):
         return value
     try:

@@ -32,7 +32,7 @@ LAYERS = [
     {"conduit_dagster.field_reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
     {"conduit_dagster.javascript"},
     {"conduit_dagster.warm"},
-    {"conduit_dagster.readable"},
+    {"conduit_dagster.readable", "conduit_dagster.payload_code"},
     {
         "conduit_dagster.idempotency_keys",
         "conduit_dagster.processes",
@@ -43,6 +43,7 @@ LAYERS = [
         "conduit_dagster.secret_values",
         "conduit_dagster.msgspec_warmup",
     },
+    {"conduit_dagster.lazy_records"},
     {"conduit_dagster.record", "conduit_dagster.json_values"},
 ]
 

@@ -11,6 +11,7 @@ import msgspec
 
 from conduit_dagster.connectors.debezium_format import RAW_KEY, debezium, options_of
 from conduit_dagster.expressions import EvaluationError, compile_template, reads_key
+from conduit_dagster.lazy_records import Payloads, payloads_of
 from conduit_dagster.record import Envelope, Nack, Payload, Record
 
 Refused = list[tuple[int, Nack]]
@@ -56,6 +57,20 @@ class OpenCdcJson(Format):
     """``opencdc/json``: the whole record in Conduit's layout, raw data as Base64 text."""
 
     def _block(self, records: list[Record]) -> bytes:
+        return self._of_payloads(records) if isinstance(records, Payloads) else self._of_records(records)
+
+    def _of_payloads(self, records: Payloads) -> bytes:
+        assert records.ids is not None
+        operation, metadata = records.like.operation, msgspec.Raw(_encode(records.like.metadata))
+        rows = zip(records.ids.positions, records.payloads, records.ids.keys, strict=True)
+        return _encode_lines(
+            [
+                Envelope(str(position).encode(), operation, metadata, key, Payload(None, after))
+                for position, after, key in rows
+            ]
+        )
+
+    def _of_records(self, records: list[Record]) -> bytes:
         lines: list[Envelope] = []
         metadata: dict[str, str] | None = None
         encoded: Any = None
@@ -80,9 +95,10 @@ class PayloadJson(Format):
     reads_key = False
 
     def _block(self, records: list[Record]) -> bytes:
-        return _encode_lines(
-            [_line(record.after) if type(record.after) is bytes else record.after for record in records]
-        )
+        payloads = payloads_of(records)
+        if bytes in set(map(type, payloads)):
+            payloads = [_line(payload) if type(payload) is bytes else payload for payload in payloads]
+        return _encode_lines(payloads)
 
 
 class PayloadAsJson(Format):
@@ -91,7 +107,7 @@ class PayloadAsJson(Format):
     reads_key = False
 
     def _block(self, records: list[Record]) -> bytes:
-        return _encode_lines([record.after for record in records])
+        return _encode_lines(payloads_of(records))
 
 
 class DebeziumJson(Format):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from conduit_dagster.commit_log.entries import Batch, decode_batch, decode_rows, encode_block, encode_plain
 from conduit_dagster.commit_log.segment_writer import PartFile
@@ -15,7 +15,7 @@ from conduit_dagster.engine.reading import read_blocks, read_or_fail
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import LogRequest, LogResult
 from conduit_dagster.record import Record
-from conduit_dagster.sdk import Block, Keys, PlainBlock, ReadOptions, Split
+from conduit_dagster.sdk import Block, Keys, PayloadIds, Payloads, PlainBlock, ReadOptions, Split
 
 _OPTIONS: Final = ReadOptions(block_records=12_000, block_bytes=524_288)
 """Larger blocks than a stage's: each batch of the log costs a millisecond, whatever its size."""
@@ -45,8 +45,8 @@ class LogWriter:
         """Log the split's records and yield them as logged: reading them from the log later gives the same bytes."""
         keys = self._pipeline.reads_keys
         # plain blocks share a batch of the log, so each can stay small enough for the CPU cache
-        sizes = ReadOptions() if self._real.gives_plain and keys < Keys.ALL else _OPTIONS
-        options = sizes._replace(keys=keys)
+        plain = self._real.gives_plain and keys < Keys.ALL
+        options = (ReadOptions(payloads=not self._pipeline.redaction) if plain else _OPTIONS)._replace(keys=keys)
         for block in read_or_fail(read_blocks(self._pipeline, self.source, self._real, split, options)):
             if block.plain is not None:
                 yield self._logged_plain(block, block.plain())
@@ -56,7 +56,8 @@ class LogWriter:
     def _logged_plain(self, block: Block, plain: PlainBlock) -> Block:
         records, first = block.records, self._next
         # the processors change the record itself
-        like = Record(0, records[0].metadata, operation=records[0].operation)
+        alike = records.like if isinstance(records, Payloads) else records[0]
+        like = Record(0, alike.metadata, operation=alike.operation)
         if self._batch is None or not self._batch.takes(like, plain):
             self._flush()
             self._batch = _PlainBatch(first, like, plain)
@@ -64,7 +65,7 @@ class LogWriter:
         self._next += len(records)
         self._boundary = partial(block.boundary, len(records) - 1)
         if self._pipeline.reads_keys >= Keys.POSITIONS:
-            _positions_as_text(records)
+            records = _with_text_positions(records)
         return Block(
             records,
             partial(_offset_after, first),
@@ -85,7 +86,7 @@ class LogWriter:
             # encoding to JSON changes values that it can't represent exactly
             records = decode_batch(batch).records
         elif self._pipeline.reads_keys >= Keys.POSITIONS:
-            _positions_as_text(records)
+            records = _with_text_positions(records)
         for begin in range(0, len(records), _PIECE):
             again, complete = partial(decode_rows, batch, begin), partial(_complete, None)
             yield Block(records[begin : begin + _PIECE], partial(_offset_after, first + begin), complete, again=again)
@@ -157,9 +158,13 @@ def _plain_rows(like: Record, plain: PlainBlock, places: Sequence[int]) -> list[
     return list(map(row, places))
 
 
-def _positions_as_text(records: list[Record]) -> None:
+def _with_text_positions(records: list[Record]) -> list[Record]:
+    if isinstance(records, Payloads) and records.ids is not None:
+        ids = PayloadIds(list(map(str, records.ids.positions)), records.ids.keys)
+        return cast("list[Record]", Payloads(records.payloads, records.like, ids))
     for record in records:
         record.position = str(record.position)
+    return records
 
 
 def _holds_documents(batch: Any) -> bool:

@@ -9,7 +9,9 @@ import re2
 
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.json_values import is_json
+from conduit_dagster.lazy_records import as_list
 from conduit_dagster.node_ids import node_id
+from conduit_dagster.payload_code import DROPPING, PayloadCode, conditional
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 from conduit_dagster.recovery.classify import blame
 from conduit_dagster.sdk import DROP, Processor, Result, Results
@@ -41,6 +43,15 @@ class Node:
         """``selects``: predicates on a record, all of which must hold; other records pass unchanged."""
         self.node, self._processor, self._selects = node, processor, selects
 
+    @property
+    def payload_code(self) -> PayloadCode | None:
+        """Code that does the same for the usual payload, if there is any (:class:`PayloadCode`)."""
+        code = self._processor.payload_code
+        if code is None or not self._selects:
+            return code
+        condition = _code_of(self._selects)
+        return None if condition is None else conditional(condition, code)
+
     def made_of(self, field: str) -> Collection[str] | None:
         """Return the fields that the processor reports, and the field itself if records may pass unselected.
 
@@ -53,6 +64,7 @@ class Node:
         self, records: list[Record], origins: Sequence[int], fate: NodeListener
     ) -> tuple[list[Record], Sequence[int]]:
         """Process a block; return the records that continue, and for each the index of its source record."""
+        records = as_list(records)
         results = self._results(records)
         if results is records:
             return records, origins
@@ -154,6 +166,10 @@ def _unanswered(error: Exception) -> Nack:
     return Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
 
 
+def _code_of(selects: Sequence[Select]) -> PayloadCode | None:
+    return getattr(selects[0], "code", None) if len(selects) == 1 else None
+
+
 class FilterNode:
     """Filter that passes records of a namespace, or those for which a condition holds, and drops the others.
 
@@ -166,6 +182,12 @@ class FilterNode:
     def made_of(self, field: str) -> Collection[str]:
         """Return the field itself: records pass unchanged."""
         return (field,)
+
+    @property
+    def payload_code(self) -> PayloadCode | None:
+        """Code that does the same for the usual payload; None for a namespace."""
+        condition = _code_of([self._select])
+        return None if condition is None else conditional(condition, DROPPING, otherwise=True)
 
     def run(
         self, records: list[Record], origins: Sequence[int], fate: NodeListener

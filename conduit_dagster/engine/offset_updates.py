@@ -7,7 +7,7 @@ from itertools import repeat
 from operator import attrgetter, is_
 
 from conduit_dagster.record import Record, mode_of
-from conduit_dagster.sdk import Rows
+from conduit_dagster.sdk import LazyRecords
 from conduit_dagster.state.delivery_store import EVERYTHING
 from conduit_dagster.state.steps import Decision, LastInNamespace, Namespaces, Plan, Range, SourceCount
 
@@ -102,7 +102,7 @@ class NamespaceTracker:
         """Register a block as it left the source's processors; ``ordinal`` is the block's place in the range."""
         if not records:
             return
-        if isinstance(records, Rows):
+        if isinstance(records, LazyRecords):
             self._seen[records.like.collection] = LastInNamespace(ordinal + origins[-1], mode_of(records.like))
             return
         for place in _ends(list(map(_metadata_of, records))):
@@ -112,6 +112,8 @@ class NamespaceTracker:
 
 def namespaces_of(records: Sequence[Record]) -> str | list[str]:
     """Return the namespace of each record, or one name if all are equal. Requires at least one record."""
+    if isinstance(records, LazyRecords):
+        return records.like.collection
     if _is_shared(list(map(_metadata_of, records))):
         return records[0].collection
     named = [record.collection for record in records]

@@ -16,6 +16,7 @@ from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.letter_layout import clean
 from conduit_dagster.engine.offset_updates import namespaces_of
 from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.lazy_records import positions_of
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import (
     Block,
@@ -65,7 +66,7 @@ class BlockPositions:
     def of(self, records: Sequence[Record], origins: Sequence[int]) -> list[Any]:
         """Return the positions of ``records``; record ``i`` comes from record ``origins[i]`` of the block."""
         if self._are_read:
-            return [record.position for record in records]
+            return positions_of(records)
         every = self._every
         return every[origins.start : origins.stop] if _is_run(origins) else [every[origin] for origin in origins]
 

@@ -12,7 +12,7 @@ from conduit_dagster.json_values import finite
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.recovery.classify import blamed_each
-from conduit_dagster.sdk import Block, ReadOptions, Rows, Source, Split
+from conduit_dagster.sdk import Block, LazyRecords, ReadOptions, Source, Split
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def read_blocks(
             if not source.sets_metadata:
                 _label(pipeline.program.pipeline, name, pipeline.clock.now_ns, block.records)
                 block = block._replace(again=None)
-            if not (source.gives_json or isinstance(block.records, Rows)):
+            if not (source.gives_json or isinstance(block.records, LazyRecords)):
                 _make_finite(block.records)
             yield block
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from conduit_dagster.engine.dead_letters.letter_layout import NOBODY, clean, said
 from conduit_dagster.engine.dead_letters.replay_route import Branch, way_of
 from conduit_dagster.engine.dead_letters.split_letters import BlockNacks, Nacked, SplitContext, SplitLetters
+from conduit_dagster.engine.fused_node import FusedNode, fused
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.offset_updates import NamespaceTracker
 from conduit_dagster.engine.origins import BlockPositions, TracedWriter
 from conduit_dagster.engine.stage_job import Ledger, NackRow, NackRows
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.classify import blamed
-from conduit_dagster.sdk import Block, Keys, Replayed, Writer
+from conduit_dagster.sdk import Block, Keys, Payloads, Replayed, Writer
 from conduit_dagster.state.steps import SourceCount
 
 
@@ -26,6 +27,7 @@ class SplitRun:
         pipeline, source_node, begin = split.pipeline, split.source_node, split.begin
         self._pipeline, self._source_node, self._writers, self._ledger = pipeline, source_node, writers, ledger
         self._letters, self._ordinal = letters, split.ordinal
+        self._own_steps, self._steps = fused(tuple(source_node.nodes)), fused(tuple(pipeline.nodes))
         self._begin = begin
         self._before: Callable[[], Any] = lambda: begin
         self._block = Block([], lambda i: None)
@@ -61,9 +63,9 @@ class SplitRun:
         if block.nacks:
             records, origins = self._without_nacked(block)
         if block.replayed is None:
-            records, origins = self._through(self._source_node.nodes, records, origins)
+            records, origins = self._through(self._own_steps, records, origins)
             self._seen.see(records, self._ordinal, origins)
-            records, origins = self._through(self._pipeline.nodes, records, origins)
+            records, origins = self._through(self._steps, records, origins)
         else:
             records, origins = self._again(block.replayed, records, origins)
         nacked = len(self._nacks)
@@ -81,7 +83,7 @@ class SplitRun:
             self._before = partial(block.boundary, total - 1)
 
     def _through(
-        self, nodes: Sequence[Step], records: list[Record], origins: Sequence[int]
+        self, nodes: Sequence[Step | FusedNode], records: list[Record], origins: Sequence[int]
     ) -> tuple[list[Record], Sequence[int]]:
         for node in nodes:
             records, origins = node.run(records, origins, self)
@@ -114,14 +116,16 @@ class SplitRun:
             if records:
                 self._rank = branch.rank
                 own = branch.destination_node.needs_own_records and branch.rank != last
-                self._branch(branch, [copy(r) for r in records] if own else records, origins)
+                self._branch(branch, _copies(records) if own else records, origins)
 
     def _branch(self, branch: Branch, records: list[Record], origins: Sequence[int]) -> None:
-        records, origins = self._through(branch.nodes, records, origins)
+        records, origins = self._through(fused(tuple(branch.nodes)), records, origins)
         self._nacks.went_on(self._rank, origins)
         destination_node = branch.destination_node
         if not records:
             return
+        if isinstance(records, Payloads) and not destination_node.destination.takes_payloads:
+            records = records.all()
         if destination_node.destination.changes_records:
             for record in records:
                 record.metadata = dict(record.metadata)
@@ -175,6 +179,10 @@ class SplitRun:
 def _ordered(branches: Iterable[Branch]) -> list[Branch]:
     """Return the branches, those that change records last: the last branch may use the originals."""
     return sorted(branches, key=lambda branch: branch.destination_node.needs_own_records)
+
+
+def _copies(records: list[Record]) -> list[Record]:
+    return cast("list[Record]", records.copied()) if isinstance(records, Payloads) else list(map(copy, records))
 
 
 def _distinct(origins: Sequence[int], nacked: BlockNacks) -> int:

@@ -174,7 +174,9 @@ class _Task:
             return to.first + split.ordinal, self._tee(source_node, to, split.ordinal).blocks(split)
         whole = bool(self._job.as_records)
         keys = Keys.ALL if whole else self._pipeline.reads_keys
-        options = ReadOptions(keys, rows=not whole and self._pipeline.takes_rows(source_node))
+        # what is masked for an error's text must be found in the block's own records
+        payloads = not (whole or self._pipeline.redaction)
+        options = ReadOptions(keys, payloads=payloads, rows=not whole and self._pipeline.takes_rows(source_node))
         return split.start, read_or_fail(self._read(source_node, split, self._sized(options)))
 
     def _sized(self, options: ReadOptions) -> ReadOptions:

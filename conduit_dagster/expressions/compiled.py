@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, Protocol, cast
 
+from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.record import Record
 
 
@@ -104,6 +105,13 @@ class Compiled(Protocol):
     """The part whose JSON is the whole result (``{{ toJson … }}``; ``record``: the whole record), otherwise ``None``.
     """
 
+    code: PayloadCode | None
+    """The function as one expression over ``after``; None if it reads more, or can only be called.
+
+    It raises for a payload that is no document. Its value is not made fit for JSON, nor a condition's turned into a
+    boolean.
+    """
+
     def __call__(self, record: Record, /) -> Any:
         """Return the value for this record. Raises for a record that the expression does not fit."""
         ...
@@ -115,10 +123,12 @@ def compiled(
     *,
     literal: str | None = None,
     json_of: str | None = None,
+    code: PayloadCode | None = None,
 ) -> Compiled:
     """Return the function itself with its attributes set: a wrapper object would slow down every call."""
     made = cast(Any, function)
     made.names = frozenset(names)
     made.literal = literal
     made.json_of = json_of
+    made.code = code
     return cast(Compiled, made)

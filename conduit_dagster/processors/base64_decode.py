@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
+from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.base64_text import decode_base64, quick_base64
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
+from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ChangeableField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
@@ -50,13 +50,8 @@ class Base64Decode(FieldProcessor):
         super().__init__(settings, context, settings.field)
 
     @override
-    def _loop(self, name: str) -> Loop:
-        def loop(rest: Iterator[Any]) -> None:
-            for record in rest:
-                document = record.after
-                document[name] = quick_base64(document[name]).decode()
-
-        return loop
+    def _code(self, name: str) -> PayloadCode:
+        return PayloadCode(f"after[{name!r}] = quick_base64(after[{name!r}]).decode()", {"quick_base64": quick_base64})
 
     @override
     def changed(self, value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field as Describe
@@ -12,8 +11,9 @@ from typing_extensions import override
 
 from conduit_dagster.expressions import format_go
 from conduit_dagster.field_reference import kind_of
+from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import FieldProcessor, LookAgain, Loop
+from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ChangeableField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
@@ -49,16 +49,11 @@ class Base64Encode(FieldProcessor):
         super().__init__(settings, context, settings.field)
 
     @override
-    def _loop(self, name: str) -> Loop:
-        def loop(rest: Iterator[Any]) -> None:
-            for record in rest:
-                document = record.after
-                value = document[name]
-                if type(value) is not str:
-                    raise LookAgain
-                document[name] = binascii.b2a_base64(value.encode(), newline=False).decode()
-
-        return loop
+    def _code(self, name: str) -> PayloadCode:
+        check = f"value = after[{name!r}]\nif value.__class__ is not text:\n    raise NoFitError"
+        change = f"after[{name!r}] = b2a_base64(value.encode(), newline=False).decode()"
+        names = {"text": str, "NoFitError": NoFitError, "b2a_base64": binascii.b2a_base64}
+        return PayloadCode(f"{check}\n{change}", names)
 
     @override
     def changed(self, value: Any) -> str:

@@ -6,7 +6,7 @@ import calendar
 import datetime
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, ClassVar, Final, Literal
 
@@ -15,8 +15,9 @@ from typing_extensions import override
 
 from conduit_dagster.expressions import format_go
 from conduit_dagster.field_reference import kind_of
+from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
+from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
@@ -74,8 +75,11 @@ class FieldConvert(FieldProcessor):
     def __init__(self, settings: FieldConvertSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context, settings.field)
         self._convert = _CONVERSIONS[settings.type]
-        if self.field.root == "after" and len(self.field.path) == 1:
-            self.loop = _loop(self.field.path[0], self._convert)
+
+    @override
+    def _code(self, name: str) -> PayloadCode:
+        source = f"after[{name!r}] = convert(after.get({name!r}))"
+        return PayloadCode(source, {"convert": _CONVERSIONS[self.settings.type]})
 
     @override
     def changed(self, value: Any) -> Any:
@@ -88,15 +92,6 @@ class FieldConvert(FieldProcessor):
         got = repr(value)
         shown = got if len(got) <= 60 else got[:60] + "…"
         return f"{self.settings.field} is no {self.settings.type}: {kind_of(value)} {shown}"
-
-
-def _loop(name: str, convert: Callable[[Any], Any]) -> Loop:
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            after = record.after
-            after[name] = convert(after.get(name))
-
-    return loop
 
 
 def to_string(value: Any) -> str:

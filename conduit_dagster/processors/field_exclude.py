@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference
+from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop, removing
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, removing
 from conduit_dagster.processors.common.setting_kinds import list_items, reference, refused
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -54,7 +55,7 @@ class FieldExclude(InPlaceProcessor):
     def __init__(self, settings: FieldExcludeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._fields = list(_references(settings.fields))
-        self.loop = _loop(self._fields)
+        self.payload_code = _code(self._fields)
 
     @property
     @override
@@ -72,19 +73,10 @@ class FieldExclude(InPlaceProcessor):
             field.delete(record)
 
 
-def _loop(fields: list[Reference]) -> Loop | None:
+def _code(fields: list[Reference]) -> PayloadCode | None:
     if any(field.root != "after" or len(field.path) != 1 for field in fields):
         return None
-    names = [field.path[0] for field in fields]
-    return _one_loop(names[0]) if len(names) == 1 else removing(names)
-
-
-def _one_loop(name: str) -> Loop:
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            record.after.pop(name, None)
-
-    return loop
+    return removing([field.path[0] for field in fields])
 
 
 def _references(fields: str) -> Iterator[Reference]:

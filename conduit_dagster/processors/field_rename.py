@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference
+from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain, Loop
+from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import list_items, reference, refused
 from conduit_dagster.reference_syntax import unquote
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
@@ -68,7 +69,7 @@ class FieldRename(InPlaceProcessor):
     def __init__(self, settings: FieldRenameSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._renamings = list(_renamings(settings.mapping))
-        self.loop = _loop(self._renamings)
+        self.payload_code = _code(self._renamings)
 
     @property
     @override
@@ -90,37 +91,17 @@ class FieldRename(InPlaceProcessor):
             field.rename(record, name)
 
 
-def _loop(renamings: list[Renaming]) -> Loop | None:
+def _code(renamings: list[Renaming]) -> PayloadCode | None:
     if any(field.root != "after" or len(field.path) != 1 for field, _ in renamings):
         return None
     names = [(field.path[0], name) for field, name in renamings]
     new = frozenset(name for _, name in names)
     if len(new) < len(names) or any(old == name for old, name in names):
         return None  # one of them is nacked, and `change` renames those before it
-    return _one_loop(*names[0]) if len(names) == 1 else _several_loop(names, new)
-
-
-def _one_loop(old: str, new: str) -> Loop:
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            after = record.after
-            if new in after:
-                raise LookAgain
-            after[new] = after.pop(old, None)
-
-    return loop
-
-
-def _several_loop(names: list[tuple[str, str]], new: frozenset[str]) -> Loop:
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            after = record.after
-            if not new.isdisjoint(after):
-                raise LookAgain
-            for old, name in names:
-                after[name] = after.pop(old, None)
-
-    return loop
+    clash = f"{names[0][1]!r} in after" if len(names) == 1 else "not new.isdisjoint(after)"
+    moves = [f"after[{name!r}] = after.pop({old!r}, None)" for old, name in names]
+    source = "\n".join([f"if {clash}:\n    raise NoFitError", *moves])
+    return PayloadCode(source, {"new": new, "NoFitError": NoFitError})
 
 
 def _renamings(mapping: str) -> Iterator[Renaming]:

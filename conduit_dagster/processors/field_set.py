@@ -11,6 +11,7 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.expressions import (
+    Compiled,
     compile_expression,
     compile_template,
     expression_fields,
@@ -18,6 +19,7 @@ from conduit_dagster.expressions import (
     template_fields,
 )
 from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.payload_code import AFTER, PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.common.setting_kinds import Expression, Field, Template, failure, refused
@@ -87,9 +89,10 @@ class FieldSet(InPlaceProcessor):
             compiled = compile_expression(settings.expression, context.clock)
         else:
             compiled = compile_template(settings.value or "")
-        self._value: Callable[[Record], Any] = compiled
+        self._value = compiled
         self._names = compiled.names | {self._field.root}
-        self.loop = self._loop(compiled.literal if settings.expression is None else None)
+        self.payload_code = self._code(compiled)
+        self.loop = None if self.payload_code else self._loop(compiled)
 
     @property
     @override
@@ -118,22 +121,32 @@ class FieldSet(InPlaceProcessor):
         except Exception as error:  # an expression may raise any Python error
             raise ProcessError(failure(error), code="expression.failed") from error
 
-    def _loop(self, literal: str | None) -> Loop | None:
+    def _loop(self, value: Compiled) -> Loop | None:
         if len(self._field.path) != 1 or self._field.root not in ("after", "metadata"):
             return None
-        name = self._field.path[0]
-        if self._field.root == "metadata":
-            return None if literal is None else _metadata_loop(name, literal)
-        plain = _CHECKED if self.settings.expression is not None else _PLAIN
-        return _computed_loop(name, self._value, plain) if literal is None else _literal_loop(name, literal)
+        name, is_expression = self._field.path[0], self.settings.expression is not None
+        if self._field.root == "after":
+            return _computed_loop(name, value, _CHECKED if is_expression else _PLAIN)
+        return None if is_expression or value.literal is None else _metadata_loop(name, value.literal)
+
+    def _code(self, value: Compiled) -> PayloadCode | None:
+        if self._field.root != "after" or len(self._field.path) != 1:
+            return None
+        name = repr(self._field.path[0])
+        if self.settings.expression is None and value.literal is not None:
+            return PayloadCode(f"after[{name}] = {value.literal!r}", {})
+        return _computed(name, value) if value.names <= {AFTER} else None
 
 
-def _literal_loop(name: str, literal: str) -> Loop:
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            record.after[name] = literal
-
-    return loop
+def _computed(name: str, value: Compiled) -> PayloadCode:
+    if value.code is not None:
+        made, names = f"made = {value.code.source}", value.code.names
+    else:
+        made, names = "record.after = after\nmade = value(record)", {"record": Record(0, {}), "value": value}
+    finite, ascii_text = "kind is real and made * 0.0 == 0.0", "kind is text and made.isascii()"
+    kept = f"made if ({finite}) or kind in plain or ({ascii_text}) else own(made)"
+    source = f"{made}\nkind = made.__class__\nafter[{name}] = {kept}"
+    return PayloadCode(source, {**names, "plain": _PLAIN, "real": float, "text": str, "own": own})
 
 
 def _computed_loop(name: str, value: Callable[[Record], Any], plain: frozenset[type]) -> Loop:

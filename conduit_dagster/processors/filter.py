@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
+from conduit_dagster.payload_code import DROPPING
 from conduit_dagster.sdk import DROP, Drop, Example, Processor, Record, Result
 
 
@@ -19,6 +20,7 @@ class Filter(Processor):
     keeps_fields: ClassVar[bool] = True
     keyless: ClassVar[bool] = True
     shares_records: ClassVar[bool] = True
+    payload_code = DROPPING
     examples = (Example("Every record", {}, Record("1", {}, {"id": 1}), DROP),)
 
     @override

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -10,13 +9,14 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
+from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.json_text import decode_json
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
-_decode = msgspec.json.Decoder().decode
+_ANY: Final = {"decode": msgspec.json.Decoder().decode}
 _MARK: Final = b"\xef\xbb\xbf"
 _BLANK: Final = (b"", b"\r", "")
 _EXCERPT: Final = 60
@@ -54,7 +54,7 @@ class JsonDecode(FieldProcessor):
 
     def __init__(self, settings: JsonDecodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context, settings.field)
-        self.loop = _loop(self.field)
+        self.payload_code = _code(self.field)
 
     @override
     def changed(self, value: Any) -> Any:
@@ -78,32 +78,14 @@ class JsonDecode(FieldProcessor):
         return ProcessError(f"{self.settings.field} {what}", code="json.decode.invalid")
 
 
-def _loop(field: Reference) -> Loop | None:
+def _code(field: Reference) -> PayloadCode | None:
     if field.root != "after" or len(field.path) > 1:
         return None
-    return _nested_loop(field.path[0]) if field.path else _payload_loop()
-
-
-def _payload_loop() -> Loop:
-    # with this type, anything but a document raises and is left to `change`
-    decode = msgspec.json.Decoder(dict[str, Any]).decode
-
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            record.after = decode(record.after)
-
-    return loop
-
-
-def _nested_loop(name: str) -> Loop:
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            after = record.after
-            text = after.get(name)
-            if text is not None:
-                after[name] = _decode(text)
-
-    return loop
+    if field.path:
+        name = repr(field.path[0])
+        return PayloadCode(f"text = after.get({name})\nif text is not None:\n    after[{name}] = decode(text)", _ANY)
+    # with this type, anything but a document raises
+    return PayloadCode("after = decode(after)", {"decode": msgspec.json.Decoder(dict[str, Any]).decode})
 
 
 def _reason(error: Exception, text: bytes | str) -> str:

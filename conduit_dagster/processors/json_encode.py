@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _encode = msgspec.json.Encoder().encode
+_PAYLOAD: Final = PayloadCode("if after is not None:\n    after = encode(after)", {"encode": _encode})
 
 
 class JsonEncodeSettings(ConduitSettings):
@@ -46,7 +47,8 @@ class JsonEncode(FieldProcessor):
 
     def __init__(self, settings: JsonEncodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context, settings.field)
-        self.loop = _payload_loop if self.field.root == "after" and not self.field.path else None
+        if self.field.root == "after" and not self.field.path:
+            self.payload_code = _PAYLOAD
 
     @override
     def changed(self, value: Any) -> bytes | str:
@@ -59,9 +61,3 @@ class JsonEncode(FieldProcessor):
         except (TypeError, ValueError, RecursionError) as error:
             message = f"{self.settings.field} cannot be encoded: {error}"
             raise ProcessError(message, code="json.encode.invalid") from None
-
-
-def _payload_loop(rest: Iterator[Any]) -> None:
-    for record in rest:
-        if record.after is not None:
-            record.after = _encode(record.after)

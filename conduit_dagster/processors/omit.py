@@ -38,7 +38,7 @@ class Omit(DocumentProcessor):
     def __init__(self, settings: OmitSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._names = names_in(settings.fields)
-        self.loop = removing(self._names)
+        self.payload_code = removing(self._names)
 
     @override
     def made_of(self, field: str) -> Collection[str]:

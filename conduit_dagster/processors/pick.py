@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from operator import itemgetter
-from typing import Any, ClassVar
+from collections.abc import Collection
+from typing import ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.common.in_place import LookAgain
+from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames, names_in
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
@@ -38,25 +37,8 @@ class Pick(DocumentProcessor):
 
     def __init__(self, settings: PickSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._names = names = names_in(settings.fields)
-
-        chosen = itemgetter(*names) if len(names) > 1 else None
-
-        def loop(rest: Iterator[Any]) -> None:
-            for record in rest:
-                document = record.after
-                if type(document) is not dict:
-                    raise LookAgain
-                try:
-                    # most records have all the fields
-                    record.after = dict(zip(names, chosen(document), strict=True)) if chosen else picked(document)
-                except KeyError:
-                    record.after = picked(document)
-
-        def picked(document: Document) -> Document:
-            return {name: document[name] for name in names if name in document}
-
-        self.loop = loop
+        self._names = names_in(settings.fields)
+        self.payload_code = _code(self._names)
 
     @override
     def made_of(self, field: str) -> Collection[str]:
@@ -65,3 +47,12 @@ class Pick(DocumentProcessor):
     @override
     def changed(self, document: Document) -> Document:
         return {name: document[name] for name in self._names if name in document}
+
+
+def _code(names: list[str]) -> PayloadCode:
+    # most records have all the fields
+    whole = f"after = {{{', '.join(f'{name!r}: after[{name!r}]' for name in names)}}}"
+    some = "after = {name: after[name] for name in names if name in after}"
+    check = "if after.__class__ is not document:\n    raise NoFitError"
+    source = f"{check}\ntry:\n    {whole}\nexcept KeyError:\n    {some}"
+    return PayloadCode(source, {"document": dict, "names": names, "NoFitError": NoFitError, "KeyError": KeyError})

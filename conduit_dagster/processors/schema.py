@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict
@@ -12,7 +12,8 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
-from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain, Loop
+from conduit_dagster.payload_code import NoFitError, PayloadCode
+from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.transporter_documents import document_of
 from conduit_dagster.record import Document
@@ -156,30 +157,22 @@ class SchemaProcessor(InPlaceProcessor):
         super().__init__(settings, context)
         self._contracts = settings.contracts
         self._default = self._contracts.get("")
-        self.loop = self._loop(self._default) if self._default and len(self._contracts) == 1 else None
+        if self._default and len(self._contracts) == 1:
+            self.payload_code = self._code(self._default)
 
-    def _loop(self, contract: Mapping[str, SchemaColumn]) -> Loop | None:
-        """Return a loop for documents that satisfy the contract, except for extra fields, which it may remove."""
+    def _code(self, contract: Mapping[str, SchemaColumn]) -> PayloadCode | None:
+        """Return code for documents that satisfy the contract, except for extra fields, which it may remove."""
         if any(column.kind == "any" for column in contract.values()):
             return None
         checks = [(name, column.exact) for name, column in contract.items()]
-        evolves, removes = self.settings.columns == "evolve", self.settings.columns == "discard_value"
-        names = frozenset(contract)
-
-        def loop(rest: Iterator[Any]) -> None:
-            for record in rest:
-                document = record.after
-                get = document.get
-                for name, types in checks:
-                    if type(get(name, _MISSING)) not in types:
-                        raise LookAgain
-                extra = () if evolves else [name for name in document if name not in names]
-                if extra and not removes:
-                    raise LookAgain
-                for name in extra:
-                    del document[name]
-
-        return loop
+        fits = "after.get(name, missing).__class__ in types"
+        source = f"for name, types in checks:\n    if not {fits}:\n        raise NoFitError"
+        if self.settings.columns == "discard_value":
+            source += "\nfor name in [name for name in after if name not in contract]:\n    del after[name]"
+        elif self.settings.columns != "evolve":
+            source += "\nfor name in after:\n    if name not in contract:\n        raise NoFitError"
+        names = {"checks": checks, "missing": _MISSING, "contract": frozenset(contract), "NoFitError": NoFitError}
+        return PayloadCode(source, names)
 
     @override
     def process_block(self, records: list[Record]) -> list[Result]:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, NoFitError
 from conduit_dagster.processors.common.unwrapping import (
     PAYLOADS,
     PayloadField,
@@ -98,7 +98,7 @@ def _unwrapped(rest: Iterator[Any]) -> None:
         change = record.after["payload"]
         operation, before, after = _OPERATIONS[change["op"]], change.get("before"), change["after"]
         if type(after) not in PAYLOADS or type(before) not in PAYLOADS:
-            raise LookAgain
+            raise NoFitError
         key = unwrapped_key(record.key)
         record.metadata, record.operation = _metadata(change, record.metadata), operation
         record.key, record.before, record.after = key, before, after

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, NoFitError
 from conduit_dagster.processors.common.unwrapping import PayloadField, document_in, invalid, unwrapped_key
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -28,7 +28,7 @@ def _unwrapped(rest: Iterator[Any]) -> None:
     for record in rest:
         payload = record.after["payload"]
         if type(payload) is not dict:
-            raise LookAgain
+            raise NoFitError
         record.key = unwrapped_key(record.key)
         record.operation, record.before, record.after = "create", None, payload
 

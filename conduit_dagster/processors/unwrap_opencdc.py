@@ -12,7 +12,7 @@ from typing_extensions import override
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.processors.common.base64_text import decode_base64, quick_base64
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, NoFitError
 from conduit_dagster.processors.common.setting_kinds import Field
 from conduit_dagster.processors.common.unwrapping import PAYLOADS, document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
@@ -73,13 +73,13 @@ def _unwrapped(rest: Iterator[Any]) -> None:
         operation, metadata, payload = inner["operation"], inner["metadata"], inner["payload"]
         key, before, after = inner.get("key"), payload.get("before"), payload.get("after")
         if type(metadata) is not dict or type(before) not in PAYLOADS or type(after) not in PAYLOADS:
-            raise LookAgain
+            raise NoFitError
         if operation not in OPERATIONS or (metadata and set(map(type, metadata.values())) != _TEXT):
-            raise LookAgain
+            raise NoFitError
         if type(key) is str:
             key = quick_base64(key)
         elif type(key) not in PAYLOADS:
-            raise LookAgain
+            raise NoFitError
         record.operation, record.metadata = operation, metadata
         record.key, record.before, record.after = key, before, after
 

@@ -6,6 +6,7 @@ to the engine.
 """
 
 from conduit_dagster.config.secret_providers import SecretError, SecretProvider
+from conduit_dagster.lazy_records import LazyRecords, PayloadIds, Payloads, Rows, payloads_of
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
@@ -54,7 +55,7 @@ from conduit_dagster.sdk.staging import (
     Target,
     staged_records,
 )
-from conduit_dagster.sdk.writer import NewPart, Refusal, Rows, Writer, WriterTask
+from conduit_dagster.sdk.writer import NewPart, Refusal, Writer, WriterTask
 from conduit_dagster.state.steps import Part
 
 __all__ = [
@@ -78,10 +79,13 @@ __all__ = [
     "FatalError",
     "KeptValues",
     "Keys",
+    "LazyRecords",
     "Limit",
     "Nack",
     "NewPart",
     "Part",
+    "PayloadIds",
+    "Payloads",
     "PlainBlock",
     "Position",
     "ProcessError",
@@ -113,5 +117,6 @@ __all__ = [
     "TransientError",
     "Writer",
     "WriterTask",
+    "payloads_of",
     "staged_records",
 ]

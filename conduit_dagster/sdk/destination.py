@@ -76,6 +76,9 @@ class Destination(ABC):
     takes_rows: ClassVar[bool] = False
     """Whether its writer accepts :class:`Rows`: a plan without processors then stays columnar."""
 
+    takes_payloads: ClassVar[bool] = False
+    """Whether its writer accepts :class:`Payloads`, and reads them as such. Otherwise it gets a list of records."""
+
     prints: ClassVar[bool] = False
     """Whether it shows records to people, as a log does: the pipeline's redacted fields are then masked."""
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from conduit_dagster.expressions import Clock
 from conduit_dagster.idempotency_keys import IdempotencyKeys, RecordKey
+from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.spark.sql.query import SqlQuery
@@ -125,6 +126,12 @@ class Processor:
     keeps_fields: ClassVar[bool] = False
     """True only if each top-level field of ``.Payload.After`` depends on that field alone, not on another field, the
     key or ``.Payload.Before``.
+    """
+    payload_code: PayloadCode | None = None
+    """What ``process_block`` does to nearly every record, if that changes nothing but ``.Payload.After``.
+
+    The engine runs it instead, joined with the code of the processors beside it, and calls ``process_block`` for the
+    records that it doesn't fit. Requires :attr:`shares_records`, and one result for each record, or none.
     """
     shares_records: ClassVar[bool] = False
     """True only if ``process`` replaces ``record.metadata`` instead of changing it in place, and adds no value that

@@ -118,6 +118,8 @@ class ReadOptions(NamedTuple):
     """
     block_records: int = 3_000
     block_bytes: int = 65_536
+    payloads: bool = False
+    """A block may be :class:`Payloads`."""
     rows: bool = False
     """Documents are not needed: a block may be :class:`Rows`, with as many records as columnar processing handles best.
     """
@@ -161,6 +163,7 @@ class Source(ABC):
     replayable: ClassVar[bool] = True
     sets_metadata: ClassVar[bool] = False
     """True if ``read`` itself sets ``opencdc.readAt`` and ``conduit.source.connector.id``; otherwise the engine does.
+    Blocks of :class:`LazyRecords` require it.
     """
     gives_rows: ClassVar[bool] = False
     """True if ``read`` yields :class:`Rows` when the options ask for them."""

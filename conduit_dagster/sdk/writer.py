@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple
 
 from conduit_dagster import storage
 from conduit_dagster.idempotency_keys import IdempotencyKeys
@@ -91,36 +91,3 @@ class NewPart:
         """Leave the file unfinished: no ledger names it, and it is removed with the staging folder."""
         if self._file is not None:
             self._file.abort()
-
-
-class Rows(Sequence[Record]):
-    """Records that are still Arrow columns; the first access to one converts all of them.
-
-    A block may consist of them only if the plan accepts them (``ReadOptions.rows``).
-    """
-
-    def __init__(self, batch: Any, like: Record, made: Callable[[], list[Record]]) -> None:
-        """``batch``: Arrow record batch of the ``after`` of creates; ``like``: their operation and metadata."""
-        self.batch = batch
-        self.like = like
-        self._made = made
-        self._records: list[Record] | None = None
-
-    def all(self) -> list[Record]:
-        """Return the records, the same objects each time."""
-        if self._records is None:
-            self._records = self._made()
-        return self._records
-
-    def __len__(self) -> int:
-        return self.batch.num_rows
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self.all())
-
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        return self.all()[index]

@@ -29,9 +29,9 @@ def make(plugin: str, settings: Settings | None = None, now_ns: int = 0) -> Proc
 def check_loop(plugin: str, settings: Settings, records: list[Record]) -> None:
     """Usual records of a block go a faster way; it gives what each one alone gives, and nacks what that nacks."""
     subject, alone = make(plugin, settings), [copy(record) for record in records]
-    assert isinstance(subject, InPlaceProcessor) and subject.loop is not None
+    assert isinstance(subject, InPlaceProcessor) and (subject.loop or subject.payload_code) is not None
     results = list(subject.process_block(records))
-    subject.loop = None
+    subject = make(plugin, settings)
     assert results == [subject.process_block([record])[0] for record in alone]
     assert records == alone
 

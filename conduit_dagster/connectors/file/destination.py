@@ -33,6 +33,7 @@ class FileDestination(PathDestination):
     Settings = FileDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     changes_records = False
+    takes_payloads = True
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         self._settings = as_destination(settings)

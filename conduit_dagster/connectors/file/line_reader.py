@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate
 from operator import add
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -16,7 +16,7 @@ from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import MODE, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import Block, Keys, PlainBlock, ReadOptions, Split
+from conduit_dagster.sdk import Block, Keys, PayloadIds, Payloads, PlainBlock, ReadOptions, Split
 
 Readable = str | OpenFile
 """An open file, or a URL that is opened once for the call."""
@@ -204,14 +204,14 @@ class LineReader:
 
     def _block(self, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> Block:
         labels = _Labels(self, lines, at, metadata)
+        records = labels.payloads(self._options.keys)
+        if not self._options.payloads:
+            records = records.all()
+        of_block = cast("list[Record]", records)
         if self._options.keys is Keys.ALL:
-            return Block(labels.records(labels.keys()), labels.boundary, again=labels.again)
-        if self._options.keys is Keys.POSITIONS:
-            records = labels.records(repeat(None))
-        else:  # the key is a line number, never an object
-            records = [Record(0, metadata, line) for line in lines]
+            return Block(of_block, labels.boundary, again=labels.again)
         return Block(
-            records, labels.boundary, labels.complete, {}, labels.plain, labels.again, positions=labels.positions
+            of_block, labels.boundary, labels.complete, {}, labels.plain, labels.again, positions=labels.positions
         )
 
     def offset(self, offset: int) -> int:
@@ -264,10 +264,9 @@ class _Labels:
         is_ended = offset == self._at.offset + self._lengths[i] + i + 1
         return self._reader.boundary(Mark(offset, self._at.line + i + 1), line + b"\n" if is_ended else line)
 
-    def keys(self) -> Iterable[bytes]:
-        """Return the keys of all records."""
+    def _keys(self) -> list[bytes]:
         line = self._at.line + 1
-        return map(b"%d".__mod__, range(line, line + len(self._lines)))
+        return list(map(b"%d".__mod__, range(line, line + len(self._lines))))
 
     def positions(self) -> list[Any]:
         """Return the positions of all records, at a fifth of the cost of :meth:`complete` for each."""
@@ -278,9 +277,12 @@ class _Labels:
             positions = list(map(self._reader.position, positions))
         return positions
 
-    def records(self, keys: Iterable[bytes | None]) -> list[Record]:
-        """Return all records with their positions."""
-        return list(map(Record, self.positions(), repeat(self._metadata), self._lines, keys))
+    def payloads(self, keys: Keys) -> Payloads:
+        """Return all records, with the keys and positions that a plan needs."""
+        ids = None  # a key is a line number, never an object
+        if keys >= Keys.POSITIONS:
+            ids = PayloadIds(self.positions(), self._keys() if keys is Keys.ALL else [None] * len(self._lines))
+        return Payloads(self._lines, Record(0, self._metadata), ids)
 
     def plain(self) -> PlainBlock:
         """Return all records as columns."""

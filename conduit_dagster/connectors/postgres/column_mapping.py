@@ -10,6 +10,7 @@ import msgspec
 from conduit_dagster.connectors.postgres.catalog import Column, Table, TableLookup
 from conduit_dagster.connectors.postgres.settings import NAME_BYTES, PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError
+from conduit_dagster.lazy_records import payloads_of
 from conduit_dagster.record import Data, Document, Record
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -17,7 +18,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 def documents(records: list[Record], raw_column: str) -> list[Document]:
     """Return the payloads as documents. Raises ``CellError`` for a payload that is not one."""
-    found = [record.after for record in records]
+    found = payloads_of(records)
     if set(map(type, found)) == {dict}:
         return found  # pyright: ignore[reportReturnType]  # just checked
     return [document(data, raw_column) for data in found]

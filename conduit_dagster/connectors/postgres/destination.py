@@ -59,6 +59,7 @@ class PostgresDestination(StagedDestination):
     divisible = True
     skips_records = True
     changes_records = False
+    takes_payloads = True
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)

@@ -16,6 +16,7 @@ from conduit_dagster.connectors.postgres.keyed_rows import KeyedRow, KeyedRows
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing, old_names
+from conduit_dagster.lazy_records import keys_of, operations_of
 from conduit_dagster.record import Document, Record
 
 # JSON with one value per line contains no control characters but line ends, so these can serve as placeholders
@@ -90,7 +91,7 @@ class TableEncoder:
 
     def encode(self, records: list[Record]) -> list[Encoded]:
         """Return the rows of all records; rows of one group keep their order."""
-        if {record.operation for record in records} == {"create"} and not self._updates:
+        if not self._updates and operations_of(records) == {"create"}:
             return self._inserts(records, range(len(records)))
         return [one for places in _between_truncates(records) for one in self._encode(records, places)]
 
@@ -125,8 +126,9 @@ class TableEncoder:
 
     def _inserts(self, records: list[Record], places: Sequence[int]) -> list[Encoded]:
         found = self._layout.gathered(documents(records, self._settings.raw_column))
-        if dict in {type(record.key) for record in records}:
-            found = [_with_key(one, record.key) for one, record in zip(found, records, strict=True)]
+        keys = keys_of(records)
+        if dict in set(map(type, keys)):
+            found = list(map(_with_key, found, keys))
             self._note_key(records[0])
         fields = tuple(found[0])
         if set(map(len, found)) == {len(fields)}:

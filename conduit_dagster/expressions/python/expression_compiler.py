@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import threading
+import copy
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ from conduit_dagster.expressions.python.expression_functions import (
 from conduit_dagster.expressions.python.growth import is_metered, is_part_of_record, loop_weight, operations
 from conduit_dagster.expressions.python.guards import GUARDS, WorkBudget
 from conduit_dagster.expressions.python.sizes import MakingBudget, measured, weighed
+from conduit_dagster.payload_code import AFTER, SYNTAX_TREES, PayloadCode
 from conduit_dagster.record import Record
 
 _GUARDED: dict[type[ast.operator], str] = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}
@@ -332,8 +333,6 @@ def _is_a(node: ast.expr, kind: str) -> ast.expr:
 
 
 Wrap = Callable[[Bind, ast.expr], ast.expr]
-_one_at_a_time = threading.Lock()
-"""Lock for compiling: Python 3.11 counts the depth of trees across all threads and fails if two build one at once."""
 
 
 def python_condition(text: str, clock: Clock) -> Compiled:
@@ -354,7 +353,7 @@ def _truth(bind: Bind, body: ast.expr) -> ast.expr:
 
 
 def _compile(text: str, clock: Clock, wrap: Wrap) -> Compiled:
-    with _one_at_a_time:
+    with SYNTAX_TREES:
         return _made(text, clock, wrap)
 
 
@@ -369,7 +368,9 @@ def _made(text: str, clock: Clock, wrap: Wrap) -> Compiled:
     body = bind.visit(_restricted(guard.guarded(body)))
     scope = guard.globals | {"function_now": clock.text, "function_now_ns": clock.nanoseconds}
     function = _function(wrap(bind, body), scope, metered=metered)
-    return compiled(_with_budget(function) if metered else function, checker.names)
+    if metered:
+        return compiled(_with_budget(function), checker.names)
+    return compiled(function, checker.names, code=_code(body, scope) if checker.names <= {AFTER} else None)
 
 
 def _restricted(body: ast.expr) -> ast.expr:
@@ -388,6 +389,27 @@ def _function(body: ast.expr, scope: dict[str, Any], *, metered: bool) -> Callab
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
     scope |= {"__builtins__": {}, "json_value": json_value}
     return eval(compile(tree, "<expression>", "eval"), scope)
+
+
+def _code(body: ast.expr, scope: dict[str, Any]) -> PayloadCode:
+    inlined = _Inline().visit(copy.deepcopy(body))
+    names = {node.id for node in ast.walk(inlined) if isinstance(node, ast.Name)}
+    return PayloadCode(ast.unparse(inlined), {name: scope[name] for name in names & scope.keys()})
+
+
+class _Inline(ast.NodeTransformer):
+    """``record.after`` becomes ``after``, which need not be a document: other payloads are left to the function."""
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        made = cast(ast.IfExp, self.generic_visit(node))
+        return made.body if ast.dump(made.test) == _IS_DOCUMENT else made
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        is_part = isinstance(node.value, ast.Name) and node.value.id == "record"
+        return ast.Name(AFTER, ast.Load()) if is_part else cast(ast.expr, self.generic_visit(node))
+
+
+_IS_DOCUMENT = ast.dump(_is_a(ast.Name(AFTER, ast.Load()), "dict"))
 
 
 def _with_budget(function: Callable[[Record, Any], Any]) -> Callable[[Record], Any]:

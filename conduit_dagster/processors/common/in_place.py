@@ -10,6 +10,8 @@ from typing import Any, ClassVar, cast
 from typing_extensions import override
 
 from conduit_dagster.field_reference import FieldError, Reference
+from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.payload_code import NoFitError, PayloadChain, PayloadCode
 from conduit_dagster.record import Data
 from conduit_dagster.sdk import (
     Drop,
@@ -28,16 +30,9 @@ yet: :meth:`InPlaceProcessor.change` then handles that record, and the loop cont
 """
 
 
-def removing(names: Sequence[str]) -> Loop:
-    """Return a loop that removes top-level fields of the payload's document."""
-
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            pop = record.after.pop
-            for name in names:
-                pop(name, None)
-
-    return loop
+def removing(names: Sequence[str]) -> PayloadCode:
+    """Return code that removes top-level fields of the payload's document."""
+    return PayloadCode("\n".join(f"after.pop({name!r}, None)" for name in names), {})
 
 
 Parts = tuple[str, Data, Data, Data]
@@ -53,10 +48,6 @@ def put_back(record: Record, parts: Parts) -> None:
     record.operation, record.key, record.before, record.after = parts
 
 
-class LookAgain(Exception):  # noqa: N818  # no error: the record is special
-    """Raised by a loop to leave the record to :meth:`InPlaceProcessor.change`."""
-
-
 class InPlaceProcessor(Processor, ABC):
     """A processor that changes each record in place, or raises to nack it; it may also drop records.
 
@@ -65,7 +56,7 @@ class InPlaceProcessor(Processor, ABC):
 
     shares_records: ClassVar[bool] = True
     loop: Loop | None = None
-    """Fast path for the common case. Without one, each record goes through :meth:`change`."""
+    """Fast path of a processor that changes more than the payload, and so has no ``payload_code``."""
 
     @abstractmethod
     def change(self, record: Record) -> None:
@@ -85,10 +76,16 @@ class InPlaceProcessor(Processor, ABC):
 
     @override
     def process_block(self, records: list[Record]) -> list[Result]:
-        if self.loop is not None:
-            return self._looped(records, self.loop)
+        loop = self.loop or self._code_loop
+        # a single record is mostly one that a loop has left
+        if loop is not None and len(records) > 1:
+            return self._looped(records, loop)
         results = [self._one(record) for record in records]
         return cast(list[Result], records) if all(map(is_, results, records)) else results
+
+    @lazy_property
+    def _code_loop(self) -> Loop | None:
+        return None if self.payload_code is None else _loop_of(PayloadChain([self.payload_code]))
 
     def _looped(self, records: list[Record], loop: Loop) -> list[Result]:
         results = cast(list[Result], records)
@@ -110,6 +107,18 @@ class InPlaceProcessor(Processor, ABC):
         return marked
 
 
+def _never(code: int) -> None:
+    raise AssertionError(f"code {code} drops a record")
+
+
+def _loop_of(chain: PayloadChain) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        if chain.over_records(rest, _never) is not None:
+            raise NoFitError
+
+    return loop
+
+
 class FieldProcessor(InPlaceProcessor):
     """A processor that changes the value of one field; a null or missing field stays unchanged."""
 
@@ -121,20 +130,12 @@ class FieldProcessor(InPlaceProcessor):
         super().__init__(settings, context)
         self.field = Reference.parse(field)
         if self.field.root == "after" and len(self.field.path) == 1:
-            self.loop = self._loop(self.field.path[0])
+            self.payload_code = self._code(self.field.path[0])
 
-    def _loop(self, name: str) -> Loop:
-        changed = self.changed
-
-        def loop(rest: Iterator[Any]) -> None:
-            for record in rest:
-                document = record.after
-                value = document[name]
-                if value is None:
-                    raise LookAgain
-                document[name] = changed(value)
-
-        return loop
+    def _code(self, name: str) -> PayloadCode:
+        """Return the code for a top-level field of the payload."""
+        source = f"value = after.get({name!r})\nif value is not None:\n    after[{name!r}] = changed(value)"
+        return PayloadCode(source, {"changed": self.changed})
 
     @property
     @override

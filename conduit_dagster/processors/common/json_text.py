@@ -11,6 +11,8 @@ import msgspec
 
 _decode = msgspec.json.Decoder().decode
 _HALF: Final = re.compile("[\ud800-\udfff]")
+_LENIENT: Final = re.compile(rb"[\x00-\x1f]|\\u[dD]")
+"""Found in all text that Conduit accepts and msgspec does not."""
 
 
 def decode_json(text: bytes | str) -> Any:
@@ -21,6 +23,8 @@ def decode_json(text: bytes | str) -> Any:
     try:
         return _decode(text)
     except msgspec.DecodeError:
+        if isinstance(text, bytes) and not _LENIENT.search(text):
+            raise
         with suppress(ValueError, msgspec.DecodeError):
             return _decode(_escaped(text))
         raise

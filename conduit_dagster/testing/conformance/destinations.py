@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,6 +18,8 @@ from conduit_dagster.sdk import (
     Delivery,
     Destination,
     DirectDestination,
+    PayloadIds,
+    Payloads,
     SenderTask,
     StagedDestination,
     Target,
@@ -95,6 +97,25 @@ class DestinationConformance:
         writer.abort()
         steps.publish(steps.prepare(1, [7]))
         assert delivered() == [7]
+
+    def test_payloads_are_staged_like_records(self, make: Make, tmp_path: Path) -> None:
+        """A block of payloads gives the bytes that its records give."""
+        destination = make()
+        if not (isinstance(destination, StagedDestination) and destination.takes_payloads):
+            pytest.skip("its writer gets records")
+        payloads = [{"i": i} for i in range(4)]
+        ids = PayloadIds(list(map(str, range(4))), payloads)
+        blocks = [numbered(range(4)), Payloads(payloads, Record(0, {}), ids)]
+        parts = []
+        for place, block in enumerate(blocks):
+            writer = destination.writer(
+                WriterTask(destination.staging(str(tmp_path / "staging")) + "/x/out", place, "t")
+            )
+            writer.place("in", 0, range(4))
+            assert list(writer.write(cast("list[Record]", block))) == []
+            part = writer.finish()
+            parts.append(part and (part.records, part.bytes, part.sha256))
+        assert parts[0] is not None and parts[0] == parts[1]
 
     def test_publishing_again_changes_nothing(self, make: Make, steps: Steps, delivered: Delivered) -> None:
         """A repeated publish, as after a crash, duplicates nothing; without that guarantee, it loses nothing."""

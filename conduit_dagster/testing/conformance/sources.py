@@ -15,11 +15,13 @@ EVERYTHING = Limit(10**9, 10**12)
 Make = Callable[[], Source]
 
 
-def blocks_of(source: Source, start: Position, end: Position, n: int = 1, keys: Keys = Keys.ALL) -> list[Block]:
+def blocks_of(
+    source: Source, start: Position, end: Position, n: int = 1, options: ReadOptions | None = None
+) -> list[Block]:
     """Return the blocks of a range that is cut into about ``n`` splits."""
     found: list[Block] = []
     for split in source.split(_travelled(start), _travelled(end), n):
-        for block in source.read(split, ReadOptions(keys, block_records=7)):
+        for block in source.read(split, options or ReadOptions(block_records=7)):
             found.append(block if isinstance(block, Block) else Block.of(block))
     return found
 
@@ -134,19 +136,23 @@ class SourceConformance:
             for part in (record.after, record.before, record.key):
                 assert isinstance(part, bytes) or _travelled(part) == part
 
-    @pytest.mark.parametrize("keys", [Keys.NONE, Keys.OBJECTS, Keys.POSITIONS])
+    @pytest.mark.parametrize("payloads", [False, True])
+    @pytest.mark.parametrize("keys", Keys)
     def test_what_it_leaves_out_it_can_fill_in(
-        self, make: Make, end: Position, records: list[Record], keys: Keys
+        self, make: Make, end: Position, records: list[Record], keys: Keys, payloads: bool
     ) -> None:
-        """Keys and positions left out by ``read`` can be filled in for single records."""
+        """Keys and positions left out by ``read`` can be filled in for single records; nothing else may be left out."""
         source, place = make(), 0
-        for block in blocks_of(source, source.initial(), end, keys=keys):
+        options = ReadOptions(keys, block_records=7, payloads=payloads)
+        for block in blocks_of(source, source.initial(), end, options=options):
             for i, record in enumerate(block.records):
-                if keys is Keys.POSITIONS:
+                if keys >= Keys.POSITIONS:
                     assert str(record.position) == str(records[place].position)
                 if block.complete is not None:
                     block.complete(i, record)
-                assert (str(record.position), record.key) == (str(records[place].position), records[place].key)
+                whole = records[place]
+                assert (str(record.position), record.key) == (str(whole.position), whole.key)
+                assert (record.after, record.before, record.operation) == (whole.after, whole.before, whole.operation)
                 place += 1
         assert place == len(records)
 

@@ -1,0 +1,165 @@
+"""Processors in one loop give what they give one after the other, on random chains and records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processors.conftest import make
+
+from conduit_dagster.engine.fused_node import FusedNode, fused
+from conduit_dagster.engine.nodes import FilterNode, Node, Step, selects_of
+from conduit_dagster.expressions import Clock, compile_condition
+from conduit_dagster.lazy_records import PayloadIds, Payloads, as_list
+from conduit_dagster.record import Nack, Record, copy
+
+AFTER = ".Payload.After"
+NAMES = st.sampled_from("abc")
+TEXTS = st.sampled_from(["", "x", "é", "aGk=", "7", '{"a":1}', "\ud800", "0.5", "true"])
+SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | st.just(2**70) | st.floats(allow_nan=False) | TEXTS
+VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(NAMES, SCALARS, max_size=2)
+DOCUMENTS = st.dictionaries(NAMES, VALUES, max_size=3)
+PAYLOADS = (
+    DOCUMENTS
+    | st.none()
+    | st.sampled_from(
+        [
+            b"",
+            b"no JSON",
+            b"[1]",
+            b'{"a": 1, "b": "x"}',
+            b'{"a": 1.5, "c": null}',
+            b'{"b": {"a": [2]}}',
+            b"null",
+            b'"t"',
+        ]
+    )
+)
+EXPRESSIONS = st.sampled_from(
+    [
+        *("after.a", "after.a * 100", "after.a + after['b']", "len(after.b)", "str(after.c) + 'x'", "'abc' * 3"),
+        *("1 / 0", "[after.a, after.b]", "{'x': after.c}", "after", "regex('^x', after.b)", "after.a.b", "now()"),
+        *("float('nan')", "[x for x in after.b]", "operation + after.b", "after.b.upper()", "sorted(after.b)"),
+        *("(1, after.a)", "after.a if after.b else 2", "after.a / 3", "-after.a", "after.a.b.c", "hash(after.b)"),
+    ]
+)
+CONDITIONS = st.sampled_from(
+    [
+        *("after.a > 0", "after.b", "'a' in after", "after.a == 1 or after.b == 'x'", "metadata.m == '1'"),
+        *("not after.c", "{{ eq .Payload.After.a 1 }}", "len(after.b) > 1"),
+    ]
+)
+
+
+def of(*choices: st.SearchStrategy[tuple[str, dict[str, str]]]) -> st.SearchStrategy[tuple[str, dict[str, str]]]:
+    return st.one_of(*choices)
+
+
+def on(plugin: str, **more: str) -> st.SearchStrategy[tuple[str, dict[str, str]]]:
+    fields = NAMES.map(lambda name: f"{AFTER}.{name}") | st.just(AFTER)
+    return fields.map(lambda field: (plugin, {"field": field, **more}))
+
+
+PROCESSORS = of(
+    on("json.decode"),
+    on("json.encode"),
+    on("base64.encode"),
+    on("base64.decode"),
+    *(on("field.convert", type=kind) for kind in ("string", "int", "float", "bool")),
+    st.tuples(NAMES, EXPRESSIONS).map(lambda two: ("field.set", {"field": f"{AFTER}.{two[0]}", "expression": two[1]})),
+    st.tuples(NAMES, st.sampled_from(["text", "{{ .Payload.After.a }}!", "{{ .Operation }}"])).map(
+        lambda two: ("field.set", {"field": f"{AFTER}.{two[0]}", "value": two[1]})
+    ),
+    st.tuples(NAMES, NAMES).map(lambda two: ("field.rename", {"mapping": f"{AFTER}.{two[0]}:{two[1]}"})),
+    st.just(("field.rename", {"mapping": f"{AFTER}.a:x,{AFTER}.b:y"})),
+    NAMES.map(lambda name: ("field.exclude", {"fields": f"{AFTER}.{name},{AFTER}.x"})),
+    NAMES.map(lambda name: ("omit", {"fields": f"{name},b"})),
+    NAMES.map(lambda name: ("pick", {"fields": f"{name},b"})),
+    st.sampled_from(["evolve", "discard_row", "discard_value"]).map(
+        lambda columns: ("schema", {"fields": "a:integer?, b:string", "columns": columns})
+    ),
+    st.just(("filter", {})),
+    st.just(("remap", {"ns_map.a": "b"})),
+)
+SUBJECTS = st.tuples(PROCESSORS, st.just("") | CONDITIONS)
+
+
+class Fates:
+    """What happened to the records that did not continue, in any order."""
+
+    def __init__(self) -> None:
+        self.filters: list[tuple[str, int]] = []
+        self.nacks: list[tuple[str, int, Nack, Record]] = []
+
+    def filtered(self, node: str, origin: int) -> None:
+        self.filters.append((node, origin))
+
+    def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
+        self.nacks.append((node, origin, nack, copy(record)))
+
+    def sorted(self) -> tuple[Any, Any]:
+        # nodes take turns in another order
+        return sorted(self.filters), sorted(self.nacks, key=lambda nack: nack[1])
+
+
+def steps_of(subjects: Sequence[tuple[tuple[str, dict[str, str]], str]], gate: str) -> list[Step]:
+    clock = Clock(1)
+    gates: list[Step] = [FilterNode("p:gate", compile_condition(gate, clock))] if gate else []
+    nodes = [
+        Node(f"p:{i}", make(plugin, settings), selects_of("", condition, clock))
+        for i, ((plugin, settings), condition) in enumerate(subjects)
+    ]
+    return [*gates, *nodes]
+
+
+def run(steps: Sequence[Step | FusedNode], records: list[Record], fates: Fates, first: int = 0) -> list[Any]:
+    """The records that come out, with their origins."""
+    origins: Sequence[int] = range(first, first + len(records))
+    for step in steps:
+        if records:
+            records, origins = step.run(records, origins, fates)
+    return list(zip(as_list(records), origins, strict=True))
+
+
+def lazy(payloads: list[Any]) -> list[Record]:
+    ids = PayloadIds([str(i) for i in range(len(payloads))], [b"%d" % i for i in range(len(payloads))])
+    return cast("list[Record]", Payloads(payloads, Record(0, {"m": "1"}), ids))
+
+
+def copies(payloads: list[Any]) -> list[Record]:
+    return [copy(record) for record in lazy(payloads)]
+
+
+@settings(max_examples=400)
+@given(st.lists(SUBJECTS, min_size=1, max_size=4), st.just("") | CONDITIONS, st.lists(PAYLOADS, max_size=6))
+def test_one_loop_gives_what_the_nodes_give(
+    subjects: list[tuple[tuple[str, dict[str, str]], str]], gate: str, payloads: list[Any]
+) -> None:
+    # a processor takes a single record its own way, without code
+    fates, expected = Fates(), list[Any]()
+    for place, record in enumerate(copies(payloads)):
+        expected += run(steps_of(subjects, gate), [record], fates, place)
+    for records in (copies(payloads), lazy([record.after for record in copies(payloads)])):
+        found = Fates()
+        assert run(fused(tuple(steps_of(subjects, gate))), records, found) == expected
+        assert found.sorted() == fates.sorted()
+
+
+def test_every_run_of_nodes_with_code_is_one_loop() -> None:
+    fast = [(("json.decode", {"field": AFTER}), ""), (("omit", {"fields": "a"}), "after.b")]
+    subjects = [*fast, (("remap", {"ns_map.a": "b"}), ""), (("filter", {}), "after.c")]
+    steps = fused(tuple(steps_of(subjects, "after.a == 1")))
+    assert [type(step) for step in steps] == [FusedNode, Node, FusedNode]
+
+
+def test_payloads_stay_payloads() -> None:
+    steps = fused(tuple(steps_of([(("json.decode", {"field": AFTER}), ""), (("filter", {}), "after.a == 2")], "")))
+    fates, lines = Fates(), [b'{"a": 1}', b'{"a": 2}', b"x", b'{"a": 3}']
+    records, origins = steps[0].run(lazy(lines), range(4), fates)
+    assert isinstance(records, Payloads) and records.payloads == [{"a": 1}, {"a": 3}]
+    assert records.ids == PayloadIds(["0", "3"], [b"0", b"3"]) and list(origins) == [0, 3]
+    assert fates.filters == [("p:1", 1)]
+    ((node, origin, _, nacked),) = fates.nacks
+    assert (node, origin, nacked.position, nacked.key, nacked.after) == ("p:0", 2, "2", b"2", b"x")
