@@ -106,11 +106,9 @@ class DestinationConformance:
         payloads = [{"i": i} for i in range(4)]
         ids = PayloadIds(list(map(str, range(4))), payloads)
         blocks = [numbered(range(4)), Payloads(payloads, Record(0, {}), ids)]
-        parts = []
+        parts, staging = [], destination.staging(str(tmp_path / "staging")) + "/x/out"
         for place, block in enumerate(blocks):
-            writer = destination.writer(
-                WriterTask(destination.staging(str(tmp_path / "staging")) + "/x/out", place, "t")
-            )
+            writer = destination.writer(WriterTask(staging, place, "t"))
             writer.place("in", 0, range(4))
             assert list(writer.write(cast("list[Record]", block))) == []
             part = writer.finish()
