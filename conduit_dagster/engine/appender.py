@@ -128,8 +128,12 @@ class Appender:
         return self._store.transactions.read(lambda connection: self._log.state(connection, source))
 
     def split(self, append: Append, n: int) -> list[Split]:
-        """Return the append's range cut into about ``n`` splits."""
-        return blamed(self._node(append.node), append.node.source.split, append.start, append.end, n)
+        """Return the append's range cut into about ``n`` splits, counted ones: offsets of the log are final."""
+        node, source = self._node(append.node), append.node.source
+        splits = blamed(node, source.split, append.start, append.end, n)
+        if any(split.assumed for split in splits):
+            return blamed(node, source.split, append.start, append.end, 1)
+        return splits
 
     def verify(self, append: Append) -> None:
         """Raise ``FatalError`` if the source's data has changed since it was read."""

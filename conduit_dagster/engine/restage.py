@@ -11,7 +11,7 @@ from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.stager import Staged, Stager, from_rows
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import ConduitError, FatalError
-from conduit_dagster.sdk import Delivery
+from conduit_dagster.sdk import MISCOUNTED, Delivery
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.steps import Decision, Part, Plan, StagedDelivery
@@ -29,7 +29,12 @@ class Restaged:
 
     def again(self, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
         """Return the deliveries with new parts. Raises ``FatalError`` if their digests are not the prepared ones."""
-        staged = self._stage(plan, decision)
+        try:
+            staged = self._stage(plan, decision)
+        except FatalError as error:
+            if error.code == MISCOUNTED:
+                raise differs(plan, missing[0]) from error
+            raise
         return [self._same(plan, old, staged) for old in missing]
 
     def _same(self, plan: Plan, old: StagedDelivery, staged: Staged) -> StagedDelivery:

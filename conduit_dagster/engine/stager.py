@@ -16,7 +16,7 @@ from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, 
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Part
+from conduit_dagster.sdk import MISCOUNTED, Part
 from conduit_dagster.state.steps import Plan, StagedDelivery
 
 Tasks = list[list[SplitOf]]
@@ -54,6 +54,8 @@ class Stager:
         self._base = storage.join(context.settings.staging, storage.safe_name(context.name))
         self._slots, self._epoch = context.step_slots, context.store.epoch
         self._entered = set[str]()
+        self._uncounted = set[str]()
+        """Sources whose splits were miscounted: this run reads their ranges as one split each."""
 
     def stage(
         self,
@@ -98,6 +100,11 @@ class Stager:
         failures = _first_failures(ledgers)
         if failures and again:
             raise failures[0].error.as_error()
+        if miscounted := {failure.source for failure in failures if failure.error.code == MISCOUNTED}:
+            # nothing of this execution counts: its records have other numbers than their own
+            self._uncounted |= miscounted
+            self.discard(staging)
+            return self.stage(plan, None, as_records, tees)
         if failures:
             return Staged(tasks, ledgers, staging, failures)
         self._verify(plan)
@@ -108,7 +115,8 @@ class Stager:
         splits: list[SplitOf] = []
         for span in plan.ranges:
             source = self._pipeline.source_node(span.source).source
-            splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, self._slots))
+            n = 1 if span.source in self._uncounted else self._slots
+            splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, n))
         return group(splits, self._slots)
 
     def relocated(self, tasks: Tasks) -> Tasks:

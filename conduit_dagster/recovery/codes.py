@@ -51,6 +51,7 @@ _FATAL: Final = {
     "schemas": "refused",
     "source": "collection_unsafe count_wrong removed",
     "spark": "landing_removed no_data_source no_session session_taken tag_in_use",
+    "split": "miscounted",
     "sql": "query",
     "state": "damaged foreign lost not_installed older replaced unusable url version",
 }

@@ -34,6 +34,7 @@ from conduit_dagster.sdk.processor import (
     Results,
 )
 from conduit_dagster.sdk.source import (
+    MISCOUNTED,
     Block,
     KeptValues,
     Keys,
@@ -60,6 +61,7 @@ from conduit_dagster.state.steps import Part
 
 __all__ = [
     "DROP",
+    "MISCOUNTED",
     "NACKED_TOGETHER",
     "AlreadyClaimed",
     "Block",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +24,9 @@ class Limit(NamedTuple):
     bytes: int
 
 
+MISCOUNTED: Final = "split.miscounted"
+
+
 class Split(msgspec.Struct):
     """A part of a source's range that one task reads."""
 
@@ -36,6 +39,10 @@ class Split(msgspec.Struct):
     """Estimated size, used to balance splits over tasks."""
     detail: dict[str, Any] = {}
     """Anything else that ``read`` needs; a JSON object."""
+    assumed: bool = False
+    """Whether ``ordinal`` and ``records`` are only assumed. ``read`` must check the number of records, and raise a
+    ``FatalError`` with the code :data:`MISCOUNTED` if it is another: the range is then read again as one split.
+    """
 
 
 class PlainBlock(NamedTuple):
@@ -194,7 +201,7 @@ class Source(ABC):
 
     @abstractmethod
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Return the range cut into about ``n`` splits, in order."""
+        """Return the range cut into about ``n`` splits, in order; one split if ``n`` is 1 and it can't count before."""
 
     @abstractmethod
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:

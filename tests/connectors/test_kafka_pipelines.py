@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from lab.kafka_server import KafkaServer
 from lab.kills import at, crashing
-from lab.support import Lab, processor
+from lab.support import Lab, destination, processor, queue
 from pyspark.sql import SparkSession
 
 from conduit_dagster.cli.main import main
+from conduit_dagster.engine.dead_letters.letter_layout import DLQ_OFFSET
+from conduit_dagster.engine.stager import Stager
 from conduit_dagster.recovery.errors import TransientError
 
 pytestmark = pytest.mark.slow
@@ -167,6 +169,54 @@ def test_several_tasks_read_a_topic_without_gaps(lab: Lab, kafka_server: KafkaSe
     _to_file(lab, kafka_server, topic)
     assert lab.run().error is None
     assert _lines(lab) == list(range(104))
+
+
+def test_a_large_step_is_shared_until_a_task_meets_a_gap(
+    lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then one task reads it again: nothing is lost or doubled, and dead letters are those of one task."""
+    topic, tasks = kafka_server.topic(3), list[int]()
+    _refusing(lab, kafka_server, topic)
+    run = Stager._run
+    monkeypatch.setattr(Stager, "_run", lambda self, job: tasks.append(len(job.tasks)) or run(self, job))
+    kafka_server.send(topic, _long(range(700)))
+    assert lab.run(parallelism=2).error is None
+    kafka_server.send(topic, _long(range(700, 1300)), 0)
+    kafka_server.transaction(topic, _long(range(1300, 1303)), 0)
+    kafka_server.send(topic, _long(range(1303, 1500)), 2)
+    # a message that is aborted takes an offset, and so does its mark
+    kafka_server.transaction(topic, _long(range(1)), 2, commit=False)
+    assert lab.run(parallelism=2).error is None
+    kafka_server.send(topic, _long(range(1500, 2100)), 1)
+    assert lab.run(parallelism=2).error is None
+    assert tasks == [2, 2, 1, 2]
+    assert sorted(row["i"] for row in lab.documents("out.jsonl")) == [i for i in range(2100) if i % 40 != 7]
+    letters = lab.documents("dead.jsonl")
+    assert sorted(letter["payload"]["after"]["payload"]["after"]["i"] for letter in letters) == list(range(7, 2100, 40))
+    offsets = [int(letter["metadata"][DLQ_OFFSET]) for letter in letters]
+    assert offsets == sorted(set(offsets)) and offsets[-1] < 2100
+
+
+def _long(numbers: range) -> list[tuple[bytes | None, bytes | None]]:
+    """Documents of 8 KB: a few hundred are worth several tasks."""
+    return [(None, b'{"i": %d, "text": "%s"}' % (i, b"x" * 8_000)) for i in numbers]
+
+
+def _refusing(lab: Lab, server: KafkaServer, topic: str) -> None:
+    own = {"servers": server.servers, "topics": topic, "readFromBeginning": "true"}
+    lab.pipeline(
+        connectors=[
+            {"id": "in", "type": "source", "plugin": "kafka", "settings": own},
+            destination("out"),
+        ],
+        processors=[
+            processor("decode", "json.decode", field=".Payload.After"),
+            processor("short", "field.exclude", fields=".Payload.After.text"),
+            processor("refuse", "error", "after.i % 40 == 7", message="unlucky"),
+        ],
+        delivery={"strategy": "exactly-once", "batch-size": 10_000},
+        **{"dead-letter-queue": queue()},
+    )
 
 
 def test_both_ways_on_after_messages_are_gone(

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.step_shares import shares, within_bytes
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import Limit, ReadOptions
+from conduit_dagster.sdk import MISCOUNTED, Limit, ReadOptions
 
 pytestmark = pytest.mark.slow
 ROWS = [(b"k%d" % i, b"%d" % i) for i in range(10)]
@@ -105,8 +105,8 @@ def test_a_compacted_topic_is_read_around_its_gaps(lab: KafkaLab) -> None:
 
 
 def _read(source: Any, start: Any, end: Any) -> list[Any]:
-    [split] = source.split(start, end, 2)
-    return [record for block in source.read(split, ReadOptions()) for record in block.records]
+    splits = source.split(start, end, 2)
+    return [record for split in splits for block in source.read(split, ReadOptions()) for record in block.records]
 
 
 # -- where to start -----------------------------------------------------------------------------------------------
@@ -231,6 +231,38 @@ def test_a_gap_in_a_topic_that_is_said_to_have_none_stops_the_step(lab: KafkaLab
     with pytest.raises(FatalError) as error:
         lab.step(source, source.initial())
     assert error.value.code == "kafka.gap" and "remove dense-offsets" in (error.value.fix or "")
+
+
+@pytest.mark.parametrize("settings", [{}, {"dense_offsets": "true"}, {"dense_offsets": "false"}])
+def test_how_a_large_step_is_cut(lab: KafkaLab, settings: dict[str, str]) -> None:
+    """By default on an assumption: a gap that no sample shows is told as such, and in one piece all is read."""
+    topic = lab.server.topic()
+    lab.server.send(topic, [(None, b"x" * 9_000)] * 700)
+    lab.server.transaction(topic, ROWS[:2])
+    lab.server.send(topic, [(None, b"y" * 9_000)] * 300)
+    source = lab.source(topic, **settings)
+    start, end = source.initial(), source.latest(source.initial(), ALL)
+    splits = source.split(start, end, 2)
+    assert {split.assumed for split in splits} == {not settings}
+    assert len(splits) == (1 if "false" in settings.values() else 2)
+    if len(splits) == 2:
+        with pytest.raises(FatalError) as error:
+            _read(source, start, end)
+        assert error.value.code == ("kafka.gap" if settings else MISCOUNTED)
+        assert "a gap after 701" in error.value.message
+    if not settings:
+        [split] = source.split(start, end, 1)
+        assert not split.assumed and split.records is None
+        assert sum(len(block.records) for block in source.read(split, ReadOptions())) == 1002
+
+
+def test_a_gap_that_a_sample_shows_is_not_met_again(lab: KafkaLab) -> None:
+    topic = lab.server.topic()
+    lab.server.transaction(topic, ROWS[:2])
+    lab.server.send(topic, [(None, b"x" * 9_000)] * 700)
+    source = lab.source(topic)
+    start = source.initial()
+    assert len(source.split(start, source.latest(start, Limit(10**6, 50_000_000)), 2)) == 1
 
 
 def test_a_topic_that_is_missing(lab: KafkaLab) -> None:

@@ -1,4 +1,4 @@
-"""Message sizes, estimated from samples, to bound the bytes of a step before it is read."""
+"""Samples of messages: their sizes, to bound the bytes of a step before it is read, and gaps between their offsets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from conduit_dagster.connectors.kafka.kafka_client import make_client
 from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
 from conduit_dagster.connectors.kafka.partition_reader import consumer_config, some_messages
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.step_shares import Place, within_bytes
@@ -25,7 +26,7 @@ _PATIENCE: Final = 1.0
 
 
 class MessageSizes:
-    """Average message size by partition, sampled at the beginning and the prospective end of a step.
+    """Average message size by partition, sampled at the beginning and the prospective end of a step; also gaps seen.
 
     Messages in between are not sampled: with mixed sizes, a step may exceed its limit of bytes.
     """
@@ -35,6 +36,7 @@ class MessageSizes:
         self._consumer: Consumer | None = None
         self._topics = frozenset[str]()
         self._known: dict[Place, float] = {}
+        self._gaps = set[Place]()
         self._taken_at = 0.0
 
     def bounded(self, begins: Mapping[Place, int], taken: Mapping[Place, int], limit: int) -> dict[Place, int]:
@@ -53,6 +55,10 @@ class MessageSizes:
         of_topic = [size for (topic, _), size in self._known.items() if topic == place[0]]
         return max(of_topic or self._known.values(), default=unknown)
 
+    def has_gap(self, part: PartitionRange) -> bool:
+        """Return whether a sample of the partition had a gap between offsets."""
+        return (part.topic, part.partition) in self._gaps
+
     def _refresh(self, begins: Mapping[Place, int], wanted: Mapping[Place, int]) -> None:
         chosen = sorted(wanted, key=lambda place: -wanted[place])[:_MOST]
         if time.monotonic() - self._taken_at < _FRESH and all(place in self._known for place in chosen):
@@ -70,7 +76,9 @@ class MessageSizes:
             consumer = self._opened(frozenset(topic for topic, _ in offsets))
             consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
             while len(found) < len(offsets) and time.monotonic() < deadline:
-                found = _averages(some_messages(consumer, _SAMPLE)) | found
+                messages = some_messages(consumer, _SAMPLE)
+                self._gaps |= _with_gaps(messages)
+                found = _averages(messages) | found
             consumer.unassign()
         except KafkaException:
             self.close()  # ignored here: reading will fail with the same error
@@ -91,6 +99,14 @@ class MessageSizes:
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()
+
+
+def _with_gaps(messages: Sequence[Message]) -> set[Place]:
+    offsets: dict[Any, list[int]] = {}
+    for message in messages:
+        if message.error() is None:
+            offsets.setdefault((message.topic(), message.partition()), []).append(message.offset() or 0)
+    return {place for place, known in offsets.items() if known[-1] - known[0] >= len(known)}
 
 
 def _averages(messages: Sequence[Message]) -> dict[Place, float]:

@@ -15,7 +15,7 @@ from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, PASSING, Kaf
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.record import COLLECTION, CREATED_AT, Record
-from conduit_dagster.sdk import Block, Keys, ReadOptions
+from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
 
 HEADER = "kafka.header."
 BINARY = ".base64"
@@ -47,11 +47,15 @@ def consumer_config(settings: KafkaSourceSettings, errors: KafkaErrors) -> dict[
 class PartitionReader:
     """Reader of one split: its ranges of offsets, one after another."""
 
-    def __init__(self, settings: KafkaSourceSettings, errors: KafkaErrors, labels: dict[str, str]) -> None:
-        self._settings, self._errors, self._labels = settings, errors, labels
+    def __init__(
+        self, settings: KafkaSourceSettings, errors: KafkaErrors, labels: dict[str, str], split: Split
+    ) -> None:
+        self._settings, self._errors, self._labels, self._split = settings, errors, labels, split
+        self._is_counted = split.records is not None
 
-    def blocks(self, parts: Sequence[PartitionRange], options: ReadOptions) -> Iterator[Block]:
+    def blocks(self, options: ReadOptions) -> Iterator[Block]:
         """Yield the messages of the ranges. Messages read before an error are yielded before it is raised."""
+        parts = [PartitionRange(*part) for part in self._split.detail["parts"]]
         # one consumer per topic, because an existing one discovers a new topic only once a second
         for _, mine in groupby(parts, lambda part: part.topic):
             consumer = make_client(Consumer, consumer_config(self._settings, self._errors), self._errors)
@@ -88,16 +92,18 @@ class PartitionReader:
 
     def _gap(self, messages: list[Message], part: PartitionRange, expected: int) -> Exception | None:
         offset, last = messages[0].offset() or 0, messages[-1].offset() or 0
-        if not self._settings.dense_offsets or (offset == expected and last - offset + 1 == len(messages)):
+        if not self._is_counted or (offset == expected and last - offset + 1 == len(messages)):
             return None
         return self._not_dense(part, expected)
 
     def _require_dense(self, part: PartitionRange, expected: int) -> None:
-        if self._settings.dense_offsets and expected != part.end:
+        if self._is_counted and expected != part.end:
             raise self._not_dense(part, expected)
 
     def _not_dense(self, part: PartitionRange, expected: int) -> Exception:
         message = f"offsets of {part.topic}, partition {part.partition}, have a gap after {expected - 1}"
+        if self._split.assumed:
+            return self._errors.fatal(message, "split.miscounted", "set dense-offsets: false", part.topic)
         fix = "remove dense-offsets: the topic is compacted, or written in transactions; nothing of it was delivered"
         return self._errors.fatal(message, "kafka.gap", fix, part.topic)
 

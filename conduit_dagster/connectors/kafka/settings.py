@@ -162,9 +162,10 @@ class KafkaSourceSettings(KafkaSettings):
     on_gone: Literal["fail", "skip"] = Field("fail", alias="on-gone")
     """What to do if unread messages are gone (retention, or a recreated topic). ``fail``: the pipeline stops with an
     error that names them; ``skip``: they are lost, and reading continues with the oldest message."""
-    dense_offsets: bool = Field(False, alias="dense-offsets")
-    """Declare that the topics have no gaps between offsets: no transactions, no compaction. Then several tasks read a
-    step. A gap stops the run before anything of the step is delivered."""
+    dense_offsets: bool | None = Field(None, alias="dense-offsets")
+    """Whether the topics have no gaps between offsets: no transactions, no compaction. Several tasks can then read a
+    step. By default the source finds out: where a task meets a gap, one task reads the step again, and all further ones
+    of the run. With true, a gap stops the run before anything of the step is delivered; with false, one task reads."""
     offset_metadata: bool = Field(False, alias="offset-metadata")
     """Also store the offset of each record as metadata ``kafka.offset``. The record's position contains it anyway;
     without it, records can share their metadata, which is faster."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import re2
 import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -30,6 +31,8 @@ from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Positio
 
 _BYTES = 100
 """Assumed bytes of a message if its partition was not sampled."""
+_LARGE = 4 << 20
+"""Bytes of a step that justify several tasks, each with a connection of its own."""
 
 
 class KafkaSource(Source):
@@ -182,23 +185,27 @@ class KafkaSource(Source):
     # -- ranges -------------------------------------------------------------------------------------------------
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Return one split, since only reading finds gaps between offsets; with ``dense-offsets`` about ``n``."""
+        """Return about ``n`` splits, on the assumption that there are no gaps between offsets, which only reading
+        tells; a small range, or one that was seen to have gaps, is one split."""
         parts = list(ranges(parse_position(start), parse_position(end)))
         if not parts:
             return []
-        if not self._settings.dense_offsets:
-            size = sum(part.end - part.begin for part in parts)
-            return [_split(parts, 0, None, size * _BYTES)]
+        dense, size = self._settings.dense_offsets, sum(map(self._size, parts))
+        assumed = dense is None and n > 1 and size >= _LARGE and not any(map(self._sizes.has_gap, parts))
+        if not (dense or assumed):
+            return [_split(parts, 0, None, size)]
         splits, ordinal = list[Split](), 0
         share = max(1, -(-sum(part.end - part.begin for part in parts) // max(1, n)))
         for part in parts:
             for begin in range(part.begin, part.end, share):
                 piece = part._replace(begin=begin, end=min(begin + share, part.end))
-                count = piece.end - piece.begin
-                size = count * self._sizes.of((piece.topic, piece.partition), _BYTES)
-                splits.append(_split([piece], ordinal, count, int(size)))
-                ordinal += count
+                split = _split([piece], ordinal, piece.end - piece.begin, self._size(piece))
+                splits.append(msgspec.structs.replace(split, assumed=assumed))
+                ordinal += piece.end - piece.begin
         return splits
+
+    def _size(self, part: PartitionRange) -> int:
+        return int((part.end - part.begin) * self._sizes.of((part.topic, part.partition), _BYTES))
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """Return the position after a message of the range; everything after it is unread."""
@@ -235,8 +242,7 @@ class KafkaSource(Source):
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the messages of a split."""
         labels = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
-        parts = [PartitionRange(*part) for part in split.detail["parts"]]
-        yield from PartitionReader(self._settings, self._errors, labels).blocks(parts, options)
+        yield from PartitionReader(self._settings, self._errors, labels, split).blocks(options)
 
     def lag(self, position: Position) -> int | None:
         """Return the number of unread offsets."""
