@@ -183,9 +183,11 @@ def test_a_large_step_is_shared_until_a_task_meets_a_gap(
     assert lab.run(parallelism=2).error is None
     kafka_server.send(topic, _long(range(700, 1300)), 0)
     kafka_server.transaction(topic, _long(range(1300, 1303)), 0)
-    kafka_server.send(topic, _long(range(1303, 1500)), 2)
+    kafka_server.send(topic, _long(range(1303, 1400)), 0)
     # a message that is aborted takes an offset, and so does its mark
+    kafka_server.send(topic, _long(range(1400, 1450)), 2)
     kafka_server.transaction(topic, _long(range(1)), 2, commit=False)
+    kafka_server.send(topic, _long(range(1450, 1500)), 2)
     assert lab.run(parallelism=2).error is None
     kafka_server.send(topic, _long(range(1500, 2100)), 1)
     assert lab.run(parallelism=2).error is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -77,7 +77,7 @@ class MessageSizes:
             consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
             while len(found) < len(offsets) and time.monotonic() < deadline:
                 messages = some_messages(consumer, _SAMPLE)
-                self._gaps |= _with_gaps(messages)
+                self._gaps |= _with_gaps(messages, {place: at for place, at in offsets.items() if place not in found})
                 found = _averages(messages) | found
             consumer.unassign()
         except KafkaException:
@@ -101,12 +101,17 @@ class MessageSizes:
             consumer.close()
 
 
-def _with_gaps(messages: Sequence[Message]) -> set[Place]:
-    offsets: dict[Any, list[int]] = {}
+def _with_gaps(messages: Sequence[Message], asked: Mapping[Place, int]) -> set[Place]:
+    """Return the partitions where a message, or the end, was found behind an offset that was ``asked`` for."""
+    gaps, expected = set[Place](), dict[Any, int](asked)
     for message in messages:
-        if message.error() is None:
-            offsets.setdefault((message.topic(), message.partition()), []).append(message.offset() or 0)
-    return {place for place, known in offsets.items() if known[-1] - known[0] >= len(known)}
+        place, error, offset = (message.topic(), message.partition()), message.error(), message.offset() or 0
+        if place not in expected or (error is not None and error.code() != KafkaError._PARTITION_EOF):
+            continue
+        if offset > expected[place]:
+            gaps.add(cast(Place, place))
+        expected[place] = offset if error is not None else offset + 1
+    return gaps
 
 
 def _averages(messages: Sequence[Message]) -> dict[Place, float]:
