@@ -31,7 +31,8 @@ def check_replication(connection: Connection, server: DatabaseServer, has_slot: 
     """Raise ``FatalError`` if changes can't be read, or ``psycopg.Error``."""
     if not _is_true(connection, _MAY_REPLICATE):
         fix = f"as a superuser: ALTER ROLE {server.user} REPLICATION"
-        raise errors.unfit("postgres.no_privilege", f"{server.user} may not replicate", fix)
+        message = f"{server.user} may not replicate; cdcMode: long_polling needs no such right, but finds no deletes"
+        raise errors.unfit("postgres.no_privilege", message, fix)
     row = connection.execute(_ROOM).fetchone()
     assert row is not None
     for left, setting in zip(row, ("max_replication_slots", "max_wal_senders"), strict=True):
