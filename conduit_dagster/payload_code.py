@@ -93,6 +93,13 @@ class PayloadChain:
 
     def __init__(self, codes: Sequence[PayloadCode]) -> None:
         self._codes = codes
+        self._behind: dict[int, PayloadChain] = {}
+
+    def behind(self, code: int) -> PayloadChain:
+        """Return the chain of the codes behind one of them."""
+        if code not in self._behind:
+            self._behind[code] = PayloadChain(self._codes[code + 1 :])
+        return self._behind[code]
 
     def over_payloads(self, rest: Iterator[Any], drop: Drop, add: Callable[[Any], None]) -> Unfit | None:
         """Pass each changed payload to ``add``."""

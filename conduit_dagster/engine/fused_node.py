@@ -16,7 +16,7 @@ from conduit_dagster.sdk import Payloads
 
 
 class FusedNode:
-    """Runs a chain of nodes record by record; what a code doesn't fit goes through the nodes themselves.
+    """Runs a chain of nodes record by record; what a code doesn't fit goes through its node.
 
     The result is that of the nodes one after the other: each of them handles one record at a time.
     """
@@ -30,58 +30,67 @@ class FusedNode:
         self, records: list[Record], origins: Sequence[int], fate: NodeListener
     ) -> tuple[list[Record], Sequence[int]]:
         """Process a block, like :meth:`Node.run`."""
-        block = _Block(self._nodes, records, origins, fate)
-        return block.over_payloads(self._chain, records) if isinstance(records, Payloads) else block.over(self._chain)
+        block = _Block(self._nodes, self._chain, origins, fate)
+        on = block.payloads(records) if isinstance(records, Payloads) else block.records(records)
+        return on, block.origins_on()
 
 
 class _Block:
     """One block on its way through the chain."""
 
-    def __init__(
-        self, nodes: Sequence[Step], records: list[Record], origins: Sequence[int], fate: NodeListener
-    ) -> None:
-        self._nodes, self._records, self._origins, self._fate = nodes, records, origins, fate
+    def __init__(self, nodes: Sequence[Step], chain: PayloadChain, origins: Sequence[int], fate: NodeListener) -> None:
+        self._nodes, self._chain, self._origins, self._fate = nodes, chain, origins, fate
         self._gone: list[int] = []
         """Places of the records that don't continue."""
 
-    def over(self, chain: PayloadChain) -> tuple[list[Record], Sequence[int]]:
-        records, rest = self._records, iter(self._records)
-        drop = partial(self._drop, rest)
-        while (unfit := chain.over_records(rest, drop)) is not None:
+    def records(self, records: list[Record]) -> list[Record]:
+        rest = iter(records)
+        drop = partial(self._dropped, rest)
+        while (unfit := self._chain.over_records(rest, drop)) is not None:
             place = self._place(rest)
-            self._handled(unfit, place, records[place])
-        return (without(records, self._gone) if self._gone else records), self._origins_on()
+            self._handle(unfit, place, records[place])
+        return without(records, self._gone) if self._gone else records
 
-    def over_payloads(self, chain: PayloadChain, block: Payloads) -> tuple[list[Record], Sequence[int]]:
+    def payloads(self, block: Payloads) -> list[Record]:
         rest, changed = iter(block.payloads), list[Any]()
-        drop = partial(self._drop, rest)
-        while (unfit := chain.over_payloads(rest, drop, changed.append)) is not None:
+        drop = partial(self._dropped, rest)
+        while (unfit := self._chain.over_payloads(rest, drop, changed.append)) is not None:
             place = self._place(rest)
             record = block.at(place, unfit.after)
-            if self._handled(unfit, place, record):
+            if self._handle(unfit, place, record):
                 changed.append(record.after)
-        return cast("list[Record]", block.changed(changed, self._gone)), self._origins_on()
+        return cast("list[Record]", block.changed(changed, self._gone))
+
+    def origins_on(self) -> Sequence[int]:
+        return without(self._origins, self._gone) if self._gone else self._origins
 
     def _place(self, rest: Iterator[object]) -> int:
-        return len(self._records) - length_hint(rest) - 1
+        """Return the place of the last record taken."""
+        return len(self._origins) - length_hint(rest) - 1
 
-    def _drop(self, rest: Iterator[object], code: int) -> None:
-        place = self._place(rest)
+    def _dropped(self, rest: Iterator[object], code: int) -> None:
+        self._drop(self._place(rest), code)
+
+    def _drop(self, place: int, code: int) -> None:
         self._gone.append(place)
         self._fate.filtered(self._nodes[code].node, self._origins[place])
 
-    def _handled(self, unfit: Unfit, place: int, record: Record) -> bool:
-        """Pass a record through the nodes from the one it doesn't fit; return whether it continues."""
-        records, origins = [record], self._origins[place : place + 1]
-        for node in self._nodes[unfit.code :]:
-            records, origins = node.run(records, origins, self._fate)
-            if not records:
+    def _handle(self, unfit: Unfit, place: int, record: Record) -> bool:
+        """Pass a record through the node whose code it doesn't fit, and on; return whether it continues."""
+        code, dropped = unfit.code, list[int]()
+        while True:
+            on, _ = self._nodes[code].run([record], self._origins[place : place + 1], self._fate)
+            if not on:
                 self._gone.append(place)
                 return False
-        return True
-
-    def _origins_on(self) -> Sequence[int]:
-        return without(self._origins, self._gone) if self._gone else self._origins
+            first = code + 1
+            next_unfit = self._chain.behind(code).over_records(iter(on), dropped.append)
+            if dropped:
+                self._drop(place, first + dropped[0])
+                return False
+            if next_unfit is None:
+                return True
+            code = first + next_unfit.code
 
 
 @lru_cache(maxsize=64)
