@@ -199,3 +199,21 @@ def test_a_finding_has_its_column_and_a_fix(text: str, column: int, fix: str | N
     error = refusal(text)
     assert error.column == column
     assert fix is None or (error.fix is not None and fix in error.fix)
+
+
+@pytest.mark.parametrize("text", ["after.a * 100", "regex('^x', after.b)", "[x + 1 for x in after.c]", "now()"])
+def test_an_expression_over_the_payload_is_code_as_well(text: str) -> None:
+    code = compile_expression(text, Clock(1)).code
+    assert code is not None and not {"record", "__builtins__"} & set(code.names)
+
+
+@pytest.mark.parametrize("text", ["key.id", "metadata.x", "operation", " + ".join(["after.a"] * 20)])
+def test_one_that_reads_more_or_has_a_budget_is_called(text: str) -> None:
+    assert compile_expression(text, Clock(1)).code is None
+
+
+def test_a_deep_one_is_called() -> None:
+    """Written out it might need more of Python's stack than a task has left."""
+    compiled = compile_expression("(" * 40 + "after.a" + " * 100)" * 40, Clock(1))
+    assert compiled.code is None
+    assert compiled(Record(0, {}, {"a": 1})) == 100**40

@@ -75,15 +75,19 @@ class ExpressionText:
         return f"`{word[1]}` is a word of Python: write that field as an item, after['{word[1]}']"
 
     def _check_depth(self, tree: ast.Expression) -> None:
-        level: list[ast.AST] = [tree.body]
-        for _ in range(limits.DEPTH):
-            level = [child for node in level for child in ast.iter_child_nodes(node)]
-            if not level:
-                return
-        raise _too_deep(next((self._at(node) for node in level if isinstance(node, ast.expr)), None))
+        if below := nodes_below(tree.body, limits.DEPTH):
+            raise _too_deep(next((self._at(node) for node in below if isinstance(node, ast.expr)), None))
 
     def _at(self, node: ast.expr) -> int:
         return self.column(node.lineno, node.col_offset)
+
+
+def nodes_below(tree: ast.AST, depth: int) -> list[ast.AST]:
+    """Return the nodes that lie ``depth`` levels below the root, without recursion; empty if it is not that deep."""
+    level = [tree]
+    for _ in range(depth):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return level
 
 
 def _too_deep(column: int | None) -> ExpressionError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -11,7 +10,7 @@ from RestrictedPython.transformer import RestrictingNodeTransformer
 
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, Clock, Compiled, ExpressionError, compiled
-from conduit_dagster.expressions.python.allow_list import ExpressionChecker, ExpressionText
+from conduit_dagster.expressions.python.allow_list import ExpressionChecker, ExpressionText, nodes_below
 from conduit_dagster.expressions.python.expression_functions import (
     AS_THEY_ARE,
     FUNCTIONS,
@@ -34,6 +33,7 @@ from conduit_dagster.payload_code import AFTER, SYNTAX_TREES, PayloadCode
 from conduit_dagster.record import Record
 
 _GUARDED: dict[type[ast.operator], str] = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}
+_CODE_DEPTH = 60
 _COMPARING = frozenset({"min", "max", "sorted"})
 _UNMEASURED = 2
 """Maximum number of operations whose values may be converted to text unmeasured: each has its own limit."""
@@ -391,8 +391,14 @@ def _function(body: ast.expr, scope: dict[str, Any], *, metered: bool) -> Callab
     return eval(compile(tree, "<expression>", "eval"), scope)
 
 
-def _code(body: ast.expr, scope: dict[str, Any]) -> PayloadCode:
-    inlined = _Inline().visit(copy.deepcopy(body))
+def _code(body: ast.expr, scope: dict[str, Any]) -> PayloadCode | None:
+    """Return the expression as code, unless it is so deep that writing it out could exceed Python's recursion limit.
+
+    Changes ``body``.
+    """
+    if nodes_below(body, _CODE_DEPTH):
+        return None
+    inlined = _Inline().visit(body)
     names = {node.id for node in ast.walk(inlined) if isinstance(node, ast.Name)}
     return PayloadCode(ast.unparse(inlined), {name: scope[name] for name in names & scope.keys()})
 
