@@ -107,7 +107,10 @@ class Payloads(LazyRecords):
 
     def copied(self) -> Payloads:
         """Return copies that share no document with these records."""
-        return Payloads(list(map(copy_data, self.payloads)), self.like, self.ids)
+        ids = self.ids
+        if ids is not None:
+            ids = PayloadIds(ids.positions, list(map(copy_data, ids.keys)))
+        return Payloads(list(map(copy_data, self.payloads)), self.like, ids)
 
 
 def as_list(records: list[Record]) -> list[Record]:

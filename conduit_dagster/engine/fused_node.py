@@ -11,7 +11,7 @@ from typing import Any, cast
 from conduit_dagster.engine.nodes import NodeListener, Step
 from conduit_dagster.lazy_records import without
 from conduit_dagster.payload_code import PayloadChain, Unfit
-from conduit_dagster.record import Record
+from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Payloads
 
 
@@ -35,30 +35,45 @@ class FusedNode:
         return on, block.origins_on()
 
 
+_ENOUGH = 64
+"""Number of records of a block after which, if most of them fit no code, the nodes take the rest: each of them is
+faster with many records than with one.
+"""
+
+
 class _Block:
     """One block on its way through the chain."""
 
     def __init__(self, nodes: Sequence[Step], chain: PayloadChain, origins: Sequence[int], fate: NodeListener) -> None:
-        self._nodes, self._chain, self._origins, self._fate = nodes, chain, origins, fate
+        self._nodes, self._chain, self._origins, self._fate = nodes, chain, origins, _Places(fate, origins)
+        self._unfit = 0
         self._gone: list[int] = []
         """Places of the records that don't continue."""
 
     def records(self, records: list[Record]) -> list[Record]:
-        rest = iter(records)
+        rest, made = iter(records), list(records)
         drop = partial(self._dropped, rest)
         while (unfit := self._chain.over_records(rest, drop)) is not None:
             place = self._place(rest)
-            self._handle(unfit, place, records[place])
-        return without(records, self._gone) if self._gone else records
+            if (on := self._handled(unfit, place, records[place])) is not None:
+                made[place] = on
+            if self._is_enough(place):
+                for later, record in self._rest(records, place + 1):
+                    made[later] = record
+                break
+        return without(made, self._gone) if self._gone else made
 
     def payloads(self, block: Payloads) -> list[Record]:
         rest, changed = iter(block.payloads), list[Any]()
         drop = partial(self._dropped, rest)
         while (unfit := self._chain.over_payloads(rest, drop, changed.append)) is not None:
             place = self._place(rest)
-            record = block.at(place, unfit.after)
-            if self._handle(unfit, place, record):
-                changed.append(record.after)
+            if (on := self._handled(unfit, place, block.at(place, unfit.after))) is not None:
+                changed.append(on.after)
+            if self._is_enough(place):
+                every = [block.at(place, payload) for place, payload in enumerate(block.payloads)]
+                changed += [on.after for _, on in self._rest(every, place + 1)]
+                break
         return cast("list[Record]", block.changed(changed, self._gone))
 
     def origins_on(self) -> Sequence[int]:
@@ -73,24 +88,51 @@ class _Block:
 
     def _drop(self, place: int, code: int) -> None:
         self._gone.append(place)
-        self._fate.filtered(self._nodes[code].node, self._origins[place])
+        self._fate.filtered(self._nodes[code].node, place)
 
-    def _handle(self, unfit: Unfit, place: int, record: Record) -> bool:
-        """Pass a record through the node whose code it doesn't fit, and on; return whether it continues."""
+    def _handled(self, unfit: Unfit, place: int, record: Record) -> Record | None:
+        """Pass a record through the node whose code it doesn't fit, and on; return it if it continues."""
+        self._unfit += 1
         code, dropped = unfit.code, list[int]()
         while True:
-            on, _ = self._nodes[code].run([record], self._origins[place : place + 1], self._fate)
+            on, _ = self._nodes[code].run([record], (place,), self._fate)
             if not on:
                 self._gone.append(place)
-                return False
+                return None
             first = code + 1
-            next_unfit = self._chain.behind(code).over_records(iter(on), dropped.append)
+            unfit_again = self._chain.behind(code).over_records(iter(on), dropped.append)
             if dropped:
                 self._drop(place, first + dropped[0])
-                return False
-            if next_unfit is None:
-                return True
-            code = first + next_unfit.code
+                return None
+            record = on[0]
+            if unfit_again is None:
+                return record
+            code = first + unfit_again.code
+
+    def _is_enough(self, place: int) -> bool:
+        return self._unfit >= _ENOUGH and 2 * self._unfit > place
+
+    def _rest(self, records: list[Record], first: int) -> Iterator[tuple[int, Record]]:
+        """Pass the records from a place on through one node after the other; return those that continue."""
+        on, places = records[first:], cast("Sequence[int]", range(first, len(records)))
+        for node in self._nodes:
+            if on:
+                on, places = node.run(on, places, self._fate)
+        self._gone += sorted(set(range(first, len(records))).difference(places))
+        return zip(places, on, strict=True)
+
+
+class _Places:
+    """Listener that passes the events on with the origins of the places that it is told."""
+
+    def __init__(self, fate: NodeListener, origins: Sequence[int]) -> None:
+        self._fate, self._origins = fate, origins
+
+    def filtered(self, node: str, origin: int) -> None:
+        self._fate.filtered(node, self._origins[origin])
+
+    def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
+        self._fate.nacked(node, self._origins[origin], nack, record)
 
 
 @lru_cache(maxsize=64)

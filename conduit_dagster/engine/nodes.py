@@ -46,7 +46,7 @@ class Node:
     @property
     def payload_code(self) -> PayloadCode | None:
         """Code that does the same for the usual payload, if there is any (:class:`PayloadCode`)."""
-        code = self._processor.payload_code
+        code = _own_code(self._processor)
         if code is None or not self._selects:
             return code
         condition = _code_of(self._selects)
@@ -164,6 +164,13 @@ def _namespace(pattern: str) -> Select | None:
 
 def _unanswered(error: Exception) -> Nack:
     return Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
+
+
+def _own_code(processor: Processor) -> PayloadCode | None:
+    """Return the processor's code, but not one that a user's class inherits: the class may do something else."""
+    kind = type(processor)
+    is_own = kind.__module__.startswith("conduit_dagster.processors.") or "payload_code" in vars(kind)
+    return processor.payload_code if is_own else None
 
 
 def _code_of(selects: Sequence[Select]) -> PayloadCode | None:

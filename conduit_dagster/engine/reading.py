@@ -12,7 +12,8 @@ from conduit_dagster.json_values import finite
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.recovery.classify import blamed_each
-from conduit_dagster.sdk import Block, LazyRecords, ReadOptions, Source, Split
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Block, LazyRecords, Payloads, ReadOptions, Source, Split
 
 
 @contextmanager
@@ -60,12 +61,25 @@ def read_blocks(
     for read in blamed_each(node, source.read(split, options)):
         block = read if isinstance(read, Block) else Block.of(read)
         if block.records:
-            if not source.sets_metadata:
+            if isinstance(block.records, Payloads):
+                _check_payloads(node, source, block.records)
+            elif not source.sets_metadata:
                 _label(pipeline.program.pipeline, name, pipeline.clock.now_ns, block.records)
                 block = block._replace(again=None)
             if not (source.gives_json or isinstance(block.records, LazyRecords)):
                 _make_finite(block.records)
             yield block
+
+
+def _check_payloads(node: str, source: Source, records: Payloads) -> None:
+    """Raise ``FatalError`` if a source may not give payloads: what it leaves to the engine is done to records."""
+    if not (source.sets_metadata and (source.gives_json or not any(type(one) is dict for one in records.payloads))):
+        raise FatalError(
+            f"the source {source.name} gives payloads without sets_metadata, or documents without gives_json",
+            code="source.payloads_unchecked",
+            node=node,
+            fix="set both in its class if they hold, else give records",
+        )
 
 
 def _make_finite(records: list[Record]) -> None:

@@ -51,7 +51,9 @@ class Base64Decode(FieldProcessor):
 
     @override
     def _code(self, name: str) -> PayloadCode:
-        return PayloadCode(f"after[{name!r}] = quick_base64(after[{name!r}]).decode()", {"quick_base64": quick_base64})
+        change = f"after[{name!r}] = quick_base64(value).decode()"
+        source = f"value = after.get({name!r})\nif value is not None:\n    {change}"
+        return PayloadCode(source, {"quick_base64": quick_base64})
 
     @override
     def changed(self, value: Any) -> Any:

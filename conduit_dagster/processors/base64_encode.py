@@ -50,10 +50,10 @@ class Base64Encode(FieldProcessor):
 
     @override
     def _code(self, name: str) -> PayloadCode:
-        check = f"value = after[{name!r}]\nif value.__class__ is not text:\n    raise NoFitError"
         change = f"after[{name!r}] = b2a_base64(value.encode(), newline=False).decode()"
-        names = {"text": str, "NoFitError": NoFitError, "b2a_base64": binascii.b2a_base64}
-        return PayloadCode(f"{check}\n{change}", names)
+        other = "if value is not None:\n    raise NoFitError"
+        source = f"value = after.get({name!r})\nif value.__class__ is text:\n    {change}\nel{other}"
+        return PayloadCode(source, {"text": str, "NoFitError": NoFitError, "b2a_base64": binascii.b2a_base64})
 
     @override
     def changed(self, value: Any) -> str:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import FieldProcessor
+from conduit_dagster.processors.common.in_place import FieldProcessor, if_present
 from conduit_dagster.processors.common.json_text import decode_json
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
@@ -85,7 +85,8 @@ def _code(field: Reference) -> PayloadCode | None:
         name = repr(field.path[0])
         return PayloadCode(f"text = after.get({name})\nif text is not None:\n    after[{name}] = decode(text)", _ANY)
     # with this type, anything but a document raises
-    return PayloadCode("after = decode(after)", {"decode": msgspec.json.Decoder(dict[str, Any]).decode})
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    return if_present(PayloadCode("after = decode(after)", {"decode": decode}))
 
 
 def _reason(error: Exception, text: bytes | str) -> str:

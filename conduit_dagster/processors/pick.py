@@ -9,6 +9,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.payload_code import NoFitError, PayloadCode
+from conduit_dagster.processors.common.in_place import if_present
 from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames, names_in
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
@@ -38,7 +39,7 @@ class Pick(DocumentProcessor):
     def __init__(self, settings: PickSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._names = names_in(settings.fields)
-        self.payload_code = _code(self._names)
+        self.payload_code = if_present(_code(self._names))
 
     @override
     def made_of(self, field: str) -> Collection[str]:

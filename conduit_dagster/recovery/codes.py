@@ -49,7 +49,7 @@ _FATAL: Final = {
     "python": "invalid unreadable",
     "run": "config",
     "schemas": "refused",
-    "source": "collection_unsafe count_wrong removed",
+    "source": "collection_unsafe count_wrong payloads_unchecked removed",
     "spark": "landing_removed no_data_source no_session session_taken tag_in_use",
     "split": "miscounted",
     "sql": "query",

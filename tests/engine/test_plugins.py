@@ -189,6 +189,63 @@ class Odd(Source):
 """
 
 
+PAYLOADS = """
+import math
+
+from conduit_dagster.sdk import Block, ConnectorSettings, PayloadIds, Payloads, Record, Source, Split
+
+
+class Lists(Source):
+    name = "lists"
+    Settings = ConnectorSettings
+    sets_metadata = True
+    gives_json = GIVES_JSON
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        return 3
+
+    def split(self, start, end, n):
+        return [Split(start, 0, end - start)] if end > start else []
+
+    def read(self, split, options):
+        assert options.payloads
+        ids = PayloadIds([1, 2, 3], [{"k": n} for n in (1, 2, 3)])
+        payloads = [{"n": n} for n in (1, math.nan if not self.gives_json else 2, 3)]
+        yield Block(Payloads(payloads, Record(0, {"m": "x"}), ids), lambda i: i + 1)
+"""
+
+
+def test_a_source_may_give_payloads(lab: Lab) -> None:
+    """Documents of keys and payloads belong to one branch each."""
+    lab.write("plugins/lists.py", [PAYLOADS.replace("GIVES_JSON", "True")])
+    add = processor("add", "field.set", field=".Key.k", expression="key.k + 100")
+    double = processor("double", "field.set", field=".Payload.After.n", expression="after.n * 2")
+    outputs = [
+        {**destination(name, processors=processors), "settings": {"path": f"./{name}.jsonl"}}
+        for name, processors in (("keys", [add]), ("doubled", [double]), ("plain", []))
+    ]
+    source = {"id": "in", "type": "source", "plugin": "lists", "settings": {}}
+    lab.pipeline(connectors=[source, *outputs])
+    assert lab.run().error is None
+    found = {name: lab.documents(f"{name}.jsonl") for name in ("keys", "doubled", "plain")}
+    assert [(row["key"]["k"], row["payload"]["after"]["n"]) for row in found["keys"]] == [(101, 1), (102, 2), (103, 3)]
+    assert [(row["key"]["k"], row["payload"]["after"]["n"]) for row in found["doubled"]] == [(1, 2), (2, 4), (3, 6)]
+    assert [(row["key"]["k"], row["payload"]["after"]["n"]) for row in found["plain"]] == [(1, 1), (2, 2), (3, 3)]
+    assert {row["metadata"]["m"] for row in found["plain"]} == {"x"}
+
+
+def test_payloads_that_nobody_checked_stop_the_pipeline(lab: Lab) -> None:
+    """NaN would become null."""
+    lab.write("plugins/lists.py", [PAYLOADS.replace("GIVES_JSON", "False")])
+    source = {"id": "in", "type": "source", "plugin": "lists", "settings": {}}
+    lab.pipeline(connectors=[source, destination()])
+    error = lab.run().error
+    assert error is not None and (error.code, error.node, error.fatal) == ("source.payloads_unchecked", "p:in", True)
+
+
 @pytest.mark.parametrize("log", ["positions", "records"])
 def test_numbers_that_json_lacks_become_text_not_null(lab: Lab, log: str) -> None:
     """JSON's encoder would write null for them: a value that is lost, and nobody is told."""

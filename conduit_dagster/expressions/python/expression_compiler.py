@@ -400,11 +400,21 @@ def _code(body: ast.expr, scope: dict[str, Any]) -> PayloadCode | None:
         return None
     inlined = _Inline().visit(body)
     names = {node.id for node in ast.walk(inlined) if isinstance(node, ast.Name)}
-    return PayloadCode(ast.unparse(inlined), {name: scope[name] for name in names & scope.keys()})
+    source = ast.unparse(inlined)
+    try:
+        ast.parse(source, mode="eval")
+    except SyntaxError:
+        return None  # a tree may be more than its text can say
+    return PayloadCode(source, {name: scope[name] for name in names & scope.keys()})
 
 
 class _Inline(ast.NodeTransformer):
     """``record.after`` becomes ``after``, which need not be a document: other payloads are left to the function."""
+
+    def visit_Slice(self, node: ast.Slice) -> ast.expr:
+        # RestrictedPython leaves it as an argument of a call, which has no text
+        ends = [ast.Constant(None) if end is None else self.visit(end) for end in (node.lower, node.upper, node.step)]
+        return _call("slice", *ends)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         made = cast(ast.IfExp, self.generic_visit(node))

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.lazy_property import lazy_property
-from conduit_dagster.payload_code import NoFitError, PayloadChain, PayloadCode
+from conduit_dagster.payload_code import NoFitError, PayloadChain, PayloadCode, conditional
 from conduit_dagster.record import Data
 from conduit_dagster.sdk import (
     Drop,
@@ -33,6 +33,11 @@ yet: :meth:`InPlaceProcessor.change` then handles that record, and the loop cont
 def removing(names: Sequence[str]) -> PayloadCode:
     """Return code that removes top-level fields of the payload's document."""
     return PayloadCode("\n".join(f"after.pop({name!r}, None)" for name in names), {})
+
+
+def if_present(code: PayloadCode) -> PayloadCode:
+    """Return code that passes records without a payload unchanged."""
+    return conditional(PayloadCode("after is not None", {}), code)
 
 
 Parts = tuple[str, Data, Data, Data]
@@ -94,8 +99,10 @@ class InPlaceProcessor(Processor, ABC):
             try:
                 loop(rest)
                 return results
-            except Exception:  # noqa: BLE001  # for any special record, `change` decides
+            except Exception:  # for any special record, `change` decides
                 at = len(records) - length_hint(rest) - 1
+                if at < 0:
+                    raise  # no record's fault: the loop did not begin
                 results = self._looked_at(records, results, at)
 
     def _looked_at(self, records: list[Record], results: list[Result], at: int) -> list[Result]:
@@ -112,6 +119,8 @@ def _never(code: int) -> None:
 
 
 def _loop_of(chain: PayloadChain) -> Loop:
+    chain.over_records(iter(()), _never)  # compiles it: no record is at fault if that fails
+
     def loop(rest: Iterator[Any]) -> None:
         if chain.over_records(rest, _never) is not None:
             raise NoFitError

@@ -11,7 +11,7 @@ import msgspec
 
 _decode = msgspec.json.Decoder().decode
 _HALF: Final = re.compile("[\ud800-\udfff]")
-_LENIENT: Final = re.compile(rb"[\x00-\x1f]|\\u[dD]")
+_LENIENT: Final = re.compile(rb"[\x00-\x1f](?!\Z)|\\u[dD]")
 """Found in all text that Conduit accepts and msgspec does not."""
 
 
