@@ -272,7 +272,7 @@ def test_a_source_that_breaks_a_rule_is_found(
     tmp_path: Path, kind: type[Numbers], check: str, more: dict[str, Any]
 ) -> None:
     sound, broken = (lambda k=k: k(ConnectorSettings(), context(tmp_path)) for k in (Numbers, kind))
-    every = {"make": broken, "end": 30, **more}
+    every = {"make": broken, "end": 30, "horizon": sound().horizon(), **more}
     every["records"] = _all(broken if check == "records_are_whole" else sound)
     with pytest.raises((AssertionError, TypeError)):
         run_check(SourceConformance(), check, every)
