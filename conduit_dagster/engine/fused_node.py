@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from conduit_dagster.engine.nodes import NodeListener, Step
 from conduit_dagster.lazy_records import without
-from conduit_dagster.payload_code import PayloadChain, Unfit
+from conduit_dagster.payload_code import PayloadChain, PayloadCode, Unfit
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Payloads
 
@@ -21,10 +21,9 @@ class FusedNode:
     The result is that of the nodes one after the other: each of them handles one record at a time.
     """
 
-    def __init__(self, nodes: Sequence[Step]) -> None:
-        """``nodes``: each with a ``payload_code``."""
-        self._nodes = nodes
-        self._chain = PayloadChain([node.payload_code for node in nodes if node.payload_code is not None])
+    def __init__(self, nodes: Sequence[Step], codes: Sequence[PayloadCode]) -> None:
+        """``codes``: those of the nodes."""
+        self._nodes, self._chain = nodes, PayloadChain(codes)
 
     def run(
         self, records: list[Record], origins: Sequence[int], fate: NodeListener
@@ -58,7 +57,7 @@ class _Block:
             if (on := self._handled(unfit, place, records[place])) is not None:
                 made[place] = on
             if self._is_enough(place):
-                for later, record in self._rest(records, place + 1):
+                for later, record in self._rest(records[place + 1 :], place + 1):
                     made[later] = record
                 break
         return without(made, self._gone) if self._gone else made
@@ -71,8 +70,8 @@ class _Block:
             if (on := self._handled(unfit, place, block.at(place, unfit.after))) is not None:
                 changed.append(on.after)
             if self._is_enough(place):
-                every = [block.at(place, payload) for place, payload in enumerate(block.payloads)]
-                changed += [on.after for _, on in self._rest(every, place + 1)]
+                later = [block.at(at, block.payloads[at]) for at in range(place + 1, len(block))]
+                changed += [on.after for _, on in self._rest(later, place + 1)]
                 break
         return cast("list[Record]", block.changed(changed, self._gone))
 
@@ -113,13 +112,14 @@ class _Block:
         return self._unfit >= _ENOUGH and 2 * self._unfit > place
 
     def _rest(self, records: list[Record], first: int) -> Iterator[tuple[int, Record]]:
-        """Pass the records from a place on through one node after the other; return those that continue."""
-        on, places = records[first:], cast("Sequence[int]", range(first, len(records)))
+        """Pass the last records, from a place on, through one node after the other; return those that continue."""
+        taken = range(first, first + len(records))
+        places: Sequence[int] = taken
         for node in self._nodes:
-            if on:
-                on, places = node.run(on, places, self._fate)
-        self._gone += sorted(set(range(first, len(records))).difference(places))
-        return zip(places, on, strict=True)
+            if records:
+                records, places = node.run(records, places, self._fate)
+        self._gone += sorted(set(taken).difference(places))
+        return zip(places, records, strict=True)
 
 
 class _Places:
@@ -139,13 +139,8 @@ class _Places:
 def fused(steps: tuple[Step, ...]) -> Sequence[Step | FusedNode]:
     """Return the steps with every run of nodes that have code replaced by one. Made once per worker and pipeline."""
     made: list[Step | FusedNode] = []
-    for has_code, run in groupby(steps, key=_has_code):
-        if has_code:
-            made.append(FusedNode(list(run)))
-        else:
-            made.extend(run)
+    for has_code, run in groupby(((step, step.payload_code) for step in steps), key=lambda pair: pair[1] is not None):
+        pairs = list(run)
+        nodes, codes = [step for step, _ in pairs], [code for _, code in pairs if code is not None]
+        made += [FusedNode(nodes, codes)] if has_code else nodes
     return made
-
-
-def _has_code(step: Step) -> bool:
-    return step.payload_code is not None

@@ -103,10 +103,15 @@ class StepLoop:
         """Resolve a step, cutting it before each record that must not be handled."""
         context, window = self.context, self.context.settings.window
         refused: ConduitError | None = None
+        cut_to: dict[str, int] = {}
         while True:
             if staged.failures:
                 # records read before the failure are delivered: each restart gets at least as far as the last run
                 refused = staged.failures[0].error.as_error()
+                failed = {failure.source: failure.ordinal for failure in staged.failures}
+                if any(ordinal >= cut_to.get(source, ordinal + 1) for source, ordinal in failed.items()):
+                    raise refused  # behind its last record: no cut would be shorter
+                cut_to |= failed
                 shorter = cut_failed(plan, staged.failures, self._within, self._read_within)
             else:
                 resolution = resolve(plan, staged.ledgers, window, context.state.window)

@@ -100,7 +100,8 @@ class Stager:
         failures = _first_failures(ledgers)
         if failures and again:
             raise failures[0].error.as_error()
-        if miscounted := {failure.source for failure in failures if failure.error.code == MISCOUNTED}:
+        miscounted = {failure.source for failure in failures if failure.error.code == MISCOUNTED}
+        if miscounted - self._uncounted:
             # nothing of this execution counts: its records have other numbers than their own
             self._uncounted |= miscounted
             self.discard(staging)

@@ -9,8 +9,9 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference
+from conduit_dagster.payload_code import NoFitError
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.in_place import InPlaceProcessor, NoFitError
+from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.unwrapping import PayloadField, document_in, invalid, unwrapped_key
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 

@@ -131,7 +131,8 @@ class Processor:
     """What ``process_block`` does to nearly every record, if that changes nothing but ``.Payload.After``.
 
     The engine runs it instead, joined with the code of the processors beside it, and calls ``process_block`` for the
-    records that it doesn't fit. Requires :attr:`shares_records`, and one result for each record, or none.
+    records that it doesn't fit. Requires :attr:`shares_records`, and one result for each record, or none. A class that
+    derives from a built-in processor has none, unless it sets its own in the class's body.
     """
     shares_records: ClassVar[bool] = False
     """True only if ``process`` replaces ``record.metadata`` instead of changing it in place, and adds no value that

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -17,9 +14,8 @@ from lab.waiting import wait_until
 from pydantic import ValidationError
 
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
-from conduit_dagster.connectors.kafka.step_shares import shares, within_bytes
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import MISCOUNTED, Limit, ReadOptions
+from conduit_dagster.sdk import Limit, ReadOptions
 
 pytestmark = pytest.mark.slow
 ROWS = [(b"k%d" % i, b"%d" % i) for i in range(10)]
@@ -96,17 +92,12 @@ def test_a_compacted_topic_is_read_around_its_gaps(lab: KafkaLab) -> None:
     def is_compacted() -> bool:
         time.sleep(0.15)  # a segment is rolled by the first message after its time
         lab.server.send(topic, [(b"roll", b"")])
-        return len(_read(source, start, end)) < len(before)
+        return len(lab.read(source, start, end)) < len(before)
 
     wait_until(is_compacted, "the log is compacted", 60)
-    after = _read(source, start, end)
+    after = lab.read(source, start, end)
     assert {record.key for record in before} - {b"same"} == {record.key for record in after} - {b"same"}
     source.verify(start, end)
-
-
-def _read(source: Any, start: Any, end: Any) -> list[Any]:
-    splits = source.split(start, end, 2)
-    return [record for split in splits for block in source.read(split, ReadOptions()) for record in block.records]
 
 
 # -- where to start -----------------------------------------------------------------------------------------------
@@ -214,7 +205,7 @@ def test_messages_that_retention_removed_unread_are_told(lab: KafkaLab) -> None:
     with pytest.raises(FatalError, match="messages 3 to 4 were removed before they were read") as error:
         source.latest(third, ALL)
     assert error.value.code == "kafka.range_gone"
-    for call in (lambda: source.verify(third, end), lambda: _read(source, third, end)):
+    for call in (lambda: source.verify(third, end), lambda: lab.read(source, third, end)):
         with pytest.raises(FatalError) as error:
             call()
         assert error.value.code == "kafka.range_gone"
@@ -224,48 +215,6 @@ def test_messages_that_retention_removed_unread_are_told(lab: KafkaLab) -> None:
     assert skipping.latest(further, ALL) == further
 
 
-def test_a_gap_in_a_topic_that_is_said_to_have_none_stops_the_step(lab: KafkaLab) -> None:
-    topic = lab.server.topic()
-    lab.server.transaction(topic, ROWS[:3])
-    source = lab.source(topic, dense_offsets="true")
-    with pytest.raises(FatalError) as error:
-        lab.step(source, source.initial())
-    assert error.value.code == "kafka.gap" and "remove dense-offsets" in (error.value.fix or "")
-
-
-@pytest.mark.parametrize("settings", [{}, {"dense_offsets": "true"}, {"dense_offsets": "false"}])
-def test_how_a_large_step_is_cut(lab: KafkaLab, settings: dict[str, str]) -> None:
-    """By default on an assumption: a gap that no sample shows is told as such, and in one piece all is read."""
-    topic = lab.server.topic()
-    lab.server.send(topic, [(None, b"x" * 9_000)] * 700)
-    lab.server.transaction(topic, ROWS[:2])
-    lab.server.send(topic, [(None, b"y" * 9_000)] * 300)
-    source = lab.source(topic, **settings)
-    start = source.initial()
-    end = source.latest(start, Limit(10**6, 50_000_000))
-    splits = source.split(start, end, 2)
-    assert {split.assumed for split in splits} == {not settings}
-    assert len(splits) == (1 if "false" in settings.values() else 2)
-    if len(splits) == 2:
-        with pytest.raises(FatalError) as error:
-            _read(source, start, end)
-        assert error.value.code == ("kafka.gap" if settings else MISCOUNTED)
-        assert "a gap after 701" in error.value.message
-    if not settings:
-        [split] = source.split(start, end, 1)
-        assert not split.assumed and split.records is None
-        assert sum(len(block.records) for block in source.read(split, ReadOptions())) == 1002
-
-
-def test_where_a_sample_shows_a_gap_one_task_reads_at_once(lab: KafkaLab) -> None:
-    """As in a topic of transactions, whose last offset is a mark."""
-    topic = lab.server.topic()
-    lab.server.transaction(topic, [(None, b"x" * 9_000)] * 700)
-    source = lab.source(topic)
-    start = source.initial()
-    assert len(source.split(start, source.latest(start, Limit(10**6, 50_000_000)), 2)) == 1
-
-
 def test_a_topic_that_is_missing(lab: KafkaLab) -> None:
     with pytest.raises(FatalError) as error:
         lab.source("no-such-topic").horizon()
@@ -273,77 +222,7 @@ def test_a_topic_that_is_missing(lab: KafkaLab) -> None:
     assert error.value.fix == f"kafka-topics.sh --bootstrap-server {lab.server.servers} --create --topic no-such-topic"
 
 
-# -- shares and groups --------------------------------------------------------------------------------------------
-
-
-def test_no_partition_waits_for_another() -> None:
-    """In sum the limit, or all that there is; the small ones are taken whole."""
-    a, b, c = (("t", number) for number in range(3))
-    assert shares({a: 100, b: 3, c: 100}, 23) == {a: 10, b: 3, c: 10}
-    assert shares({a: 1, b: 2}, 100) == {a: 1, b: 2}
-    assert sum(shares({("t", number): 9 for number in range(7)}, 10).values()) == 10
-    assert shares({}, 5) == {}
-
-
-def test_bytes_are_shared_as_messages_are() -> None:
-    """A partition with small messages leaves its rest to others; each gets on, however large a message is."""
-    a, b, c = (("t", number) for number in range(3))
-    assert within_bytes({a: 100, b: 100, c: 100}, {a: 1.0, b: 10.0, c: 100.0}, 1_000) == {a: 100, b: 45, c: 4}
-    assert within_bytes({a: 5, b: 5}, {a: 1_000.0, b: 10.0}, 100) == {a: 1, b: 5}
-    assert within_bytes({a: 5, b: 7}, {a: 10.0, b: 0.0}, 1_000) == {a: 5, b: 7}
-
-
-def test_a_step_of_large_messages_is_limited_by_its_bytes(lab: KafkaLab) -> None:
-    """A megabyte each: of every partition as many as fit. Steps of small ones are limited by their number."""
-    large, small, total = lab.server.topic(2), lab.server.topic(), 0
-    for partition in range(2):
-        lab.server.send(large, [(None, b"x" * 999_000)] * 20, partition)
-    lab.server.send(small, [(None, b"%d" % i) for i in range(2_000)])
-    source, limit = lab.source(large), Limit(10**6, 8_000_000)
-    position, sizes = source.initial(), list[int]()
-    while (end := source.latest(position, limit)) != position:
-        sizes.append(sum(len(record.after) for record in _read(source, position, end)))  # type: ignore[arg-type]
-        position, total = end, total + sizes[-1]
-    assert total == 40 * 999_000 and max(sizes) <= 8_000_000 and len(sizes) <= 6
-    few = lab.source(small)
-    assert len(_read(few, few.initial(), few.latest(few.initial(), limit))) == 2_000
-
-
-def test_sizes_that_change_are_noticed_where_a_step_would_end(lab: KafkaLab) -> None:
-    """A thousand small messages, then large ones: the step is bounded by the larger."""
-    topic = lab.server.topic()
-    lab.server.send(topic, [(None, b"x" * 100)] * 1_000)
-    lab.server.send(topic, [(None, b"x" * 500_000)] * 60)
-    source = lab.source(topic)
-    end = source.latest(source.initial(), Limit(10**6, 5_000_000))
-    assert sum(len(record.after) for record in _read(source, source.initial(), end)) <= 5_000_000  # type: ignore[arg-type]
-
-
-_READ_ALL = """
-import resource, sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from types import SimpleNamespace
-from lab.kafka_lab import ALL, KafkaLab
-from conduit_dagster.sdk import ReadOptions
-source = KafkaLab(SimpleNamespace(servers=sys.argv[2]), Path()).source(sys.argv[3])
-end = source.latest(source.initial(), ALL)
-[split] = source.split(source.initial(), end, 1)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-total = sum(len(record.after) for block in source.read(split, ReadOptions()) for record in block.records)
-print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-def test_memory_does_not_grow_with_a_step(lab: KafkaLab) -> None:
-    """A task that reads 400 MB in messages of a megabyte holds what the client fetches ahead, and a block."""
-    topic = lab.server.topic()
-    lab.server.send(topic, [(None, b"x" * 999_000)] * 400)
-    command = [sys.executable, "-c", _READ_ALL, str(Path(__file__).parents[1]), lab.server.servers, topic]
-    total, grown = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
-    unit = 1 if sys.platform == "darwin" else 1_024
-    assert int(total) == 400 * 999_000
-    assert int(grown) * unit < 200_000_000
+# -- groups -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -375,11 +254,11 @@ def test_a_broker_that_is_silent_is_an_outage(lab: KafkaLab) -> None:
     start = source.initial()
     end = source.latest(start, ALL)
     with lab.server.frozen():
-        for call in (lambda: source.latest(start, ALL), lambda: _read(source, start, end)):
+        for call in (lambda: source.latest(start, ALL), lambda: lab.read(source, start, end)):
             with pytest.raises(TransientError) as error:
                 call()
             assert error.value.code == "kafka.unreachable", error.value
-    assert len(_read(source, start, end)) == 10
+    assert len(lab.read(source, start, end)) == 10
 
 
 def test_a_broker_that_restarts_in_the_middle_of_a_range(lab: KafkaLab) -> None:

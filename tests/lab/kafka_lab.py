@@ -38,12 +38,14 @@ class KafkaLab:
     def step(self, source: KafkaSource, start: Position, limit: int = 10**9) -> tuple[Position, list[Record]]:
         """Plan and read one step; return its end position and records."""
         end = source.latest(start, Limit(limit, 10**12))
-        found: list[Record] = []
-        for split in source.split(start, end, 2):
-            for block in source.read(split, ReadOptions()):
-                found += block.records
+        found = self.read(source, start, end)
         source.verify(start, end)
         return end, found
+
+    def read(self, source: KafkaSource, start: Position, end: Position) -> list[Record]:
+        """Read a range with two tasks' splits."""
+        splits = source.split(start, end, 2)
+        return [record for split in splits for block in source.read(split, ReadOptions()) for record in block.records]
 
     def values(self, source: KafkaSource, start: Position) -> list[bytes | None]:
         """Return the payloads of one step."""

@@ -15,7 +15,7 @@ from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, PASSING, Kaf
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.record import COLLECTION, CREATED_AT, Record
-from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
+from conduit_dagster.sdk import MISCOUNTED, Block, Keys, ReadOptions, Split
 
 HEADER = "kafka.header."
 BINARY = ".base64"
@@ -103,7 +103,7 @@ class PartitionReader:
     def _not_dense(self, part: PartitionRange, expected: int) -> Exception:
         message = f"offsets of {part.topic}, partition {part.partition}, have a gap after {expected - 1}"
         if self._split.assumed:
-            return self._errors.fatal(message, "split.miscounted", "set dense-offsets: false", part.topic)
+            return self._errors.fatal(message, MISCOUNTED, "set dense-offsets: false", part.topic)
         fix = "remove dense-offsets: the topic is compacted, or written in transactions; nothing of it was delivered"
         return self._errors.fatal(message, "kafka.gap", fix, part.topic)
 

@@ -10,7 +10,8 @@ from RestrictedPython.transformer import RestrictingNodeTransformer
 
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, Clock, Compiled, ExpressionError, compiled
-from conduit_dagster.expressions.python.allow_list import ExpressionChecker, ExpressionText, nodes_below
+from conduit_dagster.expressions.python.allow_list import ExpressionChecker, ExpressionText
+from conduit_dagster.expressions.python.expression_code import code_of
 from conduit_dagster.expressions.python.expression_functions import (
     AS_THEY_ARE,
     FUNCTIONS,
@@ -29,11 +30,10 @@ from conduit_dagster.expressions.python.expression_functions import (
 from conduit_dagster.expressions.python.growth import is_metered, is_part_of_record, loop_weight, operations
 from conduit_dagster.expressions.python.guards import GUARDS, WorkBudget
 from conduit_dagster.expressions.python.sizes import MakingBudget, measured, weighed
-from conduit_dagster.payload_code import AFTER, SYNTAX_TREES, PayloadCode
+from conduit_dagster.payload_code import AFTER, SYNTAX_TREES
 from conduit_dagster.record import Record
 
 _GUARDED: dict[type[ast.operator], str] = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}
-_CODE_DEPTH = 60
 _COMPARING = frozenset({"min", "max", "sorted"})
 _UNMEASURED = 2
 """Maximum number of operations whose values may be converted to text unmeasured: each has its own limit."""
@@ -370,7 +370,7 @@ def _made(text: str, clock: Clock, wrap: Wrap) -> Compiled:
     function = _function(wrap(bind, body), scope, metered=metered)
     if metered:
         return compiled(_with_budget(function), checker.names)
-    return compiled(function, checker.names, code=_code(body, scope) if checker.names <= {AFTER} else None)
+    return compiled(function, checker.names, code=code_of(body, scope) if checker.names <= {AFTER} else None)
 
 
 def _restricted(body: ast.expr) -> ast.expr:
@@ -389,43 +389,6 @@ def _function(body: ast.expr, scope: dict[str, Any], *, metered: bool) -> Callab
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
     scope |= {"__builtins__": {}, "json_value": json_value}
     return eval(compile(tree, "<expression>", "eval"), scope)
-
-
-def _code(body: ast.expr, scope: dict[str, Any]) -> PayloadCode | None:
-    """Return the expression as code, unless it is so deep that writing it out could exceed Python's recursion limit.
-
-    Changes ``body``.
-    """
-    if nodes_below(body, _CODE_DEPTH):
-        return None
-    inlined = _Inline().visit(body)
-    names = {node.id for node in ast.walk(inlined) if isinstance(node, ast.Name)}
-    source = ast.unparse(inlined)
-    try:
-        ast.parse(source, mode="eval")
-    except SyntaxError:
-        return None  # a tree may be more than its text can say
-    return PayloadCode(source, {name: scope[name] for name in names & scope.keys()})
-
-
-class _Inline(ast.NodeTransformer):
-    """``record.after`` becomes ``after``, which need not be a document: other payloads are left to the function."""
-
-    def visit_Slice(self, node: ast.Slice) -> ast.expr:
-        # RestrictedPython leaves it as an argument of a call, which has no text
-        ends = [ast.Constant(None) if end is None else self.visit(end) for end in (node.lower, node.upper, node.step)]
-        return _call("slice", *ends)
-
-    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        made = cast(ast.IfExp, self.generic_visit(node))
-        return made.body if ast.dump(made.test) == _IS_DOCUMENT else made
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        is_part = isinstance(node.value, ast.Name) and node.value.id == "record"
-        return ast.Name(AFTER, ast.Load()) if is_part else cast(ast.expr, self.generic_visit(node))
-
-
-_IS_DOCUMENT = ast.dump(_is_a(ast.Name(AFTER, ast.Load()), "dict"))
 
 
 def _with_budget(function: Callable[[Record, Any], Any]) -> Callable[[Record], Any]:

@@ -99,10 +99,8 @@ class InPlaceProcessor(Processor, ABC):
             try:
                 loop(rest)
                 return results
-            except Exception:  # for any special record, `change` decides
+            except Exception:  # noqa: BLE001  # for any special record, `change` decides
                 at = len(records) - length_hint(rest) - 1
-                if at < 0:
-                    raise  # no record's fault: the loop did not begin
                 results = self._looked_at(records, results, at)
 
     def _looked_at(self, records: list[Record], results: list[Result], at: int) -> list[Result]:

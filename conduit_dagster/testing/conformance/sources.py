@@ -81,8 +81,9 @@ class SourceConformance:
 
     @pytest.mark.parametrize("n", [2, 3, 16])
     def test_however_it_is_cut(self, make: Make, end: Position, records: list[Record], n: int) -> None:
-        """Any number of splits gives the same records in the same order."""
+        """Any number of splits gives the same records in the same order; of one alone nothing is assumed."""
         source = make()
+        assert not any(split.assumed for split in source.split(source.initial(), end, 1))
         assert read_range(source, source.initial(), end, n) == records
 
     def test_it_can_be_read_twice(self, make: Make, end: Position, records: list[Record]) -> None:
