@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from conduit_dagster.secret_values import hide
@@ -50,13 +51,21 @@ def forget_jvm() -> None:
 
 _QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 
+# A process has one environment and one JVM. Of two threads that both change the environment, the second would take the
+# first one's changes for the caller's and leave them behind for every process started later; of two that both replace
+# a killed JVM, the second would forget the first one's new one.
+_opening = Lock()
+
 
 def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
-    """Return the process's session. Keep the caller's SIGINT handler; replace a session whose JVM was killed."""
-    if jvm_ended():
-        forget_jvm()
-    with _own_interrupt_handler():
-        with _environment(_launch_environment(settings)):
+    """Return the process's session. Keep the caller's SIGINT handler; replace a session whose JVM was killed.
+
+    Threads may call this at the same time.
+    """
+    with _opening:
+        if jvm_ended():
+            forget_jvm()
+        with _own_interrupt_handler(), _environment(_launch_environment(settings)):
             spark = _get_or_create(settings, app_name)
         if settings.local and not inside_submit():
             make_archive_later()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 from lab.kafka_lab import ALL, KafkaLab
 from lab.kafka_server import KafkaServer
 from lab.waiting import wait_until
@@ -275,6 +275,32 @@ def test_a_broker_that_restarts_in_the_middle_of_a_range(lab: KafkaLab) -> None:
     lab.server.start()
     found += [record for block in blocks for record in block.records]
     assert [record.after for record in found] == [value for _, value in rows]
+
+
+class _Rewinding(Consumer):
+    """A client that goes back to offset 150, once."""
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        found = super().consume(min(num_messages, 100), timeout)
+        for message in found:
+            if (message.offset() or 0) >= 200 and not hasattr(self, "rewound"):
+                self.rewound = True
+                self.seek(TopicPartition(message.topic() or "", 0, 150))
+        return found
+
+
+def test_a_client_that_goes_back_gives_no_message_twice(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task fails, and the step is read again."""
+    topic = lab.server.topic()
+    lab.server.send(topic, [(None, b"%d" % i) for i in range(2_000)])
+    source = lab.source(topic)
+    end = source.latest(source.initial(), ALL)
+    monkeypatch.setattr("conduit_dagster.connectors.kafka.partition_reader.Consumer", _Rewinding)
+    with pytest.raises(TransientError, match="went back behind offset") as error:
+        lab.read(source, source.initial(), end)
+    assert error.value.code == "kafka.server"
+    monkeypatch.undo()
+    assert len(lab.read(source, source.initial(), end)) == 2_000
 
 
 @pytest.mark.parametrize(

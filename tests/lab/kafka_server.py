@@ -171,7 +171,9 @@ class KafkaServer:
 
     def send(self, topic: str, rows: Sequence[Row], partition: int = -1, **more: Any) -> None:
         """Produce keys and values, and wait for their acks."""
-        producer = Producer({"bootstrap.servers": self.servers, "partitioner": "murmur2_random"})
+        # idempotent: while a busy broker is fenced, batches are sent again, which otherwise could swap or repeat them
+        config = {"bootstrap.servers": self.servers, "partitioner": "murmur2_random", "enable.idempotence": True}
+        producer = Producer(config)
         for key, value in rows:
             producer.produce(topic, value, key, partition, **more)
             producer.poll(0)

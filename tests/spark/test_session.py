@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,22 @@ def test_our_settings_reach_spark(spark: SparkSession) -> None:
 def test_the_environment_is_left_as_it_was(spark: SparkSession) -> None:
     assert os.environ["SPARK_SUBMIT_OPTS"] == SHORT_LIVED
     assert "PYSPARK_PYTHON" not in os.environ
+
+
+def test_threads_that_open_the_session_at_once_leave_the_environment_as_it_was(spark: SparkSession) -> None:
+    """As the pipelines of one command do; a change left behind would reach every process started later."""
+    before = dict(os.environ)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(40):
+            with ThreadPoolExecutor(4) as threads:
+                opened = list(threads.map(lambda _: open_session(SparkSettings(url="local[2]"), "again"), range(4)))
+            assert set(opened) == {spark}
+            assert dict(os.environ) == before
+    finally:
+        sys.setswitchinterval(usual)
+        os.environ.update(before)
 
 
 def test_the_session_of_a_process_is_handed_out_again(spark: SparkSession) -> None:

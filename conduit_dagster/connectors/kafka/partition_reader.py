@@ -75,9 +75,7 @@ class PartitionReader:
             messages, ended, error = _sorted(got, part.end)
             if messages:
                 heard, count = time.monotonic(), _fitting(messages, options)
-                gap = self._gap(messages, part, expected)
-                if gap is not None:
-                    raise gap
+                self._check_offsets(messages, part, expected)
                 expected = messages[-1].offset() + 1  # pyright: ignore[reportOptionalOperand]
                 yield messages
             if ended or expected >= part.end:
@@ -90,11 +88,15 @@ class PartitionReader:
                 what = f"no answer for {self._settings.timeout:g} s at {part.topic}/{part.partition}/{expected}"
                 raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
 
-    def _gap(self, messages: list[Message], part: PartitionRange, expected: int) -> Exception | None:
-        offset, last = messages[0].offset() or 0, messages[-1].offset() or 0
-        if not self._is_counted or (offset == expected and last - offset + 1 == len(messages)):
-            return None
-        return self._not_dense(part, expected)
+    def _check_offsets(self, messages: list[Message], part: PartitionRange, expected: int) -> None:
+        """Invariant: each offset is read once, in order; nothing of a range is delivered where a client goes back."""
+        first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+        spanned = last - first + 1
+        if first < expected or spanned < len(messages):
+            message = f"{part.topic}, partition {part.partition}: the client went back behind offset {expected}"
+            raise self._errors.outage(message, "kafka.server", "nothing was delivered; the step is read again")
+        if self._is_counted and (first > expected or spanned > len(messages)):
+            raise self._not_dense(part, expected)
 
     def _require_dense(self, part: PartitionRange, expected: int) -> None:
         if self._is_counted and expected != part.end:
