@@ -34,7 +34,7 @@ _CHECKS = {
         DEAD_LETTERS,
         "The nacks of this run are within the dead-letter queue's window-nack-threshold.",
     ),
-    ACK_LAG: (ACKS, "Nothing waits at the sources, or something was acked lately."),
+    ACK_LAG: (ACKS, "Nothing waits at the sources, or something was acked recently."),
     STATUS: (ACKS, "The pipeline has not failed: it neither waits for a restart nor is degraded."),
     NO_OFFSET_GAP: (ACKS, "Every step begins where the one before it ended: nothing was left out."),
 }

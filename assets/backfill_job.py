@@ -38,8 +38,8 @@ class BackfillConfig(dg.Config):
 
     destinations: list[str] = Field(default=[], description="Only these destinations; without any, all of them.")
     source: str | None = Field(default=None, description="Only what came from this source.")
-    dry_run: bool = Field(default=False, description="Only say what would be sent again.")
-    wait: int = Field(default=600, description="How many seconds to wait for a pipeline that runs.")
+    dry_run: bool = Field(default=False, description="Only show what would be sent again.")
+    wait: int = Field(default=600, description="How many seconds to wait for a running pipeline.")
 
 
 def partitions_of(bound: BoundPipeline, now: datetime) -> dg.TimeWindowPartitionsDefinition | None:

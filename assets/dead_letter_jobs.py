@@ -33,8 +33,8 @@ class LettersConfig(dg.Config):
     namespace: str | None = Field(default=None, description="Of this collection.")
     since: str | None = Field(default=None, description="Newer than 2h, 1d12h or 2026-08-02T10:00.")
     until: str | None = Field(default=None, description="Older than that.")
-    where: str = Field(default="", description="Whose failed record fits an expression: after.amount > 100.")
-    dry_run: bool = Field(default=False, description="Only say what would change.")
+    where: str = Field(default="", description="Whose failed record matches an expression: after.amount > 100.")
+    dry_run: bool = Field(default=False, description="Only show what would change.")
 
     def selection(self, pipeline: str) -> DeadLetterSelection:
         """Return the selection for the operation. Raises ``FatalError`` (``usage.*``)."""
@@ -54,7 +54,7 @@ class ReplayConfig(LettersConfig):
 class DiscardConfig(LettersConfig):
     """Config of the discard job."""
 
-    note: str = Field(description="Why, for those who come later.")
+    note: str = Field(description="The reason, for those who look later.")
 
 
 class LetterDefinitions(NamedTuple):

@@ -49,7 +49,7 @@ class ContentsView:
             try:
                 found[node.id] = self._of(node, destination.row_count(), destination.preview(_ROWS))
             except Exception as error:  # noqa: BLE001  # whatever it raises here, its records are delivered
-                log.debug("no preview of a destination", node=node.node, cause=hide(str(error)))
+                log.debug("a destination has no preview", node=node.node, cause=hide(str(error)))
             finally:
                 with suppress(Exception):
                     destination.close()

@@ -40,7 +40,7 @@ from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.overview import pipeline_rows
 
 _ACCEPT_NEW = "Take a state store that is empty or older than the project's last one: records are delivered again."
-_DRY_RUN = "Only say what would change."
+_DRY_RUN = "Only show what would change."
 _OPERATED = "conduit/operated"
 """Tag of a run: the pipeline that it operated on."""
 Facts = dict[str, Any]
@@ -61,7 +61,7 @@ class StartConfig(OperatorConfig):
 class StopConfig(OperatorConfig):
     """Config of the job that stops a pipeline."""
 
-    force: bool = Field(default=False, description="Cancel the step at hand; the pipeline is degraded then.")
+    force: bool = Field(default=False, description="Cancel the step at hand; the pipeline is then degraded.")
 
 
 class RewindConfig(OperatorConfig):
@@ -229,9 +229,9 @@ _JOBS = {
     "stop": (_stop_op, "Stops a pipeline, waits for its end, and cancels a pending restart."),
     "rewind": (
         _rewind_op,
-        "Lets a source of a stopped pipeline continue from its start, an offset, a position or a time: what follows is "
-        "read and delivered again, or, with into, sent again to one destination from the log. Stop the pipeline first, "
-        "start it afterwards.",
+        "Makes a source of a stopped pipeline continue from its start, an offset, a position or a time: what follows "
+        "is read and delivered again, or, with into, sent again to one destination from the log. Stop the pipeline "
+        "first, start it afterwards.",
     ),
     "compact": (
         _compact_op,

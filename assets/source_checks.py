@@ -25,7 +25,7 @@ from conduit_dagster.resources.spark_resource import StateResource
 from conduit_dagster.state.overview import real_source_rows
 
 READABLE = "readable"
-_TELLS = "it tells how much waits"
+_TELLS = "it reports how much waits"
 _ERROR = dg.AssetCheckSeverity.ERROR
 
 
@@ -35,7 +35,7 @@ def source_checks(catalogue: Catalogue, every: Iterable[AssetKeys]) -> list[dg.A
     Executing them queries each source for its lag, also while its pipeline runs: it reads no records, moves nothing and
     needs no Spark. A source without a lag gets a warning.
     """
-    said = "The source can be read: the newest run read from it, or it tells how much waits."
+    said = "The source can be read: the newest run read from it, or it reports how much waits."
     sources = dict(_places(catalogue, every))
     if not sources:
         return []
@@ -102,5 +102,5 @@ def _asked(bound: BoundPipeline | None, source: str, state: StateResource) -> Ch
     finally:
         SourceAcks(bound.compiled).close()
     if lag is None:
-        return CheckResult(READABLE, False, "it can't tell how much waits: only a run finds out", {}, source=source)
+        return CheckResult(READABLE, False, "it can't report how much waits: only a run finds out", {}, source=source)
     return _readable(source, _TELLS, **{f"lag_{node.source.lag_unit}": lag})

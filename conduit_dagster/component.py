@@ -61,7 +61,7 @@ _PIPELINES = (
     "Dagster's there but templates of records; ${VARIABLE} is replaced from the environment."
 )
 _PATH = "Folder with conduit.yaml or pipelines/, relative to the component's own."
-_STRICT = "Whether a broken pipeline file keeps the code location from being loaded; otherwise an asset stands for it."
+_STRICT = "Whether a broken pipeline file keeps the code location from loading; otherwise an asset represents it."
 _TRANSLATION = (
     "Attributes of the assets, with the variables spec (the asset by default), pipeline, connector and role: "
     'key_prefix: ingest, group_name: "{{ pipeline.id }}_raw".'

@@ -168,7 +168,7 @@ class _DataReference(Reference):
             value = value[self.path[depth]]
             depth += 1
         place = spell(self.root, self.path[:depth])
-        advice = "put json.decode before" if isinstance(value, bytes | str) else "refer to the field itself"
+        advice = "put json.decode before it" if isinstance(value, bytes | str) else "name the field itself"
         return UnresolvedReferenceError(f"{place} does not contain structured data but {kind_of(value)}: {advice}")
 
     def _data(self, value: Any) -> Data:

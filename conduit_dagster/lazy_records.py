@@ -144,8 +144,16 @@ def positions_of(records: Sequence[Record]) -> list[Any]:
     return [record.position for record in records]
 
 
+_FEW = 8
+
+
 def without(values: Sequence[Any], gone: Sequence[int]) -> list[Any]:
     """Return the values but for those at the places ``gone`` (ascending)."""
+    if len(gone) <= _FEW:
+        on = list(values)
+        for place in reversed(gone):
+            del on[place]
+        return on
     on = list[Any]()
     begin = 0
     for place in gone:

@@ -45,6 +45,7 @@ class Sink(io.RawIOBase):
 
 
 _CHUNK = 1 << 20
+_PIECE = 1 << 14
 _LONGEST = 255
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
@@ -327,21 +328,43 @@ class NewFile:
         self.bytes = 0
         self._sha = hashlib.sha256()
         self._file = create(url)
+        self._waiting = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Append bytes. A full disk raises ``OSError``, and then nothing in the file counts."""
+        """Append bytes; small pieces wait for others.
+
+        A full disk raises ``OSError``, here or in :meth:`finish`, and then nothing in the file counts.
+        """
+        self.bytes += len(data)
+        if len(data) < _PIECE:
+            self._waiting += data
+            if len(self._waiting) >= _PIECE:
+                self._flush()
+            return
+        self._flush()
+        self._append(data)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            data, self._waiting = self._waiting, bytearray()
+            self._append(data)
+
+    def _append(self, data: bytes | bytearray) -> None:
         view = memoryview(data)
         while view:
             view = view[self._file.write(view) :]
         self._sha.update(data)
-        self.bytes += len(data)
 
     def finish(self) -> str:
         """Sync and close; return the SHA-256 of everything written."""
-        if is_local(self.url):
-            os.fsync(self._file.fileno())
+        self._flush()
+        self._sync()
         self._file.close()
         return self._sha.hexdigest()
+
+    def _sync(self) -> None:
+        if is_local(self.url):
+            os.fsync(self._file.fileno())
 
     def abort(self) -> None:
         """Close without any durability guarantee."""

@@ -42,7 +42,7 @@ def _tick(pipeline: str, job: str, trigger: Trigger) -> Tick:
         newest = context.instance.get_run_records(dg.RunsFilter(job_name=job), limit=1)
         now = context.scheduled_execution_time
         if newest and not newest[0].dagster_run.is_finished:
-            return dg.SkipReason("the run before is still at work")
+            return dg.SkipReason("the previous run is still at work")
         last = newest[0].create_timestamp if newest else None
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
             return dg.SkipReason("not due yet")

@@ -221,7 +221,7 @@ def _failures(project: Project) -> Check:
     rows = pipeline_rows(store) if store is not None else {}
     found = {name: row["status"] for name, row in rows.items() if row["status"] in failing}
     if not found:
-        return Check("failures", "ok", "no pipeline is degraded or waits for a restart")
+        return Check("failures", "ok", "no pipeline is degraded or waiting for a restart")
     message = ", ".join(f"{name} is {status}" for name, status in found.items())
     return Check("failures", "warn", message, f"conduit-dagster pipelines describe {next(iter(found))}")
 

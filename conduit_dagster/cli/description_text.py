@@ -55,7 +55,7 @@ def _status_note(status: Facts) -> str:
     if status["since"]:
         notes.append(f"last change {status['since']}")
     if status["owner_alive"] is False:
-        notes.append("its process is gone; the next run goes on where it was")
+        notes.append("its process is gone; the next run continues where it was")
     if restart := status["restart"]:
         due = f" is due at {restart['at']}" if restart["at"] else " is under way"
         notes.append(f"restart {restart['attempt']}{due}")
@@ -102,7 +102,7 @@ def _source_numbers(one: Facts) -> Iterable[str]:
         f"{one['nacked']:,} nacked"
     )
     if one["columnar"]:
-        yield "  its rows stay columns: nothing asks for documents"
+        yield "  its rows stay columns: nothing needs documents"
     if one["position"] is not None:
         yield f"  position {short(one['position'])}"
     if one["lag"] is not None:

@@ -32,7 +32,7 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option("--until", metavar="AGE|TIME", help="Older than that.")]
 Part = Annotated[str | None, typer.Option("--part", metavar="NAME", help="In this file of the archive.")]
 Where = Annotated[
-    str, typer.Option("--where", metavar="EXPRESSION", help="Whose failed record fits: after.amount > 100.")
+    str, typer.Option("--where", metavar="EXPRESSION", help="Whose failed record matches: after.amount > 100.")
 ]
 
 
@@ -68,13 +68,13 @@ def with_filters(command: Callable[..., None]) -> Callable[..., None]:
 
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters.")
-Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
+Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; without it, all.")]
 Id = Annotated[str, typer.Argument(metavar="LETTER", help="The letter, as dlq list prints it: PIPELINE/STEP.NUMBER.")]
 State = Annotated[Literal["open", "replayed", "discarded", "all"], typer.Option("--state", help="What became of them.")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
-ByReason = Annotated[bool, typer.Option("--by-reason", help="Only how many there are of each kind.")]
+ByReason = Annotated[bool, typer.Option("--by-reason", help="Only count them, by kind.")]
 To = Annotated[str, typer.Argument(metavar="FILE", help="One JSON object per line.")]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 From = Annotated[
     Literal["source", "node"],
     typer.Option("--from", help="The original through the whole pipeline, or the failed record from its node on."),
@@ -83,7 +83,7 @@ Edits = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=EXPRESSION", help="First set a field, as field.set does.")
 ]
 Reveal = Annotated[bool, typer.Option("--reveal", help="Also fields that the pipeline's file redacts.")]
-Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why, for those who come later.")]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="The reason, for those who look later.")]
 
 
 @app.command("list")

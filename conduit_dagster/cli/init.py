@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 Folder = Annotated[
     Path,
-    typer.Argument(metavar="[DIR|connector|processor]", help="Where to (made where it is missing), or what to make."),
+    typer.Argument(
+        metavar="[DIR|connector|processor]", help="The folder (created if it is missing), or what to create."
+    ),
 ]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The connector's or processor's name.")]
 

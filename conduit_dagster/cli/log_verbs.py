@@ -34,11 +34,11 @@ First = Annotated[int | None, typer.Option("--from", metavar="N", min=0, help="T
 Last = Annotated[int | None, typer.Option("--to", metavar="N", min=0, help="The last offset, included.")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most this many entries.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="The exported file.")]
-Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 At = Annotated[
     str | None,
     typer.Option(
-        "--position", metavar="JSON", help="Where the source goes on behind the entries; else where it stands."
+        "--position", metavar="JSON", help="Where the source continues after the entries; by default where it stands."
     ),
 ]
 Contents = Annotated[

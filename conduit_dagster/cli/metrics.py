@@ -93,7 +93,7 @@ def _serve(address: str, collector: Collector) -> Outcome:
         served.close()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return Outcome("metrics are served no more", {"url": served.url})
+    return Outcome("metrics are no longer served", {"url": served.url})
 
 
 def run_metrics(address: str | None) -> LiveMetrics | None:

@@ -26,9 +26,9 @@ Source = Annotated[
     str | None, typer.Option("--source", metavar="SOURCE", help="The source; needed where there are several.")
 ]
 Files = Annotated[
-    list[str] | None, typer.Option("--file", metavar="PATH", help="The pipeline's file, where that is elsewhere.")
+    list[str] | None, typer.Option("--file", metavar="PATH", help="The pipeline's file, if it is elsewhere.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
 Facts = dict[str, Any]
 
 

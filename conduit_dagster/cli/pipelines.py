@@ -155,7 +155,7 @@ def _unknown(pipeline: str, catalogue: Catalogue) -> Exception:
     return usage_error(f"there is no pipeline {pipeline} in this project", "unknown_pipeline", fix)
 
 
-Force = Annotated[bool, typer.Option("--force", help="Cancel the step at hand; the pipeline is degraded then.")]
+Force = Annotated[bool, typer.Option("--force", help="Cancel the step at hand; the pipeline is then degraded.")]
 
 
 def start(pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files = None, as_json: AsJson = False) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.operate.subject import Subject
 
 app = typer.Typer(no_args_is_help=True, help="Where sources stand.")
-Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
+Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; without it, all.")]
 Name = Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="The source; needed where there are several.")]
 ToStart = Annotated[bool, typer.Option("--to-start", help="To the source's beginning, or that of its log.")]
 To = Annotated[str | None, typer.Option("--to", metavar="JSON", help="To a position, as positions show prints it.")]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.catalogue import Catalogue
     from conduit_dagster.metrics.live import LiveMetrics
 
-Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then end.")]
+Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then stop.")]
 NoServer = Annotated[
     bool, typer.Option("--no-server", help="Start Spark in this process, and leave none behind for the next command.")
 ]

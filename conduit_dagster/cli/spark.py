@@ -63,7 +63,7 @@ def _stop() -> Outcome:
 
     stopped = stop_server(_project().home)
     if stopped is None:
-        return Outcome("no shared Spark server runs", {"stopped": False})
+        return Outcome("no shared Spark server is running", {"stopped": False})
     how = " by force" if stopped["forced"] else ""
     cut_off = stopped["sessions"]
     lost = f"; {count(len(cut_off), 'session')} lost it" if cut_off else ""
@@ -75,7 +75,7 @@ def _status() -> Outcome:
 
     facts = server_status(_project().home)
     if not facts["running"]:
-        return Outcome("no shared Spark server runs; a run starts it, or conduit-dagster spark start", facts)
+        return Outcome("no shared Spark server is running; a run starts it, or conduit-dagster spark start", facts)
     told = {**facts, "since": _time(facts["since"]), "sessions": [_session(one) for one in facts["sessions"]]}
     if facts["answers"]:
         return Outcome("", told, show=lambda console: _show(console, told))

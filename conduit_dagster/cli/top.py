@@ -26,7 +26,7 @@ _COLUMNS: Final = (
 )
 
 Interval = Annotated[
-    float, typer.Option("--interval", metavar="SECONDS", min=0.2, help="Time between two looks at the state store.")
+    float, typer.Option("--interval", metavar="SECONDS", min=0.2, help="Time between two reads of the state store.")
 ]
 Once = Annotated[bool, typer.Option("--once", help="Print the table once, with the rates of one interval.")]
 

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.trial.cases import CaseResult
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's file.")]
-Records = Annotated[int, typer.Option("--records", metavar="N", min=1, help="So many of each source.")]
-Pipeline = Annotated[str | None, typer.Option("--pipeline", metavar="PIPELINE", help="Of a file with several.")]
-Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="The tests whose name holds it.")]
+Records = Annotated[int, typer.Option("--records", metavar="N", min=1, help="How many records of each source.")]
+Pipeline = Annotated[
+    str | None, typer.Option("--pipeline", metavar="PIPELINE", help="Which pipeline, if the file has several.")
+]
+Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="Only tests whose name contains this text.")]
 Facts = dict[str, Any]
 
 

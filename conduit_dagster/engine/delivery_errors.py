@@ -35,7 +35,7 @@ def shown(error: Exception, redaction: Redaction) -> Exception | None:
 
 def reason(nack: tuple[int, str, str], redaction: Redaction) -> str:
     """Return why a record was refused; without the text if anything is redacted, since the record is not examined."""
-    return f"{nack[1]}; its text is left out, for it may hold what is redacted" if redaction else nack[2]
+    return f"{nack[1]}; its text is left out, because it may contain redacted values" if redaction else nack[2]
 
 
 def refused_letter(sent: Sent, node: str, redaction: Redaction) -> ConduitError | None:

@@ -59,7 +59,7 @@ class Redaction:
 
     def unnamed(self, error: BaseException) -> str:
         """Return a text for an error that names no record: its own may hold values of any record, so it is omitted."""
-        return f"{type(error).__name__}; its text is left out, for it may hold what is redacted"
+        return f"{type(error).__name__}; its text is left out, because it may contain redacted values"
 
     def _values(self, record: Record) -> Iterator[str]:
         return islice(self._all_values(record), _MOST)

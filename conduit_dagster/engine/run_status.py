@@ -93,7 +93,7 @@ class RunStatusWriter:
 
     def superseded(self) -> RunResult:
         """Return the result of a restart that is no longer wanted."""
-        log.info("the restart is not wanted any more: it was stopped, or restarted already", pipeline=self._id)
+        log.info("the restart is no longer wanted: it was stopped, or restarted already", pipeline=self._id)
         return RunResult(self._id, PipelineStatus.STOPPED, "", None, self.progress)
 
     def stopped(self) -> RunResult:

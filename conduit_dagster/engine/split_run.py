@@ -189,4 +189,4 @@ def _distinct(origins: Sequence[int], nacked: BlockNacks) -> int:
     """Return how many source records continue without also being nacked (one may be split into several)."""
     if isinstance(origins, range) and not nacked:
         return len(origins)
-    return len(set(origins).difference(nacked.places()))
+    return len(set(origins)) - len(nacked.among(origins))

@@ -148,7 +148,7 @@ class _Task:
             return error
         if self._last is None:
             # between blocks, or at the end: the record that it belongs to is unknown
-            unnamed = "a task failed; its text is left out, for it may hold what is redacted"
+            unnamed = "a task failed; its text is left out, because it may contain redacted values"
             return error.without_text(unnamed) if error.is_unforeseen else error
         records = [*self._last[1].records, *self._read_again(*self._last)]
         return error.masked(lambda text: redaction.text(text, records))

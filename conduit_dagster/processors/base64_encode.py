@@ -58,7 +58,7 @@ class Base64Encode(FieldProcessor):
     @override
     def changed(self, value: Any) -> str:
         if isinstance(value, dict | list):
-            raise self._invalid(f"is {kind_of(value)}, not text or raw data: put json.encode before")
+            raise self._invalid(f"is {kind_of(value)}, not text or raw data: put json.encode before it")
         try:
             data = value if isinstance(value, bytes) else format_go(value).encode()
         except UnicodeEncodeError:

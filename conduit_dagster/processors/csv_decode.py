@@ -294,4 +294,4 @@ def _reason(error: str) -> str:
         return f"ends within quotes: {_BY_SPARK}"
     if error.startswith(_LINE_END):
         return "holds a line end outside quotes: lines must end with LF or CRLF"
-    return f"is no line of CSV: {error}"
+    return f"is not a line of CSV: {error}"

@@ -41,12 +41,12 @@ class DeduplicateSettings(ProcessorSettings):
     """Settings of ``deduplicate``: ``key`` and at least one window."""
 
     key: Expression = Describe(
-        description="What must not come twice: a Python expression over the record, such as `after.id`, or "
+        description="What must not occur twice: a Python expression over the record, such as `after.id`, or "
         "`[after.id, operation]` for several values. A key that is null, or has a null in its list, is never a "
         "duplicate; a missing field is null."
     )
     records: int | None = Describe(
-        default=None, ge=1, alias="window.records", description="For how many records with a key one is remembered."
+        default=None, ge=1, alias="window.records", description="For how many records with a key a key is remembered."
     )
     time: PositiveDuration | None = Describe(
         default=None,

@@ -41,7 +41,7 @@ class FieldConvertSettings(ConduitSettings):
 
     field: DataField = Describe(description="The field to convert, such as `.Payload.After.age`.")
     type: Literal["string", "int", "float", "bool", "time"] = Describe(
-        description="The type it gets. `int` is a 64-bit integer; `time` is a time as RFC 3339 text, read "
+        description="The type to convert it to. `int` is a 64-bit integer; `time` is a time as RFC 3339 text, read "
         "from such text or from nanoseconds since 1970.",
     )
 

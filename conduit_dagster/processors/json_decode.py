@@ -71,7 +71,7 @@ class JsonDecode(FieldProcessor):
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise self._invalid(f"is not JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None
         if self.field.holds_data and isinstance(value, list | int | float):
-            raise self._invalid(f"is JSON but no document: {kind_of(value)}, {_excerpt(text)}")
+            raise self._invalid(f"is JSON but not a document: {kind_of(value)}, {_excerpt(text)}")
         return value
 
     def _invalid(self, what: str) -> ProcessError:

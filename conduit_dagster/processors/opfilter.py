@@ -34,7 +34,7 @@ class OpfilterSettings(ProcessorSettings):
 
     whitelist: Operations = Describe(
         default="",
-        description="Only these go on, such as `insert,update`. `insert`, Transporter's word, is create and snapshot.",
+        description="Only these pass, such as `insert,update`. `insert`, Transporter's word, is create and snapshot.",
     )
     blacklist: Operations = Describe(default="", description="These go no further.")
 

@@ -19,7 +19,7 @@ _log = structlog.get_logger(__name__)
 class PrettySettings(ProcessorSettings):
     """Settings of ``pretty``."""
 
-    spaces: int = Describe(default=2, ge=0, le=16, description="How far to indent; with 0 it is one line.")
+    spaces: int = Describe(default=2, ge=0, le=16, description="How many spaces to indent by; 0 gives one line.")
 
 
 class Pretty(InPlaceProcessor):

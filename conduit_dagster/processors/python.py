@@ -47,7 +47,8 @@ class PythonSettings(ProcessorSettings):
         "`lib.text:clean` in `lib/text.py`."
     )
     per: Literal["record", "block", "arrow"] = Describe(
-        default="record", description="What it is given: a record, a list of records, or an Arrow table of payloads."
+        default="record",
+        description="What the function is given: a record, a list of records, or an Arrow table of payloads.",
     )
     source: str = Describe(
         default="", alias="module.source", description="The module's text. It is read when the pipeline starts."
@@ -169,7 +170,7 @@ def _shared_out(records: Sequence[Record], rows: Sequence[dict[str, Any]]) -> li
 
 
 _NO_DOCUMENT: Final = Nack(
-    "field.unresolved", ".Payload.After does not contain structured data: put json.decode before"
+    "field.unresolved", ".Payload.After does not contain structured data: put json.decode before it"
 )
 
 

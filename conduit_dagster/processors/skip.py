@@ -46,13 +46,13 @@ _WRONG: Final = "skip.wrong_type"
 class SkipSettings(ProcessorSettings):
     """Settings of ``skip``."""
 
-    field: str = Describe(min_length=1, description="The field of the payload's document that is compared.")
+    field: str = Describe(min_length=1, description="The field of the payload's document to compare.")
     operator: str = Describe(
         description="`==` (`eq`, `$eq`), `=~` (a regular expression, unanchored), `>` (`gt`, `$gt`), `>=` (`gte`, "
         "`$gte`), `<` (`lt`, `$lt`), `<=` (`lte`, `$lte`)."
     )
     match: str = Describe(
-        description='What it is compared with: JSON where it is JSON (`10`, `true`, `"10"`), else text.'
+        description='What to compare it with: JSON where it is JSON (`10`, `true`, `"10"`), else text.'
     )
 
     @model_validator(mode="after")

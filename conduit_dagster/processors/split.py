@@ -27,7 +27,7 @@ class SplitSettings(ProcessorSettings):
 
     field: DataField = Describe(
         description="The field that holds the list, such as `.Payload.After.tags`: within a document of the key or "
-        "of a payload. Put json.decode before where these are raw."
+        "of a payload. Put json.decode before it if these are raw."
     )
 
 

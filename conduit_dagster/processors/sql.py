@@ -186,7 +186,7 @@ def _passes(record: Record, place: int, results: list[Result]) -> bool:
         return True
     what = "there is no .Payload.After" if record.after is None else ".Payload.After is raw data"
     results[place] = Nack(
-        "sql.no_document", f"{what}: a query takes a document; put json.decode, or a condition, before"
+        "sql.no_document", f"{what}: a query takes a document; put json.decode, or a condition, before it"
     )
     return True
 

@@ -86,7 +86,7 @@ class UnwrapDebezium(InPlaceProcessor):
             raise invalid(f"the payload in {self.settings.field} has no {' and no '.join(missing)}")
         operation = _OPERATIONS.get(change["op"]) if isinstance(change["op"], str) else None
         if operation is None:
-            raise invalid(f"{change['op']!r} is no operation of Debezium: {', '.join(_OPERATIONS)}")
+            raise invalid(f"{change['op']!r} is not an operation of Debezium: {', '.join(_OPERATIONS)}")
         before, after, metadata = _data(change, "before"), _data(change, "after"), _metadata(change, record.metadata)
         record.metadata = metadata
         record.operation, record.before, record.after = operation, before, after

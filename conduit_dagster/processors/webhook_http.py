@@ -60,7 +60,7 @@ class WebhookHttpSettings(ConduitSettings):
     open_keys: ClassVar[tuple[str, ...]] = (f"{_HEADERS}*",)
 
     url: Annotated[Template, AfterValidator(_url)] = Describe(
-        alias="request.url", description="Where to: a URL, or a Go template over the record that gives one."
+        alias="request.url", description="The URL, or a Go template over the record that gives it."
     )
     method: str = Describe(
         default="GET", alias="request.method", pattern="^[A-Za-z]+$", description="The method of the request."
@@ -101,7 +101,10 @@ class WebhookHttpSettings(ConduitSettings):
         default=0, alias="backoffRetry.count", gt=-1, description="How often to try again after an error."
     )
     factor: float = Describe(
-        default=2, alias="backoffRetry.factor", gt=0, description="What each wait is longer than the one before by."
+        default=2,
+        alias="backoffRetry.factor",
+        gt=0,
+        description="The factor by which each wait is longer than the one before.",
     )
     shortest: Duration = Describe(default=0.1, alias="backoffRetry.min", description="The first wait.")
     longest: Duration = Describe(default=5.0, alias="backoffRetry.max", description="The longest wait.")

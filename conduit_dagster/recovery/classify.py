@@ -84,7 +84,7 @@ def _from_metadata(facts: Mapping[str, Any], message: str) -> ConduitError:
 def _cause(text: str) -> str:
     """Return the text that Dagster wrapped, on one line, without its stack and without a Dagster class name."""
     told = _CAUSED.split(text)[-1].partition("\nStack Trace:\n")[0]
-    return _DAGSTERS_CLASS.sub("", " ".join(told.split())) or "the step failed without a word"
+    return _DAGSTERS_CLASS.sub("", " ".join(told.split())) or "the step failed without a message"
 
 
 def _said(error: BaseException) -> FoundError | None:

@@ -98,25 +98,25 @@ _OS_ERRORS = {
     ),
     errno.EFBIG: (
         "file.too_big",
-        "the file is as big as it may be",
+        "the file has the largest size allowed",
         "raise the limit on file sizes, or change path",
     ),
     errno.EACCES: (
         "file.no_permission",
         "no permission",
-        "give the user that runs the pipeline the right to it",
+        "give the user that runs the pipeline permission for it",
     ),
     errno.EPERM: (
         "file.no_permission",
         "not permitted",
-        "give the user that runs the pipeline the right to it",
+        "give the user that runs the pipeline permission for it",
     ),
     errno.EROFS: ("file.read_only", "the file system is read-only", "mount it for writing, or change path"),
     errno.ENOENT: ("file.missing", "there is no such file or folder", "create it, or correct the path"),
     errno.EISDIR: ("file.is_folder", "it is a folder", "name a file, or end the path with a slash"),
     errno.EEXIST: ("file.not_folder", "a part of the path is a file", "correct the path"),
     errno.ENAMETOOLONG: ("file.name_too_long", "the path, or a name in it, is too long", "shorten it"),
-    errno.ELOOP: ("file.link_loop", "its links lead in a circle", "correct the links"),
+    errno.ELOOP: ("file.link_loop", "its symbolic links form a circle", "correct the links"),
     errno.ENOTDIR: ("file.not_folder", "a part of the path is a file", "correct the path"),
 }
 

@@ -253,7 +253,7 @@ def _slow(files: ServerFiles, server: SparkServer | None) -> TransientError:
         f"the shared Spark server was not up after {_START_SECONDS:.0f} s",
         code="spark.server_failed",
         place=str(files.log),
-        fix="read its log; start it again when the machine has less to do: conduit-dagster spark start",
+        fix="read its log; start it again when the machine is less busy: conduit-dagster spark start",
     )
 
 
@@ -268,7 +268,7 @@ def _silent(server: SparkServer) -> TransientError:
 
 def _differs(server: SparkServer, about: dict[str, str]) -> TransientError:
     return TransientError(
-        f"the shared Spark server is Spark {server.spark} for {server.python}, this is {about['spark']} for"
+        f"the shared Spark server runs Spark {server.spark} for {server.python}, this is {about['spark']} for"
         f" {about['python']}, and other pipelines use it",
         code="spark.server_differs",
         fix="stop those pipelines, or run `conduit-dagster spark stop`: the next run starts a server of its own kind",

@@ -196,7 +196,7 @@ def _session(path: Path) -> dict[str, Any] | None:
 
 def _busy(folder: Path) -> TransientError:
     return TransientError(
-        "another process starts or stops the shared Spark server and does not finish",
+        "another process is starting or stopping the shared Spark server and does not finish",
         code="spark.server_busy",
         place=str(folder),
         fix="`conduit-dagster spark status` shows it, `conduit-dagster spark stop` ends it",

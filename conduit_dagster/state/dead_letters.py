@@ -96,7 +96,7 @@ def forget_missed(connection: sa.Connection, pipeline: str, gone: Sequence[str])
 
     A restored destination counts as new: a replay must not send it records that it gets as a new one.
     """
-    _strike(connection, pipeline, gone, "has left the pipeline's file", ())
+    _strike(connection, pipeline, gone, "was removed from the pipeline's file", ())
 
 
 def forget_missed_between(

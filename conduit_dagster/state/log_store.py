@@ -176,7 +176,7 @@ def _gap(source: str, offset: int, part: LogPart) -> FatalError:
         f"the log of {source} goes on at offset {offset}, and {part.name} holds {part.first} to {part.next - 1}",
         code="log.gap",
         place=part.name,
-        fix="two runs appended at once, or the state store was put back to an older copy: report it",
+        fix="two runs appended at once, or the state store was restored from an older copy: report it",
     )
 
 

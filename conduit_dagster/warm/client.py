@@ -81,7 +81,7 @@ def spawn(
                 return child
     except (OSError, ValueError) as error:
         raise NotWarmError(str(error)) from error
-    raise NotWarmError("its parent gave no answer")
+    raise NotWarmError("its parent did not answer")
 
 
 def prepare(role: str, environment: dict[str, str], python: str = sys.executable) -> None:

@@ -132,7 +132,7 @@ def test_it_serves_until_it_is_told_to_end(shell, known: Path, free: str, number
     assert "\nconduit_metrics_up 1.0\n" in scraped(free)
     process.send_signal(number)
     ran = shell.ended(process)
-    assert (ran.code, ran.out) == (0, "metrics are served no more\n")
+    assert (ran.code, ran.out) == (0, "metrics are no longer served\n")
     assert f"http://{free}/metrics" in ran.err
 
 

@@ -160,7 +160,7 @@ def test_a_topic_made_anew_is_noticed(lab: KafkaLab) -> None:
     wait_until(lambda: _made(lab, topic), "the name is free again")
     lab.server.send(topic, ROWS[3:8])
     for call in (lambda: source.latest(position, ALL), lambda: source.verify(start, position)):
-        with pytest.raises(FatalError, match="made anew") as error:
+        with pytest.raises(FatalError, match="recreated") as error:
             call()
         assert error.value.code == "kafka.topic_changed"
         assert "positions rewind" in (error.value.fix or "") and "on-gone: skip" in (error.value.fix or "")

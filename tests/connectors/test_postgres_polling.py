@@ -272,7 +272,7 @@ def test_a_column_that_can_not_be_polled_is_refused(reading: PostgresReading, co
 @pytest.mark.parametrize("key", ["id uuid PRIMARY KEY", "t int, id int, PRIMARY KEY (t, id)"])
 def test_a_key_whose_new_values_are_not_the_highest_is_refused(reading: PostgresReading, key: str) -> None:
     reading.execute(f"CREATE TABLE a ({key})")
-    with pytest.raises(FatalError, match="not one whole number") as raised:
+    with pytest.raises(FatalError, match="not a single integer") as raised:
         reading.source(**POLLED).check()
     assert raised.value.code == "postgres.no_polling_column"
 

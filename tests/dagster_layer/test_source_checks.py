@@ -67,7 +67,7 @@ def test_a_run_that_fails_elsewhere_says_nothing_of_a_source_that_it_did_not_rea
 def test_by_itself_it_asks_the_source_and_moves_nothing(folder: Folder) -> None:
     folder.numbers()
     assert _ask(folder).success
-    assert _shown(folder) == (True, "it tells how much waits")
+    assert _shown(folder) == (True, "it reports how much waits")
     (folder.root / "in.jsonl").unlink()
     assert _ask(folder).success, "a check that fails is no failure of its run"
     passed, text = _shown(folder)
@@ -92,7 +92,7 @@ def test_by_itself_it_knows_how_far_a_logged_source_was_read(folder: Folder, spa
     folder.numbers(trigger="available-now\n    delivery: {log: records}")
     assert folder.run().success
     assert _ask(folder).success
-    assert _shown(folder) == (True, "it tells how much waits")
+    assert _shown(folder) == (True, "it reports how much waits")
 
 
 @pytest.mark.usefixtures("no_spark")

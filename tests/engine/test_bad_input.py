@@ -188,8 +188,8 @@ def test_a_record_that_is_no_object(lab: Lab) -> None:
     lab.run()
     assert lab.documents("out.jsonl") == [{"a": 1}]
     assert [reason for _, reason, _ in lab.letters()] == [
-        ".Payload.After is JSON but no document: a list, '[1]'",
-        ".Payload.After is JSON but no document: a number, '7'",
+        ".Payload.After is JSON but not a document: a list, '[1]'",
+        ".Payload.After is JSON but not a document: a number, '7'",
     ]
 
 

@@ -140,7 +140,7 @@ def test_now_is_the_clock_of_the_moment() -> None:
 
 @pytest.mark.parametrize("text", ["after.x > 0", "after['x']", "after['x'].y"])
 def test_raw_data_has_no_fields(text: str) -> None:
-    with pytest.raises(EvaluationError, match=r"^after is raw, not a document: put json.decode before"):
+    with pytest.raises(EvaluationError, match=r"^after is raw, not a document: put json.decode before it"):
         compile_condition(text, CLOCK)(Record(1, {}, b"raw"))
 
 

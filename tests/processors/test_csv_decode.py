@@ -209,7 +209,7 @@ def test_the_list_of_columns() -> None:
         ({"columns": "id,,b"}, "no name"),
         ({"columns": "id,"}, "no name"),
         ({"columns": ":int"}, "no name"),
-        ({"columns": '"id'}, "no line of CSV"),
+        ({"columns": '"id'}, "not valid CSV"),
         ({"delimiter": ";;"}, "not one character"),
         ({"delimiter": ""}, "not one character"),
         ({"delimiter": "\n"}, "not one character"),

@@ -56,7 +56,7 @@ def test_raw_payload_is_unresolved(run: Run) -> None:
     """The nack says what to do."""
     [nack] = run("field.set", {"field": ".Payload.After.x", "value": "1"}, b"raw")
     assert nack.code == "field.unresolved"
-    assert "put json.decode before" in nack.message
+    assert "put json.decode before it" in nack.message
 
 
 @pytest.mark.parametrize("field", [".Payload.After.x", ".Payload.After.a.x"])

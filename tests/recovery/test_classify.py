@@ -277,7 +277,7 @@ def test_from_dagster_without_anything() -> None:
     assert (type(found), found.code, found.message) == (
         TransientError,
         "dagster.step_failed",
-        "the step failed without a word",
+        "the step failed without a message",
     )
     known = from_dagster({"conduit/error_code": "nacks.threshold_exceeded"}, None, "too many\nof them")
     assert (type(known), known.message) == (FatalError, "too many of them")

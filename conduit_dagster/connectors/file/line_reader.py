@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import add
 from typing import Any, Final, NamedTuple, cast
 
@@ -246,22 +246,36 @@ def moved(file: TrackedFile, url: str) -> TransientError:
     )
 
 
+_FEW = 3
+
+
 class _Labels:
     """Keys, positions and boundaries of one block's records, computed only on demand."""
 
     def __init__(self, reader: LineReader, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> None:
         self._reader, self._lines, self._at, self._metadata = reader, lines, at, metadata
+        self._ends: dict[int, int] = {}
 
     @lazy_property
     def _lengths(self) -> list[int]:
         return list(accumulate(map(len, self._lines)))
 
+    def _end(self, i: int) -> int:
+        """Return the offset after line i and its line end, whether or not the file has that."""
+        end = self._ends.get(i)
+        if end is None:
+            # most blocks are asked for one record or none, and a sum is a third of the lengths of all
+            few = len(self._ends) < _FEW
+            length = sum(map(len, islice(self._lines, i + 1))) if few else self._lengths[i]
+            end = self._ends[i] = self._at.offset + length + i + 1
+        return end
+
     def _offset(self, i: int) -> int:
-        return self._reader.offset(self._at.offset + self._lengths[i] + i + 1)
+        return self._reader.offset(self._end(i))
 
     def boundary(self, i: int) -> Any:
         offset, line = self._offset(i), self._lines[i]
-        is_ended = offset == self._at.offset + self._lengths[i] + i + 1
+        is_ended = offset == self._end(i)
         return self._reader.boundary(Mark(offset, self._at.line + i + 1), line + b"\n" if is_ended else line)
 
     def _keys(self) -> list[bytes]:

@@ -125,7 +125,7 @@ class Cluster:
             try:
                 found[one.topic, one.partition] = self._result(future).offset
             except KafkaException as error:
-                raise self._failed(error, f"offsets of {one.topic} can't be had", one.topic) from None
+                raise self._failed(error, f"offsets of {one.topic} can't be fetched", one.topic) from None
         return found
 
     def at_time(self, milliseconds: int, places: Places, ends: Mapping[tuple[str, int], int]) -> dict[Any, int]:

@@ -103,7 +103,7 @@ class KafkaErrors:
             return self._tls(what) or self.fatal(text, "kafka.tls", _TLS)
         if code in _SILENT:
             return self._tls(what) or self.outage(self._silence(text), "kafka.unreachable", _UNREACHABLE)
-        return self.outage(text, "kafka.server", "look into the brokers' log; nothing was lost")
+        return self.outage(text, "kafka.server", "look at the brokers' log; nothing was lost")
 
     def _tls(self, what: str) -> ConduitError | None:
         """Return the error if TLS is the cause, which the client reports only in part or not at all."""

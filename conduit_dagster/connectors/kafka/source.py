@@ -169,7 +169,7 @@ class KafkaSource(Source):
     def _problem(self, before: TopicPosition, topic: KnownTopic) -> ConduitError | None:
         """Return the error for a topic whose next message is missing: it was removed, or the topic was recreated."""
         if before.id != topic.id:
-            message = f"the topic {topic.name} was made anew: its messages are others than those that were read"
+            message = f"the topic {topic.name} was recreated: its messages are not the ones that were read"
             return self._errors.fatal(message, "kafka.topic_changed", GONE.format(topic=topic.name), topic.name)
         for number, (offset, low, high) in enumerate(zip(before.next, topic.low, topic.high, strict=False)):
             where = f"{topic.name}, partition {number}"

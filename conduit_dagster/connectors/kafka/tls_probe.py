@@ -66,7 +66,7 @@ def _refused(server: str, settings: KafkaSettings, reason: str) -> TlsProblem:
         does = "refuses the client's certificate" if settings.client_cert else "wants a client's certificate"
         fix = "set clientCert and clientKey to a certificate that the brokers trust, and its key, as PEM text"
         return TlsProblem(f"{server} {does}: {reason}", fix)
-    fix = "look into the brokers' log, and at their ssl.enabled.protocols and ssl.cipher.suites"
+    fix = "look at the brokers' log, and at their ssl.enabled.protocols and ssl.cipher.suites"
     return TlsProblem(f"{server} ends the TLS handshake: {reason}", fix, is_fatal=False)
 
 

@@ -78,7 +78,9 @@ class SourceErrors:
 
     def other_server(self) -> ConduitError:
         """Return the error for another server than the one read so far."""
-        message = "this is another database cluster than the one that was read so far: its changes have other places"
+        message = (
+            "this is a different database cluster from the one read so far: positions in its log mean something else"
+        )
         return self._fatal("postgres.other_server", message, f"correct the url; or {START_OVER}")
 
     def schema_changed(self, table: str, columns: Sequence[str]) -> ConduitError:
@@ -94,7 +96,7 @@ class SourceErrors:
 
     def order_changed(self, table: str) -> ConduitError:
         """Return the error for a partly read table whose order has changed."""
-        message = f"{table} was created anew, or has another key, since a part of it was read"
+        message = f"{table} was recreated, or has another key, since part of it was read"
         return self._fatal("postgres.order_changed", message, START_OVER)
 
     def snapshot_gone(self) -> ConduitError:

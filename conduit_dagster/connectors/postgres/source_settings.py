@@ -20,7 +20,7 @@ def _tables(text: str) -> str:
     if not names:
         raise refused("tables", "no table is named", "name tables, separated by commas, or * for all of a schema")
     if ALL_TABLES in names and len(names) > 1:
-        raise refused("tables", "* stands for all tables, and others are named beside it", "name one or the other")
+        raise refused("tables", "* stands for all tables, so no others can be named with it", "name one or the other")
     try:
         for name in names:
             if name != ALL_TABLES:

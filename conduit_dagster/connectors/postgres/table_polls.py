@@ -38,7 +38,7 @@ class TablePolls(TableCopies):
         key, name = key_of(connection, table), self._settings.polling_column
         if not name:
             if [column.type for column in key] not in _WHOLE_NUMBERS:
-                message = f"the key of {table} is not one whole number, so that new rows may come before those read"
+                message = f"the key of {table} is not a single integer, so new rows may come before those already read"
                 raise self._errors.unfit("postgres.no_polling_column", message, "name a column with polling.column")
             return key
         column = order_column(connection, table, name)

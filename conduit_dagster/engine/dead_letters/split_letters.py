@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,10 +79,17 @@ class BlockNacks:
             nack = Nack(nack.code, hide(nack.message)) if hides_any() else nack
             self._of[place] = Nacked(rank, node, nack, copy(record), stands)
 
-    def went_on(self, rank: int, places: Iterable[int]) -> None:
-        """Note that copies of these records passed this rank: one that also failed there can't be replayed whole."""
+    def went_on(self, rank: int, places: Sequence[int]) -> None:
+        """Note that copies of these records passed this rank: one that also failed there can't be replayed whole.
+
+        ``places``: ascending.
+        """
         if self._of and not isinstance(places, range):
-            self._pieces.update(place for place in self._of.keys() & set(places) if rank in self._missed[place])
+            self._pieces.update(place for place in self.among(places) if rank in self._missed[place])
+
+    def among(self, places: Sequence[int]) -> list[int]:
+        """Return those of the places, which ascend, whose records are nacked."""
+        return [place for place in self._of if _is_among(place, places)]
 
     def missed(self, place: int) -> Sequence[int]:
         """Return the ranks of the destinations without a copy of the record; 0 stands for all of them."""
@@ -94,6 +102,11 @@ class BlockNacks:
     def say(self, place: int, nack: Nack) -> None:
         """Replace a record's nack, for example to change its text."""
         self._of[place] = self._of[place]._replace(nack=nack)
+
+
+def _is_among(place: int, places: Sequence[int]) -> bool:
+    found = bisect_left(places, place)
+    return found < len(places) and places[found] == place
 
 
 def processed(
@@ -154,9 +167,10 @@ class SplitLetters:
         # also if a step is staged again and nothing is archived: the masked text must be the same
         if self._archive is not None or redaction:
             originals = self._given(block, nacks.places(), ordinal)
-            for (place, nacked), original in zip(nacks, originals, strict=True):
-                known = [record for record in (nacked.record, original) if record is not None]
-                nacks.say(place, redaction.nack(nacked.nack, *known))
+            if redaction:
+                for (place, nacked), original in zip(nacks, originals, strict=True):
+                    known = [record for record in (nacked.record, original) if record is not None]
+                    nacks.say(place, redaction.nack(nacked.nack, *known))
             if self._archive is not None:
                 for letter in self._letters(block, nacks, originals, ordinal):
                     self._archive.add(letter)

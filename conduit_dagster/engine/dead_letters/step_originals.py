@@ -50,7 +50,7 @@ class StepOriginals:
         original = self.of(shipment, record)
         if not original:
             # a staged row does not show which fields its redacted values are in
-            return "its text is left out, for it may hold what is redacted"
+            return "its text is left out, because it may contain redacted values"
         return redaction.text(text, [record.record, kept(original)])
 
     def _of_letter(self, shipment: Shipment, record: StagedRecord) -> bytes:

@@ -241,7 +241,7 @@ def no_field(value: Any, name: str, written: str) -> NoReturn:
     """Raise Go's error for a field of a value without fields."""
     if isinstance(value, bytes):
         raise EvaluationError(
-            f"cannot resolve field {name!r}: {written} is raw, not a document (put json.decode before)"
+            f"cannot resolve field {name!r}: {written} is raw, not a document (put json.decode before it)"
         )
     raise EvaluationError(f"cannot resolve field {name!r} in {written}: {kind(value)} has no fields")
 

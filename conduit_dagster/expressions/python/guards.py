@@ -45,7 +45,7 @@ def _indexed(value: Any, key: Any) -> Any:
 
 def _no_field(name: str, value: Any, key: Any) -> NoReturn:
     if isinstance(value, bytes):
-        raise EvaluationError(f"{name} is raw, not a document: put json.decode before")
+        raise EvaluationError(f"{name} is raw, not a document: put json.decode before it")
     raise EvaluationError(f"{name} is {kind(value)} and has no field {str(key)!r}")
 
 

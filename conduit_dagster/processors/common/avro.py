@@ -47,12 +47,16 @@ class AvroSettings(ConduitSettings):
         description="The schema registry: the `http` or `https` URL of one that speaks Confluent's API, or the URL of "
         f"a folder that all tasks can open. Without it, the folder `{_FOLDER}` of the project (ours).",
     )
-    username: str = Describe(default="", alias="auth.basic.username", description="The login at the registry.")
+    username: str = Describe(default="", alias="auth.basic.username", description="The login for the registry.")
     password: str = Describe(default="", alias="auth.basic.password", description="Its password.")
     ca: str = Describe(
-        default="", alias="tls.ca.cert", description="A file with the certificates that the registry's is checked by."
+        default="",
+        alias="tls.ca.cert",
+        description="A file with the certificates that the registry's certificate is verified against.",
     )
-    certificate: str = Describe(default="", alias="tls.client.cert", description="A file with our certificate.")
+    certificate: str = Describe(
+        default="", alias="tls.client.cert", description="A file with the client's certificate."
+    )
     key: str = Describe(default="", alias="tls.client.key", description="A file with its key.")
 
     @model_validator(mode="after")

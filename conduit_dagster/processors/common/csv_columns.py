@@ -47,7 +47,7 @@ def columns_of(text: str) -> dict[str, str]:
         [items] = csv.reader([line], skipinitialspace=True, strict=True) if line else [list[str]()]
     except csv.Error as error:
         raise refused(
-            "value", f"the list of columns is no line of CSV: {error}", 'such as id:int, "last, first"'
+            "value", f"the list of columns is not valid CSV: {error}", 'such as id:int, "last, first"'
         ) from None
     found: dict[str, str] = {}
     for item in items:

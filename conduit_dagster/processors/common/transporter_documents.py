@@ -32,7 +32,7 @@ def document_of(record: Record) -> Document | None:
     """Return the record's document; None if it has no payload. Raises :class:`ProcessError` for raw data."""
     after = record.after
     if isinstance(after, bytes):
-        message = ".Payload.After does not contain structured data but raw data: put json.decode before"
+        message = ".Payload.After does not contain structured data but raw data: put json.decode before it"
         raise ProcessError(message, code="field.unresolved")
     return after
 

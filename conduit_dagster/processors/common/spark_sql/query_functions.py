@@ -103,7 +103,11 @@ _OUTSIDE: Final = _names(
 _KEYS: Final = _names("map_concat map_from_arrays map_from_entries str_to_map transform_keys")
 _REFUSED: Final = (
     (_SEVERAL, "looks at several records", "a query sees one record at a time: count and sum behind the destination"),
-    (_ROWS, "makes several rows of one", "put the processor split behind, which makes records of a list's items"),
+    (
+        _ROWS,
+        "makes several rows of one",
+        "put the processor split after it, which makes a record of each item of a list",
+    ),
     (_RANDOM, "gives something else each time", "derive it from the record: sha2(...), hash(...)"),
     (_CLOCK, "gives something else each time", "set the time before, in field.set, by the expression now"),
     # for a duplicate key Spark raises but keeps the map built so far, and the next record would get it
