@@ -60,6 +60,9 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP) ## what the project does, in a minute
 	@$(BIN)/python -m conduit_dagster.cli.demo
 
+# so that pytest keeps its rewritten tests for the second run
+test: export PYTHONDONTWRITEBYTECODE :=
+
 # slow files in their own order: by number of tests, the kill matrix would begin last, and run alone
 test: $(STAMP) ## the fast tests first, then those with real servers and kills
 	@$(COMPILED)
