@@ -97,15 +97,18 @@ def test_a_project_that_exists_takes_pipelines_in(folder: Folder) -> None:
     broken.unlink()
     code, said = _dg(folder, "check", "defs")
     assert code == 0, said
+    _inline(folder, ingest)
     (defs / "report.py").write_text(REPORT)
     listed = json.loads(_last_line(_dg(folder, "list", "defs", "--json")[1]))
     groups = {asset["asset_key"]: asset["group_name"] for asset in listed["assets"]}
-    assert groups["ingest/first/adults"] == "first_raw"
-    code, said = _dg(folder, "launch", "--assets", 'group:"first_raw" or key:"report"')
+    assert (groups["ingest/first/adults"], groups["ingest/inline/out"]) == ("first_raw", "inline_raw")
+    code, said = _dg(folder, "launch", "--assets", 'group:"first_raw" or group:"inline_raw" or key:"report"')
     assert code == 0, said
     written = Path(ingest / "out" / "adults.jsonl").read_text().splitlines()
     assert (defs / "report.txt").read_text() == str(len(written)) == "3"
-    _inline(folder, ingest)
+    records = [json.loads(line) for line in (ingest / "inline.jsonl").read_text().splitlines()]
+    assert len(records) > 0
+    assert {record["of"] for record in records} == {"people inline"}
 
 
 def _inline(folder: Folder, ingest: Path) -> None:
@@ -126,11 +129,6 @@ def _inline(folder: Folder, ingest: Path) -> None:
     assert "put conduit.yaml beside defs.yaml" in " ".join(said.split())
     (ingest / "pipelines" / "conduit.yaml").rename(ingest / "conduit.yaml")
     (ingest / "defs.yaml").write_text(DEFS + INLINE)
-    code, said = _dg(folder, "launch", "--assets", 'group:"inline_raw"')
-    assert code == 0, said
-    records = [json.loads(line) for line in (ingest / "inline.jsonl").read_text().splitlines()]
-    assert len(records) > 0
-    assert {record["of"] for record in records} == {"people inline"}
 
 
 def _last_line(text: str) -> str:

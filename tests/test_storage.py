@@ -1,0 +1,51 @@
+"""Files being written: what they count, digest and make durable."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lab.small_disk import no_file_beyond
+
+from conduit_dagster import storage
+
+LARGE = 1 << 14
+SIZES = st.lists(st.sampled_from([0, 1, 100, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE]), max_size=8)
+
+
+@pytest.mark.parametrize("where", ["local", "memory://new-files"])
+@given(sizes=SIZES)
+def test_pieces_of_any_size_are_written_in_order(
+    tmp_path_factory: pytest.TempPathFactory, where: str, sizes: list[int]
+) -> None:
+    pieces = [secrets.token_bytes(size) for size in sizes]
+    folder = str(tmp_path_factory.mktemp("new")) if where == "local" else where
+    file = storage.NewFile(storage.join(folder, secrets.token_hex(8)))
+    for piece in pieces:
+        reused = bytearray(piece)
+        file.write(reused)
+        reused[:] = bytes(len(reused))  # as the buffers of pyarrow's writers are
+    whole, digest = b"".join(pieces), file.finish()
+    assert (file.bytes, digest) == (len(whole), hashlib.sha256(whole).hexdigest())
+    assert b"".join(storage.chunks(file.url)) == whole
+
+
+@pytest.mark.parametrize("size", [LARGE // 2, 2 * LARGE])
+def test_a_full_disk_is_told_before_the_file_counts(tmp_path: Path, size: int) -> None:
+    """Also where the last bytes were waiting."""
+    file = storage.NewFile(str(tmp_path / "new"))
+    with no_file_beyond(LARGE // 4), pytest.raises(OSError, match="File too large"):
+        file.write(bytes(size))
+        file.finish()
+    file.abort()
+
+
+def test_an_aborted_file_writes_nothing_more(tmp_path: Path) -> None:
+    file = storage.NewFile(str(tmp_path / "new"))
+    file.write(b"waiting")
+    file.abort()
+    assert (tmp_path / "new").read_bytes() == b""
