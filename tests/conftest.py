@@ -72,7 +72,7 @@ def kafka_server() -> Iterator[KafkaServer]:
 
 @pytest.fixture(autouse=True)
 def no_known_secrets() -> Iterator[None]:
-    """What one test's settings hold as a password is a word of another test."""
+    """A password in one test's settings is an ordinary word in another test."""
     forget()
     yield
     forget()
@@ -80,14 +80,14 @@ def no_known_secrets() -> Iterator[None]:
 
 @pytest.fixture
 def socket_folder() -> Iterator[Path]:
-    """The path of a socket has at most 107 bytes; that of a test's own folder may be longer."""
+    """A socket's path has at most 107 bytes; that of a test's own folder may be longer."""
     with tempfile.TemporaryDirectory(prefix="conduit-") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def crashes() -> Crashes:
-    """Runs a lab's pipeline until it crashes at the named point, or its n-th passage: ``after-plan:2``."""
+    """Run a lab's pipeline until it crashes at the named point, or at its n-th passage: ``after-plan:2``."""
 
     def run(lab: Lab, at: str) -> None:
         point, _, passage = at.partition(":")
@@ -105,7 +105,7 @@ class ConnectServer:
     env: dict[str, str]
 
     def start(self, script: Path, *words: object, **more: Any) -> subprocess.Popen[Any]:
-        """A script of the tests as a process of its own, with these words behind it; ``more`` is for Popen."""
+        """Start a script of the tests as a process of its own, with these arguments; ``more`` is for Popen."""
         env = {**self.env, "PYTHONPATH": str(Path(__file__).parent)}
         command = [sys.executable, "-X", "faulthandler", str(script), *map(str, words)]
         return subprocess.Popen(command, env=env, **more)

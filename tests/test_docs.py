@@ -26,7 +26,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 
 
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
-    """Strict: a page that is not in the navigation, and a link or an anchor that leads nowhere, fail it."""
+    """Strict: a page missing from the navigation, and a link or anchor that leads nowhere, fail it."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
@@ -81,7 +81,7 @@ _EXAMPLES = {("examples.py", line) for examples in EXAMPLES.values() for line in
 
 @pytest.mark.parametrize(("page", "line"), sorted(_EXAMPLES | set(commands())))
 def test_commands_in_the_documentation_exist(page: str, line: str) -> None:
-    """Their verbs and options; values are not looked at."""
+    """Their verbs and options; values are not checked."""
     command: Any = typer.main.get_command(app)
     words = shlex.split(line, comments=True)
     ends = [place for place, word in enumerate(words) if word in ("&&", "|", ">")]

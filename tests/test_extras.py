@@ -93,7 +93,7 @@ def test_the_environment_of_the_checkout_has_all_of_them() -> None:
 
 
 def test_the_plugins_that_need_an_extra_are_those_of_the_table() -> None:
-    """A new one that imports such a package belongs into ``conduit_dagster/extras.py``."""
+    """A new one that imports such a package belongs in ``conduit_dagster/extras.py``."""
     ran = _python(BARE + LOADED)
     assert ran.returncode == 0, ran.stderr
     expected = {(place.partition(".")[2].replace("_", "."), install_command(extra)) for place, extra in PLUGINS.items()}

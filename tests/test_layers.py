@@ -49,7 +49,7 @@ LAYERS = [
 
 
 def level(module: str) -> int | None:
-    """The longest name that it is within decides."""
+    """The longest name that contains it decides."""
     within = [
         (len(name), number)
         for number, names in enumerate(LAYERS)

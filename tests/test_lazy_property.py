@@ -1,4 +1,4 @@
-"""Values that are computed at their first use."""
+"""Values computed at their first use."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Meeting:
 
     @lazy_property
     def place(self) -> int:
-        """Waits for the other one."""
+        """Wait for the other one."""
         self.computed += 1
         return self._barrier.wait(20)
 
 
 def test_two_instances_compute_at_the_same_time() -> None:
-    """With one lock for the class neither would ever meet the other: pipelines would hold each other up."""
+    """With one lock for the class neither would ever meet the other: pipelines would block each other."""
     barrier = threading.Barrier(2)
     both = [Meeting(barrier), Meeting(barrier)]
     threads = [threading.Thread(target=getattr, args=(one, "place")) for one in both]
@@ -33,4 +33,4 @@ def test_two_instances_compute_at_the_same_time() -> None:
 
 
 def test_the_class_shows_the_property() -> None:
-    assert Meeting.place.__doc__ == "Waits for the other one."
+    assert Meeting.place.__doc__ == "Wait for the other one."

@@ -1,4 +1,4 @@
-"""What ``make`` says where Python cannot do what it needs, and that it never trusts half an environment."""
+"""What ``make`` says if Python lacks what it needs, and that it never trusts half an environment."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_another_python_can_be_named(clone: Clone) -> None:
 
 
 def test_a_failed_installation_is_started_over(clone: Clone) -> None:
-    """The environment that it leaves has a Python and a pip, and still does not pass for complete."""
+    """The environment that it leaves has a Python and a pip, and still does not count as complete."""
     clone.python(pip=1)
     assert clone.make(".venv").returncode != 0
     assert not (clone.folder / ".venv" / ".complete").exists()

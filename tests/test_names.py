@@ -1,4 +1,4 @@
-"""A name says one thing: whoever searches for it finds one place."""
+"""A name means one thing: a search for it finds one place."""
 
 from __future__ import annotations
 

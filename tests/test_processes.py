@@ -1,4 +1,4 @@
-"""Which process is which, and whether it lives."""
+"""Identity and life of processes."""
 
 from __future__ import annotations
 

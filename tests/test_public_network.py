@@ -39,7 +39,7 @@ def test_no_way_to_write_it_leads_to_this_machine(host: str) -> None:
 
 
 def test_a_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is checked is what is connected to: the second answer of a rebinding name is never asked for."""
+    """What is checked is what is connected to: the second answer of a rebinding name is never requested."""
     asked: list[str] = []
     real = socket.getaddrinfo
 

@@ -1,4 +1,4 @@
-"""Records as people read them."""
+"""Records as shown to people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References: the syntax, and what reading and changing a field does to a record."""
+"""References: their syntax, and what reading and changing a field does to a record."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_parses(text: str, root: str, path: tuple[str, ...]) -> None:
     ],
 )
 def test_refuses_with_place_and_fix(text: str, column: int, fix: str) -> None:
-    """What is not a field reference is refused with the column at fault and what to write instead."""
+    """Text that is not a field reference is refused with the wrong column and the fix."""
     with pytest.raises(ReferenceSyntaxError) as caught:
         Reference.parse(text)
     assert caught.value.column == column
@@ -100,7 +100,7 @@ def test_refuses_with_place_and_fix(text: str, column: int, fix: str) -> None:
 
 @given(st.lists(st.text(), min_size=1, max_size=4), st.integers())
 def test_every_name_can_be_written_and_read_back(names: list[str], value: int) -> None:
-    """Whatever a document's field is called, brackets refer to it, and what is set there is what is read."""
+    """Whatever a document's field is called, brackets refer to it, and reading returns what was set."""
     quoted = "".join('["' + name.replace("\\", "\\\\").replace('"', '\\"') + '"]' for name in names)
     reference = Reference.parse(".Payload.After" + quoted)
     subject = record()
@@ -160,7 +160,7 @@ def test_get(text: str, expected: Any) -> None:
     ],
 )
 def test_the_way_through_what_is_no_document_is_refused(text: str, after: Any, message: str) -> None:
-    """Whatever is done names the part that is no document; the record stays as it was."""
+    """Every action names the part that is not a document; the record stays unchanged."""
     reference = Reference.parse(text)
     for act in (
         reference.get,
@@ -236,14 +236,14 @@ def test_metadata_is_replaced_never_changed() -> None:
 
 
 def test_metadata_takes_text_only() -> None:
-    """Metadata maps text to text; nothing is converted behind one's back."""
+    """Metadata maps text to text; nothing is converted implicitly."""
     for text, value in ((".Metadata.a", 1), (".Metadata", {"a": 1}), (".Metadata", "x")):
         with pytest.raises(UnsuitableValueError, match="text"):
             Reference.parse(text).set(record(), value)
 
 
 def test_operation_is_one_of_four() -> None:
-    """Another operation is refused with the ones there are (golden set-operation-bad)."""
+    """Another operation is refused with the existing ones."""
     subject = record()
     Reference.parse(".Operation").set(subject, "delete")
     assert subject.operation == "delete"
@@ -271,7 +271,7 @@ def test_what_cannot_be_changed_says_so() -> None:
 
 
 def test_renaming_overwrites_nothing() -> None:
-    """A name that is taken is refused, and a field's own name is taken by the field itself."""
+    """An existing name is refused, and so is a field's own name."""
     subject = record({"a": 1, "b": None})
     for text, name in ((".Payload.After.a", "b"), (".Payload.After.a", "a"), (".Payload.After.missing", "a"),
                        (".Metadata.opencdc.collection", "opencdc.collection")):  # fmt: skip

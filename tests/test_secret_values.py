@@ -1,4 +1,4 @@
-"""Known secrets are masked in texts, however they are written there."""
+"""Known secrets are masked in texts, in whatever notation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_line_of_a_key_alone() -> None:
 
 
 def test_json_data_stays_json() -> None:
-    """A value may look like a part of an escape: what is masked is the data, not its text."""
+    """A value may look like a part of an escape: the data is masked, not its text."""
     remember(["nine"])
     data = {"nine": ["line\nnine", {"x": "nine"}, 9, None]}
     assert hide_in(data) == {"nine": ["line\n***", {"x": "***"}, 9, None]}

@@ -36,7 +36,7 @@ def test_pieces_of_any_size_are_written_in_order(
 
 @pytest.mark.parametrize("size", [LARGE // 2, 2 * LARGE])
 def test_a_full_disk_is_told_before_the_file_counts(tmp_path: Path, size: int) -> None:
-    """Also where the last bytes were waiting."""
+    """Also if the last bytes were waiting."""
     file = storage.NewFile(str(tmp_path / "new"))
     with no_file_beyond(LARGE // 4), pytest.raises(OSError, match="File too large"):
         file.write(bytes(size))

@@ -48,7 +48,7 @@ def _run(*command: object, cwd: Path, path: tuple[Path, ...] = ()) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, made of the source distribution."""
+    """The wheel, built from the source distribution."""
     root = tmp_path_factory.mktemp("wheel")
     for top in TOPS:
         shutil.copytree(ROOT / top, root / "source" / top, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path) -> Path:
-    """A folder with what the wheel installs, found before the checkout."""
+    """A folder with the wheel's content, found before the checkout."""
     site = wheel.parent / "site"
     _run(*PYTHON, "pip", "install", *OPTIONS, "--target", site, wheel, cwd=wheel.parent)
     return site
@@ -110,7 +110,7 @@ def test_dagster_loads_it_beside_packages_of_these_names(installed: Path, projec
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of an environment with the wheel, and of its extras none."""
+    """The programs of an environment with the wheel, and without its extras."""
     return bare_environment(tmp_path_factory.mktemp("bare") / "env", wheel)
 
 
@@ -125,7 +125,7 @@ def simple(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def needing(simple: Path) -> Path:
-    """The project with a pipeline more, whose destinations need extras."""
+    """The project with one more pipeline, whose destinations need extras."""
     (simple / "pipelines" / "needing.yaml").write_text(NEEDING)
     return simple
 

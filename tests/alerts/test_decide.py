@@ -36,7 +36,7 @@ class Ticks:
         return decided.alerts
 
     def letters(self, *totals: int, after: float = 30.0) -> list[int]:
-        """How many new ones each tick reports; 0 where none does."""
+        """How many new ones each tick reports; 0 if none."""
         return [sum(alert.new for alert in self.tick(row(dead_letters=total), after=after)) for total in totals]
 
 

@@ -11,7 +11,7 @@ from conduit_dagster.sensors.alerts import alert_sensor
 
 
 class Sensor:
-    """Ticks that hand the cursor on, as Dagster's daemon does."""
+    """Ticks that pass the cursor on, as Dagster's daemon does."""
 
     def __init__(self, shop, cursor: str | None = None) -> None:
         self.definition = alert_sensor(shop.project)

@@ -1,4 +1,4 @@
-"""Sending to a real server on this machine: what arrives, what is tried again, and that secrets stay secret."""
+"""Sending to a real server on this machine: what arrives, what is retried, and that secrets stay secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADERS = {"Authorization": "Bearer s3cr3t", "X-Mine": "yes"}
 
 
 def refusal(webhook: Webhook) -> TransientError:
-    """The error of a sending that fails; nothing that is said of it holds a secret."""
+    """Return the error of a failed request; none of its texts contains a secret."""
     with capture_logs() as logs, pytest.raises(TransientError) as caught:
         webhook.send({"text": "x"})
     error = caught.value
@@ -91,12 +91,12 @@ def test_a_server_that_never_answers(receiver) -> None:
 
 @pytest.mark.parametrize("url", ["http://localhost:1/hooks/s3cr3t /x", "http://me:s3cr3t@localhost:1/hooks"])
 def test_a_url_that_the_library_quotes_in_its_error(receiver, url: str) -> None:
-    """The settings refuse such ones; here it is about what is said."""
+    """The settings refuse such addresses; this is about the message."""
     assert refusal(Webhook(url, {"A": "s3cr3t\r\nB: c"})).code == "alerts.unreachable"
 
 
 def test_a_private_address_can_be_refused(receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a proxy is set: it would resolve the name by itself."""
+    """Also with a proxy, which would resolve the name by itself."""
     monkeypatch.setenv("http_proxy", f"http://localhost:{receiver.port}")
     error = refusal(Webhook(receiver.url, HEADERS, allow_private=False))
     assert (error.code, receiver.bodies) == ("alerts.refused", [])

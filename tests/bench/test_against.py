@@ -1,4 +1,4 @@
-"""Another engine's binary is recognised, told the same work, run until its records lie there, and checked."""
+"""Another engine's binary is recognised, given the same work, run until its records are there, and checked."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ if stays:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    """Makes a program of a text in Python; gives its path."""
+    """Make an executable from Python source; return its path."""
 
     def make(text: str) -> str:
         path = tmp_path / "program"

@@ -1,4 +1,4 @@
-"""What is measured beside plain Spark is the same work: both make the same documents of every shape."""
+"""Both sides of a comparison with plain Spark do the same work: the same documents for every shape."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _bench(work: Path, spark: SparkSession | None = None) -> Bench:
 
 
 def _present(value: Any) -> Any:
-    """Spark leaves out what is null."""
+    """Spark omits nulls."""
     if isinstance(value, dict):
         return {name: _present(one) for name, one in value.items() if one is not None}
     return [_present(one) for one in value] if isinstance(value, list) else value

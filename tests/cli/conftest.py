@@ -73,7 +73,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder of a test, outside of any project, free of the caller's settings."""
+    """The test's working folder, outside of any project and without the caller's settings."""
     for name in [name for name in os.environ if name.startswith("CONDUIT_")]:
         monkeypatch.delenv(name)
     # a command that needs Spark, in this process, neither joins nor leaves a server: tests after it want one session
@@ -113,7 +113,7 @@ def lab(folder: Path, spark: SparkSession) -> Lab:
 
 @pytest.fixture
 def script(lab: Lab) -> Script:
-    """What the lab's scripted destinations say."""
+    """What the lab's scripted destinations report."""
     return Script(lab)
 
 
@@ -133,7 +133,7 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.fixture
 def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process."""
+    """Run a command in this process."""
 
     def run_(*words: str) -> Ran:
         capsys.readouterr()
@@ -145,7 +145,7 @@ def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 class Shell:
-    """Commands as processes of their own."""
+    """Commands, each in a process of its own."""
 
     command = (sys.executable, "-m", "conduit_dagster.cli.main")
 
@@ -160,7 +160,7 @@ class Shell:
 
     @contextmanager
     def on_terminal(self, *words: str) -> Iterator[tuple[subprocess.Popen[str], Terminal]]:
-        """Starts a command on a terminal of its own; ends it."""
+        """Start a command on its own terminal; end it afterwards."""
         outer, inner = pty.openpty()
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
         process = self.spawn(*words, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True)
@@ -173,7 +173,7 @@ class Shell:
             os.close(outer)
 
     def ended(self, process: subprocess.Popen[str], seconds: float = 150) -> Ran:
-        """What a process left behind when it ended."""
+        """What a finished process left behind."""
         try:
             out, err = process.communicate(timeout=seconds)
         finally:
@@ -181,11 +181,11 @@ class Shell:
         return Ran(process.returncode, out, err)
 
     def run(self, *words: str, **more: Any) -> Ran:
-        """Runs a command to its end."""
+        """Run a command to its end."""
         return self.ended(self.spawn(*words, **more))
 
     def wait_until(self, process: subprocess.Popen[str], holds: Callable[[], bool], what: str) -> None:
-        """Waits for what a process does; else fails with all that it said, and ends it."""
+        """Wait for an effect of a process; otherwise fail with all its output, and end it."""
         wait_until(holds, what, 150, over=lambda: process.poll() is not None, said=lambda: self._said(process))
 
     def _said(self, process: subprocess.Popen[str]) -> str:
@@ -196,11 +196,11 @@ class Shell:
 
 @pytest.fixture
 def shell(project: Path) -> Shell:
-    """Commands in the project, as processes of their own."""
+    """Commands in the project, each in a process of its own."""
     return Shell(project)
 
 
 @pytest.fixture
 def pipeline() -> Callable[..., str]:
-    """Makes the text of a pipeline file that runs."""
+    """Return the text of a pipeline file that runs."""
     return _pipeline

@@ -1,4 +1,4 @@
-"""``dlq list``, ``show``, ``export``, ``discard``: dead letters are looked at, and closed (issue: dead letters)."""
+"""``dlq list``, ``show``, ``export``, ``discard``: inspecting and closing dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``dlq replay``: dead letters are sent again, each exactly once (issue: dead letters)."""
+"""``dlq replay``: dead letters are sent again, each exactly once."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_an_edit_that_fails_leaves_the_letter_as_it_was(run, lab: Lab) -> None:
 
 
 def test_an_edit_of_a_record_that_is_not_decoded_yet_says_what_to_type(run, lab: Lab) -> None:
-    """The source gives text, which json.decode would take apart: the record that failed is a document."""
+    """The source gives text, which json.decode would parse: the failed record is a document."""
     build(lab)
     assert lab.run().error is None
     edit = ("--set", ".Payload.After.amount=7")
@@ -209,7 +209,7 @@ def test_an_outage_ends_a_replay_and_a_later_run_ends_its_step(run, lab: Lab, sc
 
 
 def test_a_record_that_failed_in_pieces_is_not_doubled(run, lab: Lab) -> None:
-    """One piece of it was delivered: as a whole it can't be sent again, and it stays open."""
+    """One piece of it was delivered: it can't be sent again as a whole, and stays open."""
     (lab.root / "plugins").mkdir()
     (lab.root / "plugins" / "twice.py").write_text(TWICE)
     lab.write("in.jsonl", [{"i": 0}, {"i": 5}, {"i": 6}])
@@ -230,7 +230,7 @@ def test_a_record_that_failed_in_pieces_is_not_doubled(run, lab: Lab) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "replay"])
 def test_what_is_running_is_left_alone(run, lab: Lab, verb: str) -> None:
-    """A replay while the pipeline runs, and two replays at once: the second one is told so, and changes nothing."""
+    """A replay during a run, and two replays at once: the second is told so, and changes nothing."""
     build(lab)
     assert lab.run().error is None
     mended(lab)
@@ -272,7 +272,7 @@ def test_a_step_of_a_replay_is_not_marked(run, lab: Lab, script: Script) -> None
 
 
 def test_a_destination_that_caught_up_gets_no_letter_twice(run, lab: Lab) -> None:
-    """It was added from the log once the processor was mended: it has the record, the others have not."""
+    """It was added from the log after the processor was fixed: it has the record, the others do not."""
     build(lab, delivery={"log": "records"})
     assert lab.run().error is None
     late = destination("late", **{"start-from": "log"})
@@ -341,7 +341,7 @@ def test_a_piece_that_a_destination_refuses_is_not_sent_with_the_others_again(ru
 def test_what_fails_again_for_a_destination_that_came_late_has_a_letter_for_it(
     run, lab: Lab, script: Script, refusing: str
 ) -> None:
-    """The queue has the record once; the index has a letter for those of then, and one for the late one."""
+    """The queue has the record once; the index has one letter for the earlier destinations and one for the late one."""
     build(lab, delivery={"log": "records"})
     assert lab.run().error is None
     late = scripted("late", **{"start-from": "log"})

@@ -1,4 +1,4 @@
-"""``init connector`` and ``init processor``: what they make runs."""
+"""``init connector`` and ``init processor``: the generated code runs."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from conduit_dagster.state.status_store import RunStart, recovery_rows
 
 @pytest.fixture
 def waiting(project: Path) -> Project:
-    """A project whose pipeline waits for a restart that is an hour away."""
+    """A project whose pipeline is waiting for a restart in an hour."""
     with owned(project) as store:
         store.life.begin(RunStart("first", "pipelines/orders.yaml"))
         store.life.failed({**ERROR, "fatal": False}, Policy(min_delay=3600, max_delay=3600), "first")

@@ -106,7 +106,7 @@ def test_without_a_log_they_say_what_that_means(run, lab: Lab, script: Script, c
 
 
 def test_compaction_keeps_the_last_entry_and_a_dry_run_counts(run, lab: Lab) -> None:
-    """C15 and C16: imported segments, since a run compacts those that it closes itself."""
+    """C15 and C16: with imported segments, because a run compacts those that it closes itself."""
     logged(lab, 9_000)
     assert lab.run().error is None
     run("log", "export", "p", "all.log")
@@ -179,7 +179,7 @@ def test_c22_an_export_is_in_the_reference_layout(run, lab: Lab) -> None:
 
 
 def fresh(lab: Lab, **delivery: Any) -> None:
-    """As if the project were new, but for the exported file."""
+    """As in a new project, except for the exported file."""
     for path in (".conduit", "out.jsonl", "dead.jsonl"):
         target = lab.root / path
         shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
@@ -249,7 +249,7 @@ def test_many_entries_become_several_segments(run, lab: Lab) -> None:
 
 
 def test_entries_of_any_data_are_imported_as_raw_and_delivered(run, lab: Lab) -> None:
-    """A log in the layout that another program wrote: without ``--as raw`` it is refused, with how to import it."""
+    """A log in this layout from another program: without ``--as raw`` it is refused, with instructions."""
     fresh(lab)
     lab.pipeline(connectors=[source(), destination()], delivery=RECORDS)
     found = [LogRecord(place, 1_491_252_302, 1, b"orders", b"line %d" % place) for place in range(3)]

@@ -27,7 +27,7 @@ READ = 'conduit_pipeline_records_read_total{pipeline="orders",source="in"} 7.0\n
 
 @pytest.fixture
 def known(project: Path) -> Path:
-    """A project whose pipeline read 7 records once; 16 bytes are still to be read."""
+    """A project whose pipeline read 7 records once; 16 bytes are left to read."""
     found = Project.find(project, {})
     database = open_store(found.state_url, found.home)
     lease = acquire(database, "orders", 10)
@@ -44,7 +44,7 @@ def known(project: Path) -> Path:
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    """An address where somebody listens already."""
+    """An address that is already in use."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
@@ -53,14 +53,14 @@ def taken() -> Iterator[str]:
 
 @pytest.fixture
 def free() -> str:
-    """An address where nobody listens, right now."""
+    """An address that is free right now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 def scraped(address: str) -> str:
-    """The page; empty while nobody serves it."""
+    """The page; empty while nothing serves it."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/metrics", timeout=60) as answer:

@@ -1,4 +1,4 @@
-"""``offsets list`` and ``show``, and what all four verbs say of names and of a pipeline that runs."""
+"""``offsets list`` and ``show``, and how all four verbs handle names and a running pipeline."""
 
 from __future__ import annotations
 

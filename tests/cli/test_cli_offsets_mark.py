@@ -78,7 +78,7 @@ def test_backwards_only_with_force_and_then_it_is_sent_again(run, lab: Lab, scri
 
 
 def test_backwards_over_acks_that_a_job_made_durable(run, lab: Lab, script: Script) -> None:
-    """What lies in the staging folder of a delivery that was partly acked must not move it on again."""
+    """A partly acked delivery's files in the staging folder must not move it forward again."""
     build(lab, 16, delivery={"offset-flush-interval": "10ms"})
     script.says(acks=[[12, "upto"]])
     assert code_of(lab.run()) == "delivery.unacked"

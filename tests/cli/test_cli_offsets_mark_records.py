@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("shared_session")
 
 
 def delivered(lab: Lab) -> int:
-    """What the state store counts for the destination, of the sixteen records."""
+    """The state store's count for the destination, out of sixteen records."""
     with lab.store() as database:
         from conduit_dagster.state.overview import consumer_rows
 
@@ -19,7 +19,7 @@ def delivered(lab: Lab) -> int:
 
 
 def test_records_behind_the_offset_are_marked_out_of_order_and_passed_over(run, lab: Lab, script: Script) -> None:
-    """c0 stands at 8, and 12, 14 and 10 are marked: it stays there, and a run sends only the others."""
+    """c0 is at 8, and 12, 14 and 10 are marked: it stays there, and a run sends only the others."""
     after_bulk_error(lab, script)
     facts = result(run("offsets", "mark", "p", "out", "--offset", "12", "--offset", "14", "--json"))
     assert (facts["did"], facts["offsets"], facts["next"], facts["step_done"]) == ("marked", [12, 14], 9, False)
@@ -46,7 +46,7 @@ def test_the_offset_moves_over_the_contiguous_run_only(run, lab: Lab, script: Sc
 
 
 def test_a_run_that_stops_between_marked_records_goes_on_there(run, lab: Lab, script: Script) -> None:
-    """Marks survive a failing run, and its offset is before the record that fails."""
+    """Marks survive a failing run, whose offset is before the failing record."""
     after_bulk_error(lab, script)
     run("offsets", "mark", "p", "out", "--offset", "10-11", "--offset", "15")
     script.says(outage=[13])

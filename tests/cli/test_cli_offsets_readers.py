@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("shared_session")
 
 @pytest.fixture
 def chain(lab: Lab) -> Lab:
-    """``p`` has read what ``a`` had; since then ``a`` has logged five more."""
+    """``p`` has read everything in ``a``; since then ``a`` has logged five more."""
     lab.write("in.jsonl", [{"i": i} for i in range(20)])
     upstream(lab)
     downstream(lab)

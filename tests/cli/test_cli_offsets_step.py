@@ -94,7 +94,7 @@ def test_a_dry_run_of_a_step_sends_nothing(run, lab: Lab, script: Script) -> Non
 
 
 def test_records_that_were_acked_out_of_order_are_passed(run, lab: Lab, script: Script) -> None:
-    """C13: of B the record 3 is missing, the others of all namespaces are acked."""
+    """C13: in B record 3 is missing; all other records of all namespaces are acked."""
     build(lab, 8, processors=[DECODE, NAMESPACE])
     script.says(acks=[[v, "only"] for v in (0, 1, 2, 4, 5)])
     assert code_of(lab.run()) == "delivery.unacked"

@@ -93,7 +93,7 @@ def test_a_store_that_cannot_be_read_is_an_environment_problem(run, project: Pat
 
 
 def test_describe_tells_what_an_open_step_has_delivered(run, lab: Lab, script: Script) -> None:
-    """The counters move with the step; the records lie at the destination before."""
+    """The counters change when the step is done; the records are at the destination before."""
     fails_at_14(lab, script)
     (out,) = run("pipelines", "describe", "p", "--json").envelope["result"]["destinations"]
     assert (out["delivered"], out["open"]["done"], out["open"]["handled"]) == (9, False, 5)
@@ -148,7 +148,7 @@ def test_list_adds_what_waits_in_one_unit(run, lab: Lab) -> None:
 
 
 def test_list_knows_no_lag_of_a_source_that_cannot_tell_or_fails(run, project: Path, pipeline) -> None:
-    """Nor of a pipeline that can't run, or is not there any more."""
+    """Nor of a pipeline that can't run, or no longer exists."""
     (project / "in.jsonl").unlink()
     endless = "plugin: generator, settings: {format.type: structured, format.options.n: int}"
     text = pipeline("endless").replace("plugin: file, settings: {path: ./in.jsonl}", endless)

@@ -101,5 +101,5 @@ def test_descriptions_are_readable_without_a_terminal(run, project: Path) -> Non
 
 @pytest.mark.parametrize("name", ["connectors.md", "processors.md", "pipeline-file.md"])
 def test_the_committed_reference_is_up_to_date(name: str) -> None:
-    """If not: python -m conduit_dagster.cli.reference_pages docs/reference."""
+    """To update them: python -m conduit_dagster.cli.reference_pages docs/reference."""
     assert (REFERENCE / name).read_text(encoding="utf-8") == reference_pages()[name]

@@ -223,7 +223,7 @@ def test_a_second_pass_reaches_a_destination_that_keeps_hashes(run, lab: Lab, sc
 
 
 def many_files(lab: Lab, count: int) -> None:
-    """A folder, of which each step reads two files."""
+    """A folder; each step reads two of its files."""
     for number in range(count):
         lab.write(f"in/{number:02d}.jsonl", [{"i": number}])
     delivery = {"batch-size": 2}
@@ -231,7 +231,7 @@ def many_files(lab: Lab, count: int) -> None:
 
 
 def test_a_collection_is_complete_once_all_its_files_are_read(run, lab: Lab) -> None:
-    """By what the source knows of its files; also one of which nothing was read yet is shown."""
+    """From the source's own records of its files; also shows one of which nothing was read yet."""
     settings = {"path": "./in/", "collection": "^([a-z]+)-"}
     for name in ("bills-1", "orders-1"):
         lab.write(f"in/{name}.jsonl", [{"i": 1}])
@@ -248,7 +248,7 @@ def test_a_collection_is_complete_once_all_its_files_are_read(run, lab: Lab) -> 
 
 
 def many_parquet_files(lab: Lab, first: int, stop: int) -> None:
-    """As above, of the source of rows."""
+    """As above, for the source of rows."""
     (lab.root / "in").mkdir(exist_ok=True)
     for number in range(first, stop):
         pq.write_table(pa.table({"i": [number]}), lab.root / "in" / f"{number:02d}.parquet")
@@ -259,7 +259,7 @@ def many_parquet_files(lab: Lab, first: int, stop: int) -> None:
 def test_files_that_were_read_completely_are_counted_and_read_again_after_a_rewind(
     run, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are no longer in the position: it refers to lists of them, which rewinds and lags look into."""
+    """They are no longer in the position: it refers to lists, which rewinds and lags look up."""
     leave_at(monkeypatch, 1)
     many_files(lab, 8)
     assert lab.run().error is None
@@ -285,7 +285,7 @@ def test_files_that_were_read_completely_are_counted_and_read_again_after_a_rewi
 def test_parquet_files_that_were_read_are_counted_and_read_again_after_a_rewind(
     run, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As above, by name and footer; the last position is printed, and goes on to be known."""
+    """As above, by name and footer; the last position is printed, and stays valid."""
     leave_at(monkeypatch, 1)
     many_parquet_files(lab, 0, 8)
     assert lab.run().error is None
@@ -307,7 +307,7 @@ def test_parquet_files_that_were_read_are_counted_and_read_again_after_a_rewind(
 
 
 def test_a_position_whose_lists_are_gone_is_refused(run, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So is a run that needs them; it says how to begin anew."""
+    """So does a run that needs them; it says how to start over."""
     leave_at(monkeypatch, 1)
     many_files(lab, 8)
     assert lab.run().error is None

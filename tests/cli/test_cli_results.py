@@ -1,4 +1,4 @@
-"""How results are told, and signals counted, without any pipeline."""
+"""How results are reported and signals counted, without any pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``run``: what keeps it from starting, how it ends, and what it leaves in the files."""
+"""``run``: what prevents its start, how it ends, and what it leaves in the files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lines(path: Path) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def no_spark_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that gets as far as Spark in this process is a mistake: it would close the tests' own session."""
+    """A run that reaches Spark in this process is a mistake: it would close the tests' own session."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("Spark was asked for")
@@ -189,7 +189,7 @@ pipelines:
 
 @pytest.mark.slow
 def test_a_run_ends_when_a_pipeline_is_given_up_if_asked_to(shell, project: Path) -> None:
-    """Not while it is restarted."""
+    """Not while it is being restarted."""
     (project / "conduit.yaml").write_text("pipelines: {exit-on-degraded: true}\nspark: {url: local}\n")
     (project / "pipelines" / "failing.yaml").write_text(FAILING)
     ran = shell.run("run", "--json")

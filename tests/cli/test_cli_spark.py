@@ -24,7 +24,7 @@ def test_without_a_server_status_and_stop_say_so_and_make_nothing(run, project: 
 
 
 def test_a_server_that_does_not_answer_is_an_error(run, project: Path) -> None:
-    """This process is alive and listens nowhere."""
+    """This process is alive and does not listen anywhere."""
     from conduit_dagster.processes import started_at
 
     files = ServerFiles(project / ".conduit")
@@ -41,7 +41,7 @@ def test_a_server_that_does_not_answer_is_an_error(run, project: Path) -> None:
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A process without a session of its own, on somebody's machine."""
+    """A process without a session, on a user's machine."""
     monkeypatch.setattr("conduit_dagster.spark.session.has_classic", lambda: False)
     for name in ("PYSPARK_GATEWAY_PORT", "CI"):
         monkeypatch.delenv(name, raising=False)
@@ -108,7 +108,7 @@ def _lines(project: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_leaves_its_server_to_the_next_one(shell, project: Path) -> None:
-    """It says so, once; another server, or none, is a matter of asking."""
+    """It says so once; another server, or none, must be requested."""
     env = {**os.environ, "CI": "", "CONDUIT_SPARK_ARCHIVE": "off"}
     try:
         first = shell.ended(shell.spawn("run", "--once", env=env), 600)

@@ -1,4 +1,4 @@
-"""Starting the command line, and commands that can't be read."""
+"""Starting the command line, and commands that can't be parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project whose state store is lost: every verb says so, and nothing is delivered again until that is accepted."""
+"""A project whose state store is lost: every verb reports it, and nothing is delivered again until that is accepted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_environment_accepts_as_well(run, project: Path, monkeypatch: pytest
 
 
 def test_a_first_run_and_a_clone_need_no_word(run, project: Path) -> None:
-    """A clone has pipelines, and no home."""
+    """A clone has pipelines, but no home."""
     for words in READING[:1]:
         assert run(*words).code == 0
     assert not (project / ".conduit").exists()
@@ -66,7 +66,7 @@ def test_a_first_run_and_a_clone_need_no_word(run, project: Path) -> None:
 
 @pytest.mark.usefixtures("shared_session")
 def test_what_is_in_the_home_is_its_users_only(run, project: Path) -> None:
-    """Also what Spark's workers write there, such as the commit log. The user's own output is as the umask says."""
+    """Also what Spark's workers write there, such as the commit log. The user's output follows the umask."""
     file = project / "pipelines" / "orders.yaml"
     text = file.read_text().replace("  - id: orders\n", "  - id: orders\n    delivery: {log: records}\n")
     file.write_text(text)

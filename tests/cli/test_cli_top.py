@@ -1,4 +1,4 @@
-"""``top``, and what ``pipelines list`` tells in words."""
+"""``top``, and what ``pipelines list`` says in words."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_top_without_a_state_store(run, project: Path) -> None:
 
 @pytest.mark.slow
 def test_top_on_a_terminal_follows_what_begins_later(shell, project: Path) -> None:
-    """The first run of all creates the state store while it is shown. Ctrl-C ends it."""
+    """The very first run creates the state store while ``top`` is running. Ctrl-C ends it."""
     with shell.on_terminal("top", "--interval", "0.2") as (process, terminal):
         assert re.search(r"orders\s+never ran", terminal.read(lambda text: "never ran" in text))
         with owned(project) as store:

@@ -59,7 +59,7 @@ def test_a_dry_run(run: Any, lab: Lab) -> None:
 
 
 def test_a_query_is_tried_through_spark(run: Any, lab: Lab) -> None:
-    """It is the one processor that starts Spark; what it raises for a record is that record's nack here as well."""
+    """It is the only processor that starts Spark; its errors for a record are that record's nack here as well."""
     half = processor("half", "sql", columns="i INT", query="SELECT i, 10 / i AS q FROM record WHERE i < 9")
     nacked = {
         **GOOD,

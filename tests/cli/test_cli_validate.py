@@ -137,7 +137,7 @@ def test_lint_fails_on_advice_when_it_is_strict(run, project: Path, pipeline) ->
 
 
 def test_settings_of_conduits_sdk_that_do_nothing_are_told(run: Any, project: Path) -> None:
-    """Each by its name, with the reason; what is off in Conduit as well is not."""
+    """Each by its name, with the reason; not those that are off in Conduit as well."""
     lab = Lab(project)
     idle = {"sdk.batch.size": "100", "sdk.rate.perSecond": "5", "sdk.schema.extract.payload.enabled": "true"}
     quiet = {"sdk.batch.delay": "0s", "sdk.schema.extract.key.enabled": "false", "sdk.record.format": "opencdc/json"}

@@ -25,13 +25,13 @@ def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogLab]:
 
 @pytest.fixture
 def local_log(new_log: Callable[[], LogLab]) -> LogLab:
-    """On the local disk only, where a test looks at the files themselves."""
+    """On the local disk only, for tests that look at the files themselves."""
     return new_log()
 
 
 @pytest.fixture
 def new_log(tmp_path: Path) -> Iterator[Callable[[], LogLab]]:
-    """Makes logs on the local disk, each with nothing in it."""
+    """Make empty logs on the local disk."""
     databases = []
 
     def make() -> LogLab:

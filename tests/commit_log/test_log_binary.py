@@ -1,4 +1,4 @@
-"""The binary layout of reference 4, byte by byte, and what is said of a damaged stream."""
+"""The binary layout of reference 4, byte by byte, and the errors for a damaged stream."""
 
 from __future__ import annotations
 

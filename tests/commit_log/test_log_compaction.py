@@ -1,4 +1,4 @@
-"""What compaction keeps, and that nothing is lost or doubled wherever it is interrupted."""
+"""What compaction keeps, and that nothing is lost or duplicated wherever it is interrupted."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_each_closed_segment_keeps_its_own_last_entries(log: LogLab) -> None:
 
 
 def test_long_namespaces_that_share_a_row_go_by_the_overall_offset() -> None:
-    """The table cuts them off: one's offset must not count for the other."""
+    """The table truncates them: one consumer's offset must not count for the other."""
     offsets = {"c0": {"n" * 256: 90, "*": 10, "short": 50}}
     assert handled_upto("n" * 256, ["c0"], offsets) == 10
     assert handled_upto("n" * 300, ["c0"], offsets) == 10
@@ -130,7 +130,7 @@ def test_c18_a_removed_offset_gives_the_next_that_survives(local_log: LogLab, st
 
 
 def segments_of_three(log: LogLab) -> int:
-    """Four closed segments of three handled entries, and an active one; returns the bytes of the smallest."""
+    """Four closed segments of three handled entries, and an active one; return the bytes of the smallest."""
     for _ in range(5):
         log.append("AAB", size=0)
     log.move("c0", all=14)
@@ -139,7 +139,7 @@ def segments_of_three(log: LogLab) -> int:
 
 @pytest.mark.parametrize(("age", "gone"), [(0, 0), (6.9, 0), (7, 4), (1e6, 4)])
 def test_segments_younger_than_the_retention_stay_whole(log: LogLab, age: float, gone: int) -> None:
-    """A segment counts as old as its newest entry."""
+    """A segment is as old as its newest entry."""
     segments_of_three(log)
     done = log.compact("c0", retention=LogRetention(time=7), now=age)
     assert (done.segments, done.entries) == (gone, gone)
@@ -175,7 +175,7 @@ def test_a_segment_compacted_before_the_retention_was_set_has_an_age_still(log: 
 
 @pytest.mark.parametrize(("point", "times"), KILLS)
 def test_c17_killed_at_any_point(log: LogLab, point: str, times: int) -> None:
-    """Every entry that is needed is readable, nothing twice, and the next one finishes and cleans."""
+    """Every entry that is needed is readable, none is duplicated, and the next compaction finishes and cleans up."""
     reference_log(log)
     log.append(OLD, size=0)
     log.append(["A"], size=0)
@@ -205,7 +205,7 @@ def test_files_that_a_killed_task_left_go(log: LogLab) -> None:
 
 
 def test_files_that_have_no_name_yet_get_it(log: LogLab) -> None:
-    """The driver died between the manifest and the renaming."""
+    """The driver died between the manifest and the rename."""
     parts = log.append(OLD, publish=False)
     log.roll()
     assert files(log) == [hidden(parts[0].name)]
@@ -215,7 +215,7 @@ def test_files_that_have_no_name_yet_get_it(log: LogLab) -> None:
 
 
 def test_a_reader_goes_on_when_its_files_are_taken_away(log: LogLab) -> None:
-    """Those that follow the manifest; the others learn it from ``log.missing``."""
+    """Those that follow the manifest; the others find out by ``log.missing``."""
     reference_log(log)
     log.move("c0", all=33)
     held = log.parts()
@@ -242,7 +242,7 @@ def test_two_at_once_is_one(log: LogLab) -> None:
 
 
 def test_a_frozen_owner_changes_nothing_when_it_thaws(log: LogLab) -> None:
-    """Its file may have been cleaned away by the new owner: the manifest must not name it."""
+    """The new owner may have removed its file: the manifest must not name it."""
     reference_log(log)
     log.move("c0", all=33)
     lease = acquire(log.database, PIPELINE, 60)
@@ -274,7 +274,7 @@ def test_damage_is_not_made_permanent(local_log: LogLab) -> None:
 
 
 def test_logs_of_other_sources_are_left_alone(log: LogLab) -> None:
-    """Of which one's name begins with the other's, and whose offsets say that all of it is handled too."""
+    """One name is a prefix of the other, whose offsets say that everything is handled too."""
     other = LogLab(log.base, log.database, SOURCE + "2")
     for one in (log, other):
         reference_log(one)

@@ -1,4 +1,4 @@
-"""An entry gives back the record that was logged, exactly."""
+"""An entry gives back exactly the record that was logged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pool = st.lists(metadata, min_size=1, max_size=3)
 
 @st.composite
 def blocks(draw: st.DrawFn) -> list[Record]:
-    """Records of which some share their metadata, as those of a source do."""
+    """Records, some of which share their metadata, as those of a source do."""
     shared = draw(pool)
     one = st.builds(
         Record, positions, st.sampled_from(shared) | metadata, data, data, data, st.sampled_from(OPERATIONS)
@@ -42,7 +42,7 @@ def blocks(draw: st.DrawFn) -> list[Record]:
 
 
 def plain(record: Record) -> tuple[Any, ...]:
-    """All of it, with the order of keys; a position is text."""
+    """Everything, including the order of keys; a position is text."""
     return (
         str(record.position), list(record.metadata.items()), repr(record.after), repr(record.key),
         repr(record.before), record.operation,
@@ -97,7 +97,7 @@ def test_records_with_the_same_metadata_share_it_when_they_are_read(count: int) 
 
 
 def test_the_order_of_keys_is_kept() -> None:
-    """Dicts that are equal may still be written differently."""
+    """Equal dicts may still be written differently."""
     both = [{"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "1", "b": "2"}]
     decoded = decode_batch(encode_block("in", 0, [Record(1, one, b"") for one in both], None, 0, {})).records
     assert [list(record.metadata) for record in decoded] == [["a", "b"], ["b", "a"], ["a", "b"]]

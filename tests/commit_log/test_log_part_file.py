@@ -143,7 +143,7 @@ def test_spark_reads_the_folder_as_it_is(local_log: LogLab, spark: SparkSession)
 
 
 def test_blocks_cross_no_row_group(log: LogLab) -> None:
-    """Several row groups whose lengths are no multiple of the reader's blocks."""
+    """Several row groups whose lengths are not multiples of the reader's blocks."""
     file = PartFile(log.folder.segment(0), 0, "t")
     for first in range(0, 150_000, 3_000):
         block = [Record(i, {COLLECTION: "c", "k": str(i % 3)}, b"x") for i in range(first, first + 3_000)]

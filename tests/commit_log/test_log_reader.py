@@ -1,4 +1,4 @@
-"""Ranges of the log, and files that are not what the manifest says."""
+"""Ranges of the log, and files that differ from the manifest."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_some_columns(log: LogLab) -> None:
 
 
 def test_only_the_row_groups_of_the_range_are_read(local_log: LogLab) -> None:
-    """A damaged page that nobody asks for is not read."""
+    """A damaged page that is not requested is not read."""
     file = PartFile(local_log.folder.segment(0), 0, "token")
     for first in range(0, 4 << 16, 1 << 14):
         file.write(encode_block(SOURCE, first, [Record(i, {}, b"%d" % i) for i in range(1 << 14)], None, 0, {}))
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named(local_log: LogLab, how: str) -> None:
 
 
 def test_every_bit_of_a_file_is_checked(local_log: LogLab) -> None:
-    """One bit anywhere: reading gives entries or refuses the file, and the digest always finds it."""
+    """One bit anywhere: reading gives entries or refuses the file, and the digest always detects it."""
     parts = local_log.append(["a", "b", "c"])
     verify(local_log.folder, parts)
     path = Path(local_log.folder.segment(0), parts[0].name)
@@ -123,7 +123,7 @@ def test_a_missing_file_is_named(log: LogLab) -> None:
 
 
 def test_a_folder_in_the_place_of_a_file_is_an_outage(local_log: LogLab) -> None:
-    """What the operating system says is not damage."""
+    """An error of the operating system is not damage."""
     (part,) = local_log.append(["a"])
     path = Path(local_log.folder.segment(0), part.name)
     path.unlink()

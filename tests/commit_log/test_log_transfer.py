@@ -1,4 +1,4 @@
-"""A log that is exported and imported is the same log, to the second."""
+"""An exported and imported log is the same log, to the second."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ records = st.builds(
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Entry]:
-    """Entries whose offsets have gaps, as in a log that was compacted."""
+    """Entries whose offsets have gaps, as in a compacted log."""
     offsets = sorted(draw(st.sets(st.integers(0, 2**63 - 1), max_size=5)))
     seconds = st.integers(0, 2**40).map(lambda second: second * 1_000_000)
     nack = st.none() | st.tuples(texts, st.builds(Nack, texts, texts))
@@ -116,7 +116,7 @@ def test_an_entry_that_is_not_ours_is_refused_with_its_place(changes: dict[str, 
 )
 @settings(max_examples=100, deadline=None)
 def test_any_entry_of_the_layout_is_imported_as_raw(found: list[LogRecord]) -> None:
-    """Its data, whatever the bytes are, is one record's payload; key, mode and time are kept, and the log takes it."""
+    """Whatever the bytes, they are one record's payload; key, mode and time are kept, and the log accepts it."""
     found = [record._replace(offset=place) for place, record in enumerate(found)]
     stream = io.BytesIO(b"".join(map(encode_log_record, found)))
     entries = list(import_entries(stream, "in", "raw"))

@@ -1,4 +1,4 @@
-"""Whatever is in one pipeline file: a finding or a pipeline that can run, and no effect on the file beside it."""
+"""Whatever a pipeline file contains: a finding or a pipeline that can run, and no effect on the file beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Open = Callable[[bytes], Catalogue]
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
-    """Opens a project with a good file and one with the given bytes."""
+    """Open a project with a good file and one with the given bytes."""
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "good.yaml").write_text(GOOD)
     monkeypatch.chdir(tmp_path)
@@ -53,7 +53,7 @@ def messages(catalogue: Catalogue) -> list[tuple[str, str]]:
 
 
 def test_an_empty_list_of_connectors_is_a_finding(opened: Open) -> None:
-    """An empty value counts as not given, for a list too."""
+    """An empty value counts as missing, also for a list."""
     catalogue = opened(b'version: "2.2"\npipelines: [{id: x, connectors: ""}]\n')
     assert messages(catalogue) == [("pipeline.no_source", "bad.yaml"), ("pipeline.no_destination", "bad.yaml")]
     assert catalogue.get("untouched") is not None
@@ -73,7 +73,7 @@ STAGES = {
 def test_a_defect_in_a_stage_is_a_finding_of_the_file_that_meets_it(
     opened: Open, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    """Its text, which may quote a secret, is only in the traceback; the other file goes on."""
+    """Its text, which may quote a secret, is only in the traceback; the other file is not affected."""
     module, name = STAGES[stage]
     real = getattr(importlib.import_module(module), name)
 
@@ -128,7 +128,7 @@ class Faulty(Processor):
 
 
 def test_a_plugin_that_fails_when_it_is_set_up_is_named_with_its_line(opened: Open, tmp_path: Path) -> None:
-    """It is the plugin's defect, not one of this project to be reported."""
+    """It is the plugin's defect, and need not be reported to this project."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "mine.py").write_text(FAULTY)
     text = GOOD.replace("untouched", "bad") + "    processors: [{id: one, plugin: faulty}]\n"
@@ -213,7 +213,7 @@ def test_a_path_that_is_too_long_only_with_the_projects_folder_is_a_finding(open
 @pytest.mark.parametrize("place", [place for place in PLACES if "spark" not in place])
 @pytest.mark.parametrize("path", ["s3://bucket/a.jsonl", "nope://x/y"])
 def test_a_url_that_a_run_would_refuse_is_refused(opened: Open, place: str, path: str) -> None:
-    """``validate`` has the code of a run: both make the connector."""
+    """``validate`` reports the same code as a run: both create the connector."""
     catalogue = opened(placed(place, path))
     assert messages(catalogue) == [("file.not_local", "bad.yaml")]
     assert any(one.path.endswith("/settings") for one in catalogue.findings)
@@ -224,7 +224,7 @@ def test_a_url_that_a_run_would_refuse_is_refused(opened: Open, place: str, path
 def test_a_path_that_cannot_be_looked_at_is_for_the_run_to_refuse(
     opened: Open, tmp_path: Path, place: str, path: str
 ) -> None:
-    """Files come and go: ``validate`` looks at none, and a link to itself does not take it down."""
+    """Files come and go: ``validate`` opens none, and a link to itself does not crash it."""
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "file").touch()
     assert messages(opened(placed(place, path))) == []
@@ -233,7 +233,7 @@ def test_a_path_that_cannot_be_looked_at_is_for_the_run_to_refuse(
 @given(data=files())
 @fuzzed
 def test_a_finding_or_a_run(opened: Open, data: bytes) -> None:
-    """No file raises, is unaccounted for, or reaches the safety net; what is found can be printed."""
+    """No file raises, goes unreported, or reaches the safety net; every finding can be printed."""
     catalogue = opened(data)
     assert [finding.trace for finding in catalogue.findings if finding.code == "config.check_failed"] == []
     assert catalogue.get("untouched") is not None

@@ -1,4 +1,4 @@
-"""The fast parser of YAML gives what the parser in Python gives, or leaves the text to it."""
+"""The fast YAML parser gives the same result as the one in Python, or leaves the text to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _mutated(draw: st.DrawFn) -> str:
 
 
 def _flat(node: Node | None) -> Any:
-    """Return all that a document reads of a node: kinds, tags, texts, styles and places."""
+    """Return everything that a document reads of a node: kinds, tags, texts, styles and places."""
     if node is None:
         return None
     value: Any = node.value

@@ -1,4 +1,4 @@
-"""What is wrong between the files of pipelines that read each other, found offline."""
+"""Errors between the files of pipelines that read each other, found offline."""
 
 from __future__ import annotations
 

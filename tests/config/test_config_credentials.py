@@ -1,4 +1,4 @@
-"""Credentials among settings are masked wherever they are quoted, whatever their values came from."""
+"""Credentials among settings are masked wherever they are quoted, whatever the origin of their values."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_an_escaped_pair_of_halves_is_one_character() -> None:
 
 @pytest.mark.parametrize("text", [r'a: "x\ud83d"', r'a: "\ude00\ud83d"', r'"\ud800": 1', "a: $HALF"])
 def test_half_of_a_character_is_a_finding(text: str) -> None:
-    """Also in a variable that is not UTF-8; no later stage meets a text that can't be encoded."""
+    """Also in a variable that is not UTF-8; no later stage sees a text that can't be encoded."""
     (document,), _ = load(text, HALF="\udce9")
     assert [finding.code for finding in document.findings] == ["config.text_invalid"]
     json.dumps([document.tree, document.findings[0].as_json()], ensure_ascii=False).encode()

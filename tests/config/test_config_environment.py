@@ -44,6 +44,6 @@ def test_bad_reference_stays_as_written(text: str, name: str | None) -> None:
 
 
 def test_go_template_variable_is_a_reference() -> None:
-    """As in Conduit; the way out is two dollars."""
+    """As in Conduit; two dollars escape it."""
     assert [bad.name for bad in expand("{{ $x }}", {}).bad] == ["x"]
     assert expand("{{ $$x }}", {}).text == "{{ $x }}"

@@ -1,4 +1,4 @@
-"""The dead-letter queue, and the fields that Conduit does not have."""
+"""The dead-letter queue, and fields that Conduit does not have."""
 
 from __future__ import annotations
 

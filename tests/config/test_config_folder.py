@@ -26,7 +26,7 @@ def places(loaded: LoadedFiles) -> list[tuple[str, str, int, int, str]]:
 
 
 def test_a_folder_gives_its_own_files_in_order(tmp_path: Path) -> None:
-    """Not those of its folders, as Conduit; suffixes in any case."""
+    """Not those in its subfolders, as in Conduit; suffixes in any case."""
     for name in ("b.yml", "a.yaml", "C.YAML", "no.txt"):
         write(tmp_path, name, name.replace(".", "-"))
     (tmp_path / "sub.yaml").mkdir()

@@ -1,4 +1,4 @@
-"""``owners`` of a pipeline: what Dagster takes as an asset's owner, and nothing else."""
+"""``owners`` of a pipeline: what Dagster accepts as an asset's owner, and nothing else."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ _FIELD = st.sampled_from([name.replace("_", "-") for name in Pipeline.model_fiel
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(_FIELD, _VALUE, max_size=5), _VALUE)
 def test_no_value_raises(fields: dict[str, object], other: object) -> None:
-    """JSON is YAML, so any value can be put anywhere."""
+    """JSON is YAML, so any value can be placed anywhere."""
     import json
 
     connectors = [
@@ -126,7 +126,7 @@ def _models(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 @pytest.mark.parametrize("root", [Pipeline, ProjectSettings])
 def test_every_field_is_described(root: type[BaseModel]) -> None:
-    """The reference pages are made from the models."""
+    """The reference pages are generated from the models."""
     for model in _models(root):
         assert model.__doc__
         undescribed = [setting.name for setting in settings_of(model, {}) if not setting.description]

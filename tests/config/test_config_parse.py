@@ -215,7 +215,7 @@ class TestIds:
         assert finding.message.endswith("at f.yaml:5:14")
 
     def test_two_processors_with_one_id(self) -> None:
-        """Unique among those of one parent: a connector's may be called as the pipeline's."""
+        """Unique within one parent: a connector's may equal the pipeline's."""
         ends = ENDS.replace('"builtin:file"', "file, processors: [{id: a, plugin: x}]")
         parsed = pipeline("    processors:\n      - {id: a, plugin: x}\n      - {id: a, plugin: x}\n", ends)
         assert place(only(parsed)) == ("config.id_duplicate", 6, 14, f"{P}/processors/1/id")

@@ -1,4 +1,4 @@
-"""No secret of a setting is shown."""
+"""No secret among the settings is shown."""
 
 from __future__ import annotations
 

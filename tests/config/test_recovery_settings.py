@@ -1,4 +1,4 @@
-"""Recovery's settings: globally by file and environment, overridden per pipeline; one finding for each mistake."""
+"""Recovery settings: globally by file and environment, overridden per pipeline; one finding for each mistake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MISTAKES = [
 
 
 def facts(findings: list[Finding]) -> tuple[str, str, str | None, str | None]:
-    """What the one finding says."""
+    """The text of the one finding."""
     assert len(findings) == 1, [finding.render() for finding in findings]
     found = findings[0]
     assert (found.code, found.is_error) == ("config.field_invalid", True)
@@ -94,7 +94,7 @@ def test_the_shorter_variable_is_the_stronger_one(tmp_path: Path) -> None:
 
 
 def test_delays_of_file_and_environment_that_do_not_fit(tmp_path: Path) -> None:
-    """The variable is named, since it goes over the file."""
+    """The variable is named, because it overrides the file."""
     (tmp_path / "conduit.yaml").write_text("recovery.max-delay: 10s\n")
     found = list(Project.find(tmp_path, {"CONDUIT_RECOVERY_MIN_DELAY": "1m"}).findings)
     assert facts(found)[1] == "min-delay (60s) is longer than max-delay (10s)"

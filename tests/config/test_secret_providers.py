@@ -1,4 +1,4 @@
-"""Providers of secrets that an installed package brings."""
+"""Secret providers from an installed package."""
 
 from __future__ import annotations
 

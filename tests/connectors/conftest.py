@@ -20,7 +20,7 @@ def database(postgres_server: PostgresServer) -> str:
 
 @pytest.fixture
 def lab(database: str, tmp_path: Path) -> PostgresLab:
-    """It is empty at the beginning of each test."""
+    """Empty it at the beginning of each test."""
     made = PostgresLab(database, tmp_path)
     made.reset()
     return made
@@ -34,7 +34,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reading(database: str, tmp_path: Path) -> Iterator[PostgresReading]:
-    """Sources of a database that is empty at the beginning of each test; their slot is dropped at its end."""
+    """Sources of a database that is empty at the beginning of each test; their slot is dropped at the end."""
     PostgresLab(database, tmp_path).reset()
     with closing(PostgresReading(database, tmp_path)) as made:
         yield made

@@ -1,4 +1,4 @@
-"""The page ``docs/cdc-tutorial.md`` as it is written: both copies equal the shop at its end."""
+"""The page ``docs/cdc-tutorial.md`` as written: at its end both copies equal the shop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what another pipeline wrote: which file it is. Another file's lines are never read for those of it."""
+"""Reading another pipeline's output: which file it is. Another file's lines are never read in its place."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Chain:
         self.source = PipelineSource(settings, ConnectorContext("p", "in", str(self._root), Clock()))
 
     def write(self, lines: list[str]) -> None:
-        """Into the file that is there, or a new one."""
+        """Into the existing file, or a new one."""
         self.path.write_bytes(text(lines))
 
     def publish(self, lines: list[str], **target: Any) -> None:
@@ -68,7 +68,7 @@ class Chain:
             connection.execute(sa.update(tables.consumers).values(target=stored))
 
     def replace(self, lines: list[str] = THEIRS) -> None:
-        """By another file. The one that was there keeps its inode, under another name."""
+        """With another file. The old one keeps its inode, under another name."""
         self.path.rename(self._root / "kept")
         self.write(lines)
 
@@ -102,7 +102,7 @@ def one_file(tmp_path: Path) -> Iterator[Chain]:
 
 @pytest.fixture
 def births(monkeypatch: Patch) -> Callable[[int], None]:
-    """Says when every file was made; 0: the file system does not tell."""
+    """Set every file's birth time; 0: the file system does not know it."""
     told = [1_000]
     monkeypatch.setattr(birth, "birth_of", lambda file: told[0])
     return lambda value: told.__setitem__(0, value)
@@ -115,7 +115,7 @@ def gone(act: Callable[[], Any], why: str) -> None:
 
 
 def first(call: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
-    """Something else, once, and then ``call``."""
+    """Do something else once, and then ``call``."""
     left = [then]
 
     def called(*args: Any) -> Any:
@@ -130,7 +130,7 @@ def first(call: Callable[..., Any], then: Callable[[], None]) -> Callable[..., A
 
 
 def test_the_same_inode_with_another_birth(chain: Chain, births: Callable[[int], None]) -> None:
-    """To the byte what it was: on the driver, and in a task."""
+    """Byte for byte the same as before: on the driver, and in a task."""
     chain.publish(OURS)
     end = chain.end()
     split = chain.split(end)
@@ -144,7 +144,7 @@ def test_the_same_inode_with_another_birth(chain: Chain, births: Callable[[int],
 
 
 def test_a_file_that_the_other_pipeline_did_not_write(one_file: Chain, births: Callable[[int], None]) -> None:
-    """Its inode and nothing else: also where nothing was read yet."""
+    """Only its inode; also if nothing was read yet."""
     one_file.publish(OURS, birth=2_000)
     gone(one_file.end, "another file")
     births(2_000)
@@ -152,7 +152,7 @@ def test_a_file_that_the_other_pipeline_did_not_write(one_file: Chain, births: C
 
 
 def test_a_position_of_an_older_version(chain: Chain) -> None:
-    """It has an inode only; it goes on, and stays as it is where nothing follows."""
+    """It has only an inode; reading continues, and nothing changes if nothing follows."""
     chain.publish(OURS[:2])
     end = chain.end()
     old = {key: end[key] for key in ("file", "byte", "line", "inode")}
@@ -199,14 +199,14 @@ def test_without_births_no_time_goes_back(one_file: Chain, births: Callable[[int
 
 
 def test_another_file_between_look_and_open(chain: Chain, monkeypatch: Patch) -> None:
-    """What was looked at is not what is read."""
+    """What was checked is not what is read."""
     chain.publish(OURS)
     monkeypatch.setattr(output, "open_found", first(output.open_found, chain.replace))
     gone(chain.end, "another file")
 
 
 def test_another_file_while_a_range_is_measured(chain: Chain, monkeypatch: Patch) -> None:
-    """The position is of the file that was open."""
+    """The position belongs to the file that was open."""
     chain.publish(OURS)
     whole = chain.end()
     monkeypatch.setattr(output, "reach", first(output.reach, lambda: chain.replace(["x" * 12, "x" * 40])))
@@ -240,7 +240,7 @@ def test_another_file_between_plan_and_task(chain: Chain) -> None:
 
 
 def test_another_file_while_a_task_reads(chain: Chain, monkeypatch: Patch) -> None:
-    """It reads the one that it opened, to the end; a boundary is of that one as well."""
+    """It reads the file it opened, to the end; boundaries belong to that one as well."""
     chain.publish(OURS)
     end = chain.end()
     split = chain.split(end)
@@ -252,7 +252,7 @@ def test_another_file_while_a_task_reads(chain: Chain, monkeypatch: Patch) -> No
 
 
 def test_what_is_published_is_there(chain: Chain, monkeypatch: Patch) -> None:
-    """A file that was cut off since the look, behind what was read: none of it is left out silently."""
+    """A file truncated since the check, behind what was read: nothing is left out silently."""
     chain.publish(OURS)
     monkeypatch.setattr(output, "open_found", first(output.open_found, lambda: chain.write(OURS[:3])))
     gone(chain.end, "it ends before byte 30")
@@ -263,7 +263,7 @@ def test_what_is_published_is_there(chain: Chain, monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 1_000])
 def test_a_range_may_be_cut_behind_every_line(chain: Chain, length: int) -> None:
-    """However long the lines are that a boundary's mark is made of."""
+    """However long the lines of a boundary's mark are."""
     lines = [f"{i}" * length for i in range(5)]
     chain.publish(lines)
     start, end = chain.source.initial(), chain.end()
@@ -276,7 +276,7 @@ def test_a_range_may_be_cut_behind_every_line(chain: Chain, length: int) -> None
 
 
 def test_no_boundary_is_of_what_was_never_read(one_file: Chain) -> None:
-    """The file was written anew, in place, while a task had its lines, behind a beginning that stays the same."""
+    """The file was rewritten in place while a task had its lines, behind an unchanged beginning."""
     one_file.publish(["x" * 300, *OURS])
     [block] = one_file.blocks(one_file.split(one_file.end()))
     one_file.write(["x" * 300, *THEIRS])

@@ -1,4 +1,4 @@
-"""Where collections stand, as far as sources of files know: what is there is read, or not yet."""
+"""The state of collections as far as file sources know: existing data is read, or not yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def modes(reader: Reader) -> dict[str, str]:
 def test_a_collection_is_complete_once_all_of_its_files_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_at: int
 ) -> None:
-    """Whether or not the files have left the position; a file without a collection counts for none."""
+    """Whether or not the files have left the position; a file without a collection does not count."""
     leave_at(monkeypatch, leaves_at)
     folder = tmp_path / "in"
     folder.mkdir()
@@ -94,7 +94,7 @@ def told(reader: Reader, limit: Limit = MUCH, drain: bool = False, n: int = 1, *
 def test_the_last_record_of_a_copy_says_that_it_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_at: int, drain: bool
 ) -> None:
-    """However the lines are cut into steps, splits and blocks; what comes later has no mode: it is sync."""
+    """However the lines are cut into steps, splits and blocks; later lines have no mode, which means sync."""
     leave_at(monkeypatch, leaves_at)
     folder = tmp_path / "in"
     folder.mkdir()
@@ -119,7 +119,7 @@ def test_the_last_record_of_a_copy_says_that_it_is_complete(
 
 
 def test_a_file_that_is_read_in_several_steps(tmp_path: Path) -> None:
-    """The limit may fall on its last line; half a line is not read yet, and belongs to the copy."""
+    """The limit may fall on its last line; a half line is not read yet, and belongs to the copy."""
     log = tmp_path / "app.log"
     log.write_text("1\n2\n3\n4\n")
     reader = Reader(tmp_path, "app.log", collection="app")
@@ -136,7 +136,7 @@ def test_a_file_that_is_read_in_several_steps(tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_cut_or_read_again_with_others(tmp_path: Path) -> None:
-    """A copy is over behind its last record only. Its end lies inside of a range of several steps as well."""
+    """A copy ends only after its last record. Its end is also found inside a range of several steps."""
     log = tmp_path / "app.log"
     log.write_text("1\n2\n3\n")
     reader = Reader(tmp_path, "app.log", collection="app")

@@ -1,4 +1,4 @@
-"""The setting ``collection``: which collection the records of a file have."""
+"""The setting ``collection``: the collection of a file's records."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_unsafe_name_and_an_expression_without_one_group_are_refused(model: A
 
 
 def test_rows_of_spark_have_a_name_only() -> None:
-    """What landed has no file names that a user knows; an option of the format with that name has a prefix."""
+    """Landed files have no names known to the user; an option of the format with that name has a prefix."""
     with pytest.raises(ValidationError):
         SparkSourceSettings.model_validate({"collection": "^(a)"})
     settings = SparkSourceSettings.model_validate({"collection": "orders", "option.collection": "theirs"})
@@ -100,7 +100,7 @@ def test_the_log_has_it_as_namespace_and_so_have_the_offsets(tmp_path: Path, spa
 def test_a_prepared_step_keeps_the_collection_of_its_decision(
     tmp_path: Path, spark: SparkSession, crashes: Crashes
 ) -> None:
-    """It is part of the record: staging that is lost is not rebuilt with another one; with staging nothing is read."""
+    """It is part of the record: lost staging is not rebuilt with another one; with staging nothing is read."""
     lab = Lab(tmp_path, spark)
     lab.write("in.jsonl", [{"i": 1}])
     whole = {"id": "out", "type": "destination", "plugin": "builtin:file", "settings": {"path": "./out.jsonl"}}

@@ -1,4 +1,4 @@
-"""Rows as documents, and rows of one schema as rows of another: nothing changes on the way, or it is not taken."""
+"""Rows as documents, and rows of one schema as rows of another: nothing changes on the way, or it is refused."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def arrays(draw: st.DrawFn) -> Any:
 
 @given(arrays(), _KINDS)
 def test_what_fits_is_the_same(array: Any, wider: Any) -> None:
-    """As the values themselves say; and a column for rows as they are takes all of them."""
+    """As the values themselves require; a column for rows as they are accepts all of them."""
     batch = pa.record_batch([array], ["x"])
     taken = fitted(batch, pa.schema([("x", wider)]), strict=True)
     if taken is not None:
@@ -159,7 +159,7 @@ def test_missing_and_unknown_columns() -> None:
 
 
 def test_columns_of_a_new_delta_table() -> None:
-    """A table has no type for binary here, and does not tell upper and lower case apart."""
+    """A table has no type for binary here, and ignores case."""
     assert storable(pa.schema([("a", pa.uint8()), ("t", pa.timestamp("ns", "CET"))])) == pa.schema(
         [("a", pa.int16()), ("t", UTC)]
     )
@@ -177,7 +177,7 @@ def test_bytes_are_base64() -> None:
 
 
 def test_slices_and_nulls_of_nested_columns() -> None:
-    """A slice's lists and maps are its own, and a null is none with nothing in it."""
+    """A slice's lists and maps are its own, and a null is not one with no content."""
     rows = [
         None,
         {"m": [("a", 1)], "l": [1.5]},

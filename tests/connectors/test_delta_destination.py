@@ -1,4 +1,4 @@
-"""The delta destination: however often a delivery is repeated, by whomever, its rows are in the table once."""
+"""The delta destination: however often a delivery is repeated, by any process, its rows are in the table once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_deliveries_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_nothing_is_visible_before_publish(tmp_path: Path) -> None:
-    """A new table is made while staging, and is empty."""
+    """A new table is created while staging, and is empty."""
     stage(make(tmp_path), 1, [numbers(1, 2)])
     assert ids(tmp_path) == []
 
@@ -105,7 +105,7 @@ def test_late_dead_letters_of_one_step_are_deliveries_of_their_own(tmp_path: Pat
 
 
 def test_a_copy_of_a_project_never_touches_the_files_of_the_other(tmp_path: Path) -> None:
-    """It has the same delivery hashes: under the same name its delivery is there, under another it is another one."""
+    """It has the same delivery hashes: under the same name the delivery exists, under another it is a different one."""
     first, copy = make(tmp_path), make(tmp_path, app_id="copy")
     one, two = stage(first, 1, [numbers(1)]), stage(copy, 1, [numbers(2)], "copy")
     assert one.hash == two.hash
@@ -115,7 +115,7 @@ def test_a_copy_of_a_project_never_touches_the_files_of_the_other(tmp_path: Path
 
 
 def test_the_same_rows_in_other_blocks_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recovery stages a lost part again and compares digests; several row groups, with pages of their own inside."""
+    """Recovery restages a lost part and compares digests; several row groups, each with its own pages."""
     monkeypatch.setattr(columns_writer, "ROW_GROUP_BYTES", 4 << 20)
     destination = make(tmp_path, columns="i:long, s:string, n:double")
     documents = [{"i": n, "s": f"{n:x}" * (n % 50), **({"n": n / 3} if n % 3 else {})} for n in range(60_000)]

@@ -1,4 +1,4 @@
-"""A Delta table that drops application transactions can't say any more whether it has a delivery."""
+"""A Delta table that drops application transactions no longer knows whether it has a delivery."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def at_least_once(root: Path) -> DeltaDestination:
 
 
 def expire(root: Path) -> None:
-    """Gives the table the property, as ``ALTER TABLE`` does."""
+    """Set the table's property, as ``ALTER TABLE`` does."""
     DeltaTable(root / "table").alter.set_table_properties(EXPIRES)
 
 
 def test_the_check_refuses_it(tmp_path: Path) -> None:
-    """With the statement that mends it. At-least-once promises no more than such a table can keep."""
+    """With the statement that fixes it. At-least-once promises no more than such a table can keep."""
     write_deltalake(tmp_path / "table", ROW, configuration=EXPIRES)
     with pytest.raises(FatalError) as raised:
         make(tmp_path).check()
@@ -46,7 +46,7 @@ def test_a_table_without_it_is_taken(tmp_path: Path) -> None:
 
 
 def test_publishing_refuses_a_table_that_got_it_later(tmp_path: Path) -> None:
-    """Nothing is committed; without the property the same delivery goes in, once."""
+    """Nothing is committed; without the property the same delivery is written, once."""
     destination = make(tmp_path)
     delivery = stage(destination, 1, [numbers(1)])
     expire(tmp_path)
@@ -61,7 +61,7 @@ def test_publishing_refuses_a_table_that_got_it_later(tmp_path: Path) -> None:
 
 
 def test_it_is_looked_for_in_every_snapshot_that_is_committed_to(tmp_path: Path) -> None:
-    """The property may come between the look at the table and the commit."""
+    """The property may be set between the check of the table and the commit."""
     destination = make(tmp_path)
     delivery = stage(destination, 1, [numbers(1)])
     with at("mid-publish", lambda: expire(tmp_path)), pytest.raises(FatalError) as raised:

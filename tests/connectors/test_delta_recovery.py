@@ -1,4 +1,4 @@
-"""The delta destination after a crash, beside other writers, and with a state or a table that is not what it was."""
+"""The delta destination after a crash, beside other writers, and with changed state or a changed table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from conduit_dagster.sdk import WriterTask
 
 
 def test_a_frozen_owner_thaws_after_its_successor(tmp_path: Path) -> None:
-    """It looked at the table before, and commits after, another owner's commit of the same and of later steps."""
+    """It checked the table before, and commits after, another owner's commit of the same and later steps."""
     delivery = stage(make(tmp_path), 1, [numbers(1)])
 
     def meanwhile() -> None:
@@ -39,7 +39,7 @@ def test_a_frozen_owner_thaws_after_its_successor(tmp_path: Path) -> None:
 
 
 def test_a_crash_between_files_and_commit(tmp_path: Path) -> None:
-    """The placed files are seen by nobody, and are the ones that the repeat commits."""
+    """The placed files are invisible, and are the ones that the repeat commits."""
     destination = make(tmp_path)
     delivery = stage(destination, 1, [numbers(1), numbers(2)])
     with crashing("mid-publish"):
@@ -91,7 +91,7 @@ def test_commits_of_others_in_between_are_fine(tmp_path: Path) -> None:
 
 
 def test_a_table_where_others_are_always_faster_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look at the table is followed by a foreign commit: the tries are bounded, nothing is in."""
+    """A foreign commit follows each check of the table: attempts are bounded, nothing is written."""
     monkeypatch.setattr(commits, "ATTEMPTS", 3)
     destination, opened = make(tmp_path), DeltaTableLog.open
     delivery = stage(destination, 1, [numbers(1)])
@@ -112,7 +112,7 @@ def test_a_table_where_others_are_always_faster_is_transient(tmp_path: Path, mon
 
 
 def test_state_that_was_lost_drops_nothing_silently(tmp_path: Path) -> None:
-    """The same step under another hash, and a lower one, are refused, until the destination has a name of its own."""
+    """The same step under another hash, and a lower one, are refused until the destination has its own name."""
     destination = make(tmp_path)
     destination.publish(stage(destination, 3, [numbers(1)]))
     for step in (3, 1):
@@ -135,7 +135,7 @@ def test_another_path_under_a_prepared_step_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_more_is_an_error_of_the_system(tmp_path: Path) -> None:
-    """Here: the limit on a file's size. The engine stops the run with it; no record becomes a nack."""
+    """Here: the limit on a file's size. It stops the run; no record becomes a nack."""
     destination = make(tmp_path, columns="s:string")
     writer = destination.writer(WriterTask(destination.staging("") + "/full", 0, "t"))
     assert not writer.write(records(*({"s": secrets.token_hex(500)} for _ in range(200))))

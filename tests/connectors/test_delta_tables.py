@@ -19,7 +19,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 
 def test_tasks_that_race_for_a_new_table_make_one(tmp_path: Path) -> None:
-    """All go by the columns of the first."""
+    """All use the columns of the first."""
     for attempt in range(10):
         table = DeltaTableLog(str(tmp_path / f"t{attempt}"))
 
@@ -31,7 +31,7 @@ def test_tasks_that_race_for_a_new_table_make_one(tmp_path: Path) -> None:
 
 
 def test_what_was_compacted_vacuumed_and_checkpointed_is_still_held(tmp_path: Path) -> None:
-    """Also when the log entry itself is gone."""
+    """Also if the log entry itself is gone."""
     destination = make(tmp_path)
     delivery, other = stage(destination, 1, [numbers(1), numbers(2)]), stage(destination, 2, [numbers(3)])
     destination.publish(delivery)
@@ -89,7 +89,7 @@ def test_tables_that_it_cannot_append_to_are_named(tmp_path: Path, why: str) -> 
 
 
 def test_a_table_altered_under_a_prepared_step(tmp_path: Path) -> None:
-    """A new column is fine; one of another type is refused with its name, and nothing is in."""
+    """A new column is fine; one of another type is refused by name, and nothing is written."""
     destination = make(tmp_path)
     first, second = stage(destination, 1, [numbers(1)]), stage(destination, 2, [numbers(2)])
     write_deltalake(tmp_path / "table", pa.table({"i": [0], "new": ["x"]}), mode="append", schema_mode="merge")

@@ -1,4 +1,4 @@
-"""Documents in a Delta table: what arrives as it is, and what is refused by name."""
+"""Documents in a Delta table: which values arrive unchanged, and which are refused by name."""
 
 from __future__ import annotations
 

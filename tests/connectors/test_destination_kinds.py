@@ -1,4 +1,4 @@
-"""Kinds of destinations: what a plugin derives from says who publishes."""
+"""Kinds of destinations: the base class of a plugin determines who publishes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Shelf(Destination):
 
 
 def test_a_plugin_without_a_kind_is_refused_with_the_kinds_named() -> None:
-    """Else nothing would ever call its ``publish``."""
+    """Otherwise nothing would ever call its ``publish``."""
     found = load_plugins({"shelf": TEXT})
     assert found.destinations == {}
     [error] = found.errors
@@ -34,14 +34,14 @@ def test_a_plugin_without_a_kind_is_refused_with_the_kinds_named() -> None:
 
 
 def test_with_a_kind_it_is_found() -> None:
-    """The same plugin, one word longer."""
+    """The same plugin with a name one word longer."""
     found = load_plugins({"shelf": TEXT.replace("Destination", "StagedDestination")})
     assert found.errors == []
     assert found.destinations["shelf"].placement == "staged"
 
 
 def test_only_what_the_driver_publishes_to_has_publish() -> None:
-    """A destination that a sender feeds has nothing that is never called."""
+    """A destination fed by a sender has no method that is never called."""
     assert not hasattr(Destination, "publish")
     assert not hasattr(DirectDestination, "publish")
     assert issubclass(DriverDestination, StagedDestination)
@@ -49,7 +49,7 @@ def test_only_what_the_driver_publishes_to_has_publish() -> None:
 
 @pytest.mark.parametrize("name", DESTINATIONS.names())
 def test_every_built_in_one_has_a_kind(name: str) -> None:
-    """Its placement is that of the class that the engine asks for."""
+    """Its placement is that of the class the engine asks for."""
     kind = DESTINATIONS.find(name, {})
     assert kind is not None
     assert issubclass(kind, StagedDestination) == (kind.placement != "direct")

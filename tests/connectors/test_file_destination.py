@@ -1,4 +1,4 @@
-"""The file destination: however often a delivery is repeated, by whomever, its bytes are there once."""
+"""The file destination: however often a delivery is repeated, by any process, its bytes are there once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_foreign_change_is_refused_and_can_be_adopted(tmp_path: Path, how: str
 
 @pytest.mark.parametrize("foreign", ["x", "foreign", "x" * 100])
 def test_foreign_bytes_behind_the_base_are_never_overwritten(tmp_path: Path, foreign: str) -> None:
-    """However few they are; the beginning of the delivery itself, or a hole, is written over."""
+    """However few; the beginning of the delivery itself, or a hole, is overwritten."""
     destination, path = make(tmp_path), tmp_path / "out.jsonl"
     delivery = prepared(stage(destination, tmp_path, 1, [[1], [2]]), destination.target(None))
     path.write_text(foreign)
@@ -87,7 +87,7 @@ def test_a_lost_target_is_replaced_where_the_settings_say_so(tmp_path: Path) -> 
 
 
 def test_a_file_that_does_not_end_its_last_line(tmp_path: Path) -> None:
-    """The first record of ours begins a line of its own, also when it is published again."""
+    """Our first record begins a new line, also when it is published again."""
     (tmp_path / "out.jsonl").write_text('{"i":0}')
     destination = make(tmp_path)
     delivery = prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None))
@@ -99,7 +99,7 @@ def test_a_file_that_does_not_end_its_last_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["foreign", "hole"])
 def test_the_line_end_before_our_first_line_is_part_of_the_delivery(tmp_path: Path, change: str) -> None:
-    """A foreign byte in its place is not lost; a hole in its place is not held, and is written again."""
+    """A foreign byte in its place is not lost; a hole in its place does not count, and is written again."""
     path = tmp_path / "out.jsonl"
     path.write_text('{"i":0}')
     destination = make(tmp_path)
@@ -133,7 +133,7 @@ def test_half_of_the_bytes_are_there_mid_publish(tmp_path: Path, tasks: list[lis
 
 
 def test_a_folder_in_the_place_of_the_file_left_nothing_behind(tmp_path: Path) -> None:
-    """A path that was a folder of parts, and is a file now, starts anew."""
+    """A path that was a folder of parts and is now a file starts from the beginning."""
     folder = make(tmp_path, "out", layout="folder")
     target = folder.publish(prepared(stage(folder, tmp_path, 1, [[1]]), folder.target(None)))
     (tmp_path / "out").rename(tmp_path / "kept")
@@ -143,7 +143,7 @@ def test_a_folder_in_the_place_of_the_file_left_nothing_behind(tmp_path: Path) -
 
 
 def test_the_address_is_the_absolute_path(tmp_path: Path) -> None:
-    """As written: a link is not followed, while what is owned is the file behind it."""
+    """As written: a link is not followed, although what is owned is the file behind it."""
     (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
     destination = make(tmp_path, "link.jsonl")
     assert destination.address == str(tmp_path / "link.jsonl")
@@ -175,7 +175,7 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, path: str) -> None
 
 
 def test_a_folder_of_parts_is_one_ordered_stream(tmp_path: Path) -> None:
-    """Each delivery appears whole, by one rename; a zombie's file in the staging folder never becomes visible."""
+    """Each delivery appears at once, by a rename; a zombie's file in the staging folder never becomes visible."""
     destination = make(tmp_path, "out/")
     for step, tasks in ((1, [[1, 2], [3]]), (2, [[4]])):
         delivery = prepared(stage(destination, tmp_path, step, tasks), destination.target(None))

@@ -1,4 +1,4 @@
-"""At-most-once in one ordered file: a delivery that was cut off stays so, and what follows it is whole."""
+"""At-most-once in one ordered file: a truncated delivery stays truncated, and the following one is whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_expected_is_what_comes_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["at-least-once", "exactly-once"])
 def test_the_other_strategies_expect_nothing_but_the_length(tmp_path: Path, strategy: Strategy) -> None:
-    """And a file that is shorter than that was changed by somebody else."""
+    """And a file shorter than that was changed by another process."""
     destination = make(tmp_path, strategy=strategy)
     delivery, expected = next_one(destination, tmp_path, 1, [[1]], None)
     assert sorted(expected.keys() - {"birth", "marked"}) == ["inode", "length", "path"]
@@ -43,7 +43,7 @@ def test_the_other_strategies_expect_nothing_but_the_length(tmp_path: Path, stra
 
 
 def test_a_delivery_that_was_never_written_leaves_its_place(tmp_path: Path) -> None:
-    """Also several of them, the first of them right at the beginning."""
+    """Also several of them, the first one right at the beginning."""
     destination, expected = once(tmp_path), None
     for step in range(1, 6):
         delivery, expected = next_one(destination, tmp_path, step, [[step]], expected)
@@ -55,7 +55,7 @@ def test_a_delivery_that_was_never_written_leaves_its_place(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("restarted", [True, False])
 def test_a_torn_line_ends_before_the_next_delivery(tmp_path: Path, restarted: bool) -> None:
-    """Whoever mends it, and however often."""
+    """Whoever repairs it, and however often."""
     destination = once(tmp_path)
     delivery, expected = next_one(destination, tmp_path, 1, [[1, 2, 3]], None)
     publish_some(destination, delivery)
@@ -68,7 +68,7 @@ def test_a_torn_line_ends_before_the_next_delivery(tmp_path: Path, restarted: bo
 
 
 def test_holes_become_line_ends_and_nothing_else_changes(tmp_path: Path) -> None:
-    """What a power cut leaves: zero bytes inside the last delivery's range, and a file that is too short."""
+    """After a power cut: zero bytes inside the last delivery's range, and a file that is too short."""
     destination, path = once(tmp_path), tmp_path / "out.jsonl"
     first, expected = next_one(destination, tmp_path, 1, [[1]], None)
     destination.publish(first)
@@ -81,7 +81,7 @@ def test_holes_become_line_ends_and_nothing_else_changes(tmp_path: Path) -> None
 
 
 def test_a_delivery_that_was_cut_after_it_was_written_is_mended(tmp_path: Path) -> None:
-    """Also by the process that wrote it whole."""
+    """Also by the process that wrote it completely."""
     destination, path = once(tmp_path), tmp_path / "out.jsonl"
     delivery, expected = next_one(destination, tmp_path, 1, [[1]], None)
     destination.publish(delivery)
@@ -91,7 +91,7 @@ def test_a_delivery_that_was_cut_after_it_was_written_is_mended(tmp_path: Path) 
 
 
 def test_a_mended_file_is_durable_before_anything_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What lies between the last delivery's bytes and the next one's is never looked at again."""
+    """Whatever lies between the last delivery's bytes and the next one's is never checked again."""
     destination, path, synced = once(tmp_path), tmp_path / "out.jsonl", list[int]()
     _, expected = next_one(destination, tmp_path, 1, [[1]], None)
     sync = os.fsync
@@ -102,7 +102,7 @@ def test_a_mended_file_is_durable_before_anything_follows(tmp_path: Path, monkey
 
 
 def test_zero_bytes_of_the_records_themselves_stay(tmp_path: Path) -> None:
-    """A template may write any byte. Only parts that are not as they were staged are looked at for holes."""
+    """A template may write any byte. Only parts that differ from their staging are searched for holes."""
     destination = once(
         tmp_path, **{"sdk.record.format": "template", "sdk.record.format.options": "{{ .Payload.After }}"}
     )
@@ -124,7 +124,7 @@ def test_zero_bytes_of_the_records_themselves_stay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["grown", "cut", "replaced", "removed"])
 def test_a_foreign_change_is_refused_and_can_be_adopted(tmp_path: Path, how: str) -> None:
-    """Only the last delivery's own range may be short: it was its base that the file ended at when it was prepared."""
+    """Only the last delivery's own range may be short: the file ended at its base when it was prepared."""
     destination, path = once(tmp_path), tmp_path / "out.jsonl"
     first, expected = next_one(destination, tmp_path, 1, [[1]], None)
     destination.publish(first)
@@ -162,14 +162,14 @@ def change(path: Path, how: str) -> None:
 
 
 def test_a_short_file_is_mended_also_where_changes_are_adopted(tmp_path: Path) -> None:
-    """A delivery that was dropped is no foreign change: its place stays its own."""
+    """A dropped delivery is not a foreign change: its range remains its own."""
     destination = once(tmp_path, **{"if-changed": "adopt"})
     dropped, expected = next_one(destination, tmp_path, 1, [[1]], None)
     assert destination.target(expected)["base"] == dropped.bytes
 
 
 def test_a_missing_line_end_of_somebody_else_is_made_up_for(tmp_path: Path) -> None:
-    """Also where the delivery that was to write it was dropped."""
+    """Also if the delivery that should have written it was dropped."""
     path = tmp_path / "out.jsonl"
     path.write_bytes(b'{"i":0}')
     destination = once(tmp_path)
@@ -181,7 +181,7 @@ def test_a_missing_line_end_of_somebody_else_is_made_up_for(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("before", "after"), [("at-most-once", "at-least-once"), ("at-least-once", "at-most-once")])
 def test_the_strategy_may_change_between_runs(tmp_path: Path, before: Strategy, after: Strategy) -> None:
-    """What was promised under the old one is judged by the old one's rules."""
+    """Promises under the old rules are judged by the old rules."""
     delivery, expected = next_one(make(tmp_path, strategy=before), tmp_path, 1, [[1]], None)
     make(tmp_path, strategy=before).publish(delivery)
     os.truncate(tmp_path / "out.jsonl", 5)
@@ -197,7 +197,7 @@ def test_the_strategy_may_change_between_runs(tmp_path: Path, before: Strategy, 
 
 
 def test_a_deposed_owner_mends_nothing_behind_its_own_last_delivery(tmp_path: Path) -> None:
-    """It asks for a target with what it knew; the file went on since."""
+    """It asks for a target with outdated knowledge; the file has changed since."""
     old, new, path = once(tmp_path), once(tmp_path), tmp_path / "out.jsonl"
     _, known = next_one(old, tmp_path, 1, [[1]], None)
     second, _ = next_one(new, tmp_path, 2, [[2, 3]], known)

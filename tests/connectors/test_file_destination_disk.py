@@ -1,4 +1,4 @@
-"""What reaches the disk, and what happens when it is full."""
+"""What reaches the disk, and what happens if it is full."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_full_disk_leaves_the_delivery_to_be_repeated(tmp_path: Path, small_di
 
 
 def test_a_full_disk_drops_an_at_most_once_delivery(tmp_path: Path, small_disk: Path) -> None:
-    """Its place can't be filled either, until there is room; then the next one follows."""
+    """Its range can't be filled either until there is space; then the next delivery follows."""
     destination, path = make(small_disk, strategy="at-most-once"), small_disk / "out.jsonl"
     delivery = prepared(stage(destination, tmp_path, 1, [MANY]), destination.target(None))
     ballast = fill(small_disk, 8_192)
@@ -101,7 +101,7 @@ except ConduitError as error:
 
 
 def test_a_file_that_may_not_grow_is_gone_on_with(tmp_path: Path) -> None:
-    """A process with a limit on file sizes stops inside the delivery; one without completes it."""
+    """A process with a file size limit stops inside the delivery; one without completes it."""
     destination, path = make(tmp_path), tmp_path / "out.jsonl"
     delivery = prepared(stage(destination, tmp_path, 1, [MANY]), destination.target(None))
     found = subprocess.run(
@@ -134,7 +134,7 @@ class Syncs:
 
 
 def publish_noting(root: Path, path: str, syncs: Syncs) -> tuple[Delivery, int]:
-    """A published delivery, and how many syncs there were when its bytes were half there, or not yet visible."""
+    """A published delivery, and the number of syncs when half of its bytes were written, or before it was visible."""
     half: list[int] = []
     destination = make(root, path)
     delivery = prepared(stage(destination, root, 1, [[1], [2]]), destination.target(None))
@@ -152,7 +152,7 @@ def test_a_file_and_the_folders_that_lead_to_it_are_durable(tmp_path: Path, monk
 
 
 def test_nothing_above_the_mount_point_is_synced(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mount point was there before; what lies above it is none of ours."""
+    """A mount point existed before; whatever lies above it is not ours."""
     syncs = Syncs(monkeypatch)
     make(small_disk, "a/out.jsonl").check()
     assert syncs.have(small_disk / "a", small_disk)
@@ -170,7 +170,7 @@ def test_a_folder_is_durable_before_it_is_visible(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("path", ["out.jsonl", "out/"])
 def test_what_is_found_there_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """Whoever wrote it may have died before that."""
+    """Its writer may have died before that."""
     delivery, _ = publish_noting(tmp_path, path, Syncs(monkeypatch))
     syncs = Syncs(monkeypatch)
     make(tmp_path, path).settled(delivery)

@@ -1,4 +1,4 @@
-"""One ordered file, at-most-once, told as a story: deliveries with random fates, and late writes at random moments."""
+"""One ordered file, at-most-once, as a story: deliveries with random fates, and late writes at random moments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fate = Literal["whole", "dropped", "torn", "holed", "late"]
 
 
 class Story:
-    """Deliveries of one file, each with a fate of its own; late ones go on whenever they like."""
+    """Deliveries of one file, each with its own fate; late ones continue at any time."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.path = root, root / "out.jsonl"
@@ -77,7 +77,7 @@ Step = st.tuples(
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(Step, min_size=1, max_size=7))
 def test_every_byte_is_a_line_end_or_what_belongs_there(steps: list[Any]) -> None:
-    """Whatever became of each delivery, and whenever a frozen owner's late writes arrive."""
+    """Whatever happened to each delivery, and whenever a frozen owner's late writes arrive."""
     with tempfile.TemporaryDirectory() as folder:
         story = Story(Path(folder))
         for fate, tasks, hole, thaws in steps:

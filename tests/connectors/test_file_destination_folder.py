@@ -1,4 +1,4 @@
-"""A folder of parts: the order of the names is the order of the stream, whatever became of a step."""
+"""A folder of parts: the order of the names is the order of the stream, whatever happened to a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def names(root: Path) -> list[str]:
 
 
 def publish_as_released(root: Path, step: int, tasks: list[list[int]]) -> Delivery:
-    """A delivery that the earlier version prepared and published: another name, and a target without its naming."""
+    """A delivery prepared and published by the earlier version: another name, and a target without its naming."""
     delivery = publish(root, step, tasks)
     [new] = (root / "out").glob(f"step={step:012d}-0000000000000000-*")
     new.rename(new.with_name(f"step={step:012d}-{delivery.hash[:12]}"))
@@ -54,7 +54,7 @@ def test_a_name_holds_step_skip_and_hash(tmp_path: Path) -> None:
 
 
 def test_the_order_of_names_is_the_order_of_the_stream(tmp_path: Path) -> None:
-    """Children lie behind their step's own delivery and before the next step, in whatever order they came."""
+    """Children sort after their step's own delivery and before the next step, in whatever order they arrived."""
     publish(tmp_path, 2, [[30], [31]])
     publish(tmp_path, 1, [[12]], LETTER + 10)
     publish(tmp_path, 10, [[40]])
@@ -66,7 +66,7 @@ def test_the_order_of_names_is_the_order_of_the_stream(tmp_path: Path) -> None:
 
 
 def test_names_of_the_earlier_version_keep_their_place(tmp_path: Path) -> None:
-    """Before and behind new ones, also where a dead letter follows in the same step."""
+    """Before and after new ones, also if a dead letter follows in the same step."""
     publish_as_released(tmp_path, 2, [[2]])
     publish(tmp_path, 1, [[1]])
     publish(tmp_path, 2, [[3]], LETTER)
@@ -76,7 +76,7 @@ def test_names_of_the_earlier_version_keep_their_place(tmp_path: Path) -> None:
 
 
 def test_what_is_no_delivery_is_not_read(tmp_path: Path) -> None:
-    """Staged parts, a hidden folder that never became visible, and files of somebody else."""
+    """Staged parts, a hidden folder that never became visible, and foreign files."""
     destination = make(tmp_path, "out/")
     with killed_mid_publish():
         destination.publish(prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None)))
@@ -87,7 +87,7 @@ def test_what_is_no_delivery_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_step_that_the_earlier_version_prepared_keeps_its_name(tmp_path: Path) -> None:
-    """Published or not: a frozen process of that version would publish it under no other."""
+    """Published or not: a frozen process of that version would publish it under no other name."""
     delivery = publish_as_released(tmp_path, 1, [[1], [2]])
     destination = make(tmp_path, "out/")
     assert destination.holds(delivery)
@@ -122,7 +122,7 @@ def test_a_delivery_is_visible_whole_or_not_at_all(tmp_path: Path, strategy: Str
 
 
 def test_a_file_source_reads_a_folder_in_order(tmp_path: Path) -> None:
-    """By a glob over the parts; deliveries that come later are read next."""
+    """By a glob over the parts; later deliveries are read next."""
     source = FileSource(
         FileSourceSettings.model_validate({"path": "out/step=*/part-*.jsonl"}),
         ConnectorContext("q", "in", str(tmp_path), Clock()),

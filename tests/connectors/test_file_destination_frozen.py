@@ -1,4 +1,4 @@
-"""An owner that froze in the middle of publishing and goes on, or dies, after another one took over."""
+"""An owner that froze in the middle of publishing and continues, or dies, after another one took over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ each_layout = pytest.mark.parametrize("path", PATHS)
 
 
 class Frozen:
-    """A publish in a thread of its own that stands still in its middle until it is thawed."""
+    """A publish in its own thread that stands still in the middle until it is thawed."""
 
     def __init__(self, patch: pytest.MonkeyPatch, destination: FileDestination, delivery: Delivery) -> None:
         self._inside, self._go_on = threading.Event(), threading.Event()
@@ -48,13 +48,13 @@ class Frozen:
 
 
 def handed_over(root: Path, path: str, strategy: Strategy) -> tuple[FileDestination, FileDestination, Delivery]:
-    """An owner, its successor, and a delivery that the first one has prepared."""
+    """An owner, its successor, and a delivery prepared by the first one."""
     old, new = make(root, path, strategy), make(root, path, strategy)
     return old, new, prepared(stage(old, root, 1, [[1], [2, 3]]), old.target(None))
 
 
 def take_over(new: FileDestination, delivery: Delivery) -> dict[str, Any]:
-    """What the engine does with a prepared delivery of an owner that is gone; the target after it."""
+    """What the engine does with a prepared delivery of a former owner; return the target after it."""
     if new.context.strategy == "at-most-once":
         return new.expected(delivery)
     assert not new.holds(delivery)
@@ -93,7 +93,7 @@ def test_a_thawed_owner_changes_nothing(
 @each_layout
 @each_strategy
 def test_an_owner_that_dies_in_the_middle(tmp_path: Path, strategy: Strategy, path: str) -> None:
-    """The delivery is completed by the next one; with at-most-once what is missing of it stays so."""
+    """The next owner completes the delivery; with at-most-once the missing part stays missing."""
     old, new, delivery = handed_over(tmp_path, path, strategy)
     with killed_mid_publish():
         old.publish(delivery)
@@ -110,7 +110,7 @@ def test_an_owner_that_dies_in_the_middle(tmp_path: Path, strategy: Strategy, pa
 @each_layout
 @each_strategy
 def test_an_owner_that_thaws_before_it_publishes(tmp_path: Path, strategy: Strategy, path: str) -> None:
-    """In one file it finds later bytes behind its own, and writes nothing."""
+    """In one file it finds later bytes after its own, and writes nothing."""
     old, new, delivery = handed_over(tmp_path, path, strategy)
     publish_next(new, tmp_path, take_over(new, delivery))
     if path == "out/":
@@ -149,7 +149,7 @@ def test_a_thawed_owner_whose_staging_is_gone(
 
 @each_layout
 def test_two_owners_in_the_middle_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    """The second one publishes and freezes too; the first one wins the race, and both see the delivery there."""
+    """The second one publishes and freezes too; the first one wins the race, and both see the delivery."""
     first, second, delivery = handed_over(tmp_path, path, "at-least-once")
     one = Frozen(monkeypatch, first, delivery)
     other = Frozen(monkeypatch, second, delivery)

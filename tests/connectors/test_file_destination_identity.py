@@ -1,4 +1,4 @@
-"""One ordered file: which file it is. Another file is never written to, nor taken for what was delivered."""
+"""One ordered file: which file it is. Another file is never written to, nor mistaken for delivered content."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def changed(act: Callable[[], Any], match: str | None = None) -> None:
 
 
 def swap(path: Path, data: bytes = FOREIGN) -> None:
-    """Puts a foreign file into place. The other one keeps its inode, under another name."""
+    """Move a foreign file into place. The other one keeps its inode, under another name."""
     path.rename(path.with_name("kept"))
     path.write_bytes(data)
 
 
 def after(call: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
-    """``call``, and then something else, once."""
+    """Call it, and then do something else once."""
     left = [then]
 
     def called(*args: Any) -> Any:
@@ -47,7 +47,7 @@ def after(call: Callable[..., Any], then: Callable[[], None]) -> Callable[..., A
 
 
 def before(call: Callable[..., Any], first: Callable[[], None]) -> Callable[..., Any]:
-    """Something else, once, and then ``call``."""
+    """Do something else once, and then ``call``."""
     left = [first]
 
     def called(*args: Any) -> Any:
@@ -65,14 +65,14 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
 
 @pytest.fixture
 def births(monkeypatch: Patch) -> Callable[[int], None]:
-    """Says when every file was made; 0: the file system does not tell."""
+    """Set every file's birth time; 0: the file system does not know it."""
     told = [1_000]
     monkeypatch.setattr(birth, "birth_of", lambda file: told[0])
     return lambda value: told.__setitem__(0, value)
 
 
 def two(root: Path, strategy: Strategy) -> tuple[FileDestination, dict[str, Any], Delivery]:
-    """A destination with one delivery in its file: the target after it, and the delivery that is to come next."""
+    """A destination with one delivery in its file: the target after it, and the next delivery."""
     destination = make(root, strategy=strategy)
     first, expected = next_one(destination, root, 1, [[1]], None)
     destination.publish(first)
@@ -83,7 +83,7 @@ def two(root: Path, strategy: Strategy) -> tuple[FileDestination, dict[str, Any]
 
 
 def test_the_same_inode_with_another_birth(tmp_path: Path, births: Callable[[int], None], strategy: Strategy) -> None:
-    """To the byte what it was, by inode and length: neither gone on with, nor written to, nor taken for delivered."""
+    """Byte for byte the same, by inode and length: not continued, not written to, not mistaken for delivered."""
     destination, expected, second = two(tmp_path, strategy)
     path = tmp_path / "out.jsonl"
     births(2_000)
@@ -109,7 +109,7 @@ def test_a_short_file_with_another_birth_is_not_mended(tmp_path: Path, births: C
 
 
 def test_another_birth_is_adopted_where_the_settings_say_so(tmp_path: Path, births: Callable[[int], None]) -> None:
-    """Of the same length, so that the birth alone tells it."""
+    """Of the same length, so that only the birth time tells."""
     destination = make(tmp_path, **{"if-changed": "adopt"})
     first, expected = next_one(destination, tmp_path, 1, [[1]], None)
     destination.publish(first)
@@ -123,7 +123,7 @@ def test_another_birth_is_adopted_where_the_settings_say_so(tmp_path: Path, birt
 
 
 def test_a_target_of_an_older_version_holds_no_birth(tmp_path: Path, strategy: Strategy) -> None:
-    """A step that it prepared is published, settled and gone on from; the next target has the birth."""
+    """A step that it prepared is published, settled and continued; the next target has the birth time."""
     destination, _, second = two(tmp_path, strategy)
     if not second.target.get("birth"):
         pytest.skip("this file system tells no births")
@@ -176,7 +176,7 @@ def test_without_births_a_delivery_is_held_by_its_own_file(tmp_path: Path, birth
 
 
 def test_without_births_a_torn_delivery_is_still_repeated(tmp_path: Path, births: Callable[[int], None]) -> None:
-    """Also behind a last line of somebody else that had no end."""
+    """Also after a foreign last line without a line end."""
     births(0)
     path = tmp_path / "out.jsonl"
     path.write_bytes(b'{"i":0}')
@@ -192,7 +192,7 @@ def test_without_births_a_torn_delivery_is_still_repeated(tmp_path: Path, births
 def test_without_births_late_bytes_of_at_most_once_are_no_foreign_ones(
     tmp_path: Path, births: Callable[[int], None]
 ) -> None:
-    """A frozen owner writes over the line ends that were put in its place when the next delivery was prepared."""
+    """A frozen owner overwrites the line ends that replaced its bytes when the next delivery was prepared."""
     births(0)
     destination = make(tmp_path, strategy="at-most-once")
     late, expected = next_one(destination, tmp_path, 1, [[1]], None)
@@ -209,7 +209,7 @@ def test_without_births_late_bytes_of_at_most_once_are_no_foreign_ones(
 
 @pytest.mark.parametrize("act", ["target", "publish", "settled"])
 def test_what_is_judged_is_what_is_written_to(tmp_path: Path, monkeypatch: Patch, act: str) -> None:
-    """Another file takes the path between the two opens. It has what the first one had."""
+    """Another file takes the path between the two opens. Its content is that of the first."""
     destination, expected, second = two(tmp_path, "exactly-once")
     path = tmp_path / "out.jsonl"
     data = path.read_bytes()
@@ -220,7 +220,7 @@ def test_what_is_judged_is_what_is_written_to(tmp_path: Path, monkeypatch: Patch
 
 
 def test_a_file_that_is_put_back_between_the_two_opens(tmp_path: Path, monkeypatch: Patch) -> None:
-    """What would be judged is our own again, and what would be written to is the foreign one."""
+    """The file to be judged is ours again, and the one to be written to is the foreign one."""
     destination, _, second = two(tmp_path, "exactly-once")
     path = tmp_path / "out.jsonl"
     swap(path, path.read_bytes())
@@ -277,7 +277,7 @@ def _then(init: Callable[..., Any], then: Callable[[], None]) -> Any:
 
 
 def test_a_removed_file_is_not_made_again(tmp_path: Path, strategy: Strategy) -> None:
-    """Neither by the next target, nor by a delivery that was prepared."""
+    """Neither by the next target, nor by a prepared delivery."""
     destination, expected, second = two(tmp_path, strategy)
     (tmp_path / "out.jsonl").unlink()
     changed(lambda: destination.target(expected), "was removed")

@@ -1,4 +1,4 @@
-"""The file source: a last line without its end is no record until it has it, or until its file is known to be done."""
+"""The file source: a last line without its end is no record until it is ended, or its file is complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = {"unterminated-wait": "1h", "rotate-wait": "1h"}
 
 
 def age(path: Path, seconds: float) -> None:
-    """As if it had been changed so long ago."""
+    """As if it had been changed that long ago."""
     then = time.time_ns() - int(seconds * 1e9)
     os.utime(path, ns=(then, then))
 
@@ -63,7 +63,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_a_half_line_is_left_for_a_later_run(tmp_path: Path, log: Path) -> None:
-    """With one warning that names file and bytes. Once it has its end it is one record."""
+    """With one warning that names file and bytes. Once it is ended it is one record."""
     reader = Reader(tmp_path, **AT_ONCE)
     append(log, "a\nhal")
     with capture_logs() as logs:
@@ -76,7 +76,7 @@ def test_a_half_line_is_left_for_a_later_run(tmp_path: Path, log: Path) -> None:
 
 
 def test_a_line_whose_end_comes_while_it_is_waited_for(tmp_path: Path, log: Path, naps: list[float]) -> None:
-    """Counted from the last change: each piece begins the wait anew."""
+    """Counted from the last change: each piece restarts the wait."""
     reader = Reader(tmp_path, **{"unterminated-wait": "400ms"})
     append(log, "a\nha")
     began = time.monotonic()
@@ -98,7 +98,7 @@ def test_a_line_that_stays_half_holds_a_run_up_only_so_long(tmp_path: Path, log:
 def test_a_writer_that_never_pauses_and_never_ends_its_line(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is waited for ten times the wait; it writes whenever the run pauses, however slow the machine is."""
+    """It is waited for ten times the wait; it writes whenever the run pauses, however slow the machine."""
     sleep = time.sleep
 
     def write(seconds: float) -> None:
@@ -135,7 +135,7 @@ def test_a_file_whose_time_lies_in_the_future_does_not_hold_a_run_up(tmp_path: P
 
 
 def test_only_the_lines_that_were_there_and_their_ends_are_waited_for(tmp_path: Path, log: Path) -> None:
-    """A writer that always has a next line begun does not hold the run up."""
+    """A writer that always has another line begun does not hold up the run."""
     reader = Reader(tmp_path, **LONG)
     append(log, "a\nha")
     with writing(log, "lf\nb\nnext"):
@@ -182,7 +182,7 @@ def test_a_file_that_goes_away_while_its_line_is_waited_for(tmp_path: Path, log:
 
 
 def test_a_half_line_is_a_record_where_that_is_asked_for(tmp_path: Path, log: Path) -> None:
-    """Once it was waited for; while the pipeline runs on it waits as ever. Nothing is warned of."""
+    """After one wait; a pipeline that keeps running waits as before. There is no warning."""
     reader = Reader(tmp_path, **{"unterminated-wait": "300ms", "read-unterminated": "true"})
     append(log, "a\nha")
     assert reader.step() == ["a"]
@@ -196,7 +196,7 @@ def test_a_half_line_is_a_record_where_that_is_asked_for(tmp_path: Path, log: Pa
 
 
 def test_a_renamed_file_s_last_line(tmp_path: Path, log: Path) -> None:
-    """It is whole once its file was quiet for a while, and comes before the next file's lines."""
+    """It is complete once its file was unchanged for a while, and comes before the next file's lines."""
     reader = Reader(tmp_path, **{"rotate-wait": "300ms", "unterminated-wait": "1h"})
     append(log, "a\n")
     assert reader.step(drain=True) == ["a"]
@@ -209,7 +209,7 @@ def test_a_renamed_file_s_last_line(tmp_path: Path, log: Path) -> None:
 
 
 def test_the_next_file_waits_for_a_renamed_one_that_is_still_written_to(tmp_path: Path, log: Path) -> None:
-    """Else a line would come before one that was begun earlier."""
+    """Otherwise a line would come before one that was begun earlier."""
     reader = Reader(tmp_path, **{"rotate-wait": "100ms"})
     append(log, "a\n")
     assert reader.step(drain=True) == ["a"]
@@ -233,7 +233,7 @@ def test_a_file_of_a_folder_is_not_done_because_there_is_a_later_name(tmp_path: 
 
 
 def test_a_file_of_a_folder_that_was_quiet_is_read_whole(tmp_path: Path) -> None:
-    """The last one by name is not: it may be the one that is being written."""
+    """The last one by name is not: it may still be written."""
     reader = Reader(tmp_path, "*.txt", **{"rotate-wait": "1h"})
     for name in "abc":
         append(tmp_path / f"{name}.txt", f"{name}1\n{name}2")
@@ -247,7 +247,7 @@ def test_a_file_of_a_folder_that_was_quiet_is_read_whole(tmp_path: Path) -> None
 def test_a_folder_of_files_whose_last_lines_have_no_end(
     tmp_path: Path, settings: dict[str, str], last: list[str]
 ) -> None:
-    """They were written a moment ago: a run that drains waits until each was quiet for as long as it must be."""
+    """They were written a moment ago: a run that drains waits until each was unchanged long enough."""
     reader = Reader(tmp_path, "*.txt", **{"rotate-wait": "400ms", "unterminated-wait": "200ms"}, **settings)
     for name in "abc":
         append(tmp_path / f"{name}.txt", f"{name}1\n{name}2")
@@ -257,7 +257,7 @@ def test_a_folder_of_files_whose_last_lines_have_no_end(
 
 
 def test_an_earlier_name_that_comes_later_is_not_the_last_file(tmp_path: Path) -> None:
-    """The last file is the last by name, not the last that was found."""
+    """The last file is the last by name, not the last one found."""
     reader = Reader(tmp_path, "*.txt", **AT_ONCE)
     append(tmp_path / "m.txt", "m1\nm2")
     assert reader.step() == ["m1"]
@@ -271,7 +271,7 @@ def test_an_earlier_name_that_comes_later_is_not_the_last_file(tmp_path: Path) -
 
 
 def test_a_remote_file(tmp_path: Path) -> None:
-    """No inode, no times: known by its name and what is in it; quiet since it was first seen as it is."""
+    """No inode, no times: known by name and content; unchanged since it was first seen like this."""
     url = "memory://half-lines/app.log"
     memory: Any = fsspec.filesystem("memory")
     memory.pipe("/half-lines/app.log", b"a\nhalf")

@@ -1,4 +1,4 @@
-"""The file source with ``header``: the first line of every file is no record, and its records have it with them."""
+"""The file source with ``header``: the first line of every file is no record; its records carry it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(reader: Reader, **more: Any) -> list[tuple[str, str | None]]:
 
 
 def test_every_file_has_its_own(tmp_path: Path) -> None:
-    """Keys are line numbers of the file; an empty file and one that is a header only are read as well."""
+    """Keys are line numbers of the file; an empty file and one with only a header are read as well."""
     (tmp_path / "in").mkdir()
     for name, text in {"1": "a,b\n1,2\n3,4\n", "2": "", "3": "a,b\n", "4": "\ufeffb,a\r\n5,6\r\n"}.items():
         (tmp_path / "in" / name).write_bytes(text.encode())
@@ -42,7 +42,7 @@ def test_every_file_has_its_own(tmp_path: Path) -> None:
 
 
 def test_a_file_that_grows(tmp_path: Path, log: Path) -> None:
-    """A header that is half written is waited for."""
+    """A half-written header is waited for."""
     reader = Reader(tmp_path, header="true")
     append(log, "a,")
     assert step(reader) == []
@@ -64,7 +64,7 @@ def test_without_it_a_first_line_is_a_record(tmp_path: Path, log: Path) -> None:
 
 @pytest.mark.parametrize("text", ["a,b", "a" * 70_000])
 def test_a_header_that_is_never_ended(tmp_path: Path, log: Path, text: str) -> None:
-    """It is no record where it is read, and what follows is read after it."""
+    """It is no record where it is read, and the following lines are read after it."""
     append(log, text)
     reader = Reader(tmp_path, header="true", **ENDLESS)
     assert reader.step(Limit(1, 10), drain=True) == []
@@ -114,7 +114,7 @@ def test_boundaries(tmp_path: Path, log: Path) -> None:
 
 
 def test_a_copy_is_complete_with_its_last_record(tmp_path: Path) -> None:
-    """Which is not in the last file where that is a header only."""
+    """It is not in the last file if that has only a header."""
     (tmp_path / "in").mkdir()
     for name, text in {"orders-1": "h\n1\n2\n", "orders-2": "h\n"}.items():
         (tmp_path / "in" / name).write_text(text)
@@ -125,7 +125,7 @@ def test_a_copy_is_complete_with_its_last_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 16])
 def test_splits_of_a_large_file(tmp_path: Path, log: Path, n: int) -> None:
-    """Also when cut again by another process, which has not scanned the file; each reads the header by itself."""
+    """Also when cut again by another process, which has not scanned the file; each reads the header itself."""
     lines = [f"{i} " + "y" * (i % 1000) for i in range(9000)]
     append(log, "\n".join(["header", *lines]) + "\n")
     reader = Reader(tmp_path, header="true")
@@ -147,7 +147,7 @@ def test_records_do_not_depend_on_how_files_are_cut(
     tmp_path_factory: pytest.TempPathFactory,
     files: list[list[str]], n: int, most: int, size: int, restarts: bool, data: st.DataObject,
 ) -> None:  # fmt: skip
-    """Whatever steps and splits, restarts between them, and however the files were written."""
+    """For any steps, splits and restarts, and however the files were written."""
     root = tmp_path_factory.mktemp("cut")
     (root / "in").mkdir()
     reader, found = Reader(root, "in/", header="true"), list[tuple[str, str | None]]()

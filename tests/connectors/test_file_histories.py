@@ -28,7 +28,7 @@ MOVES = st.one_of(
 
 
 class History:
-    """A file, what was written to it, and what a reader got of it."""
+    """A file, what was written to it, and what a reader received."""
 
     def __init__(self, root: Path, kind: str) -> None:
         self.log, self.kind = root / "app.log", kind
@@ -86,7 +86,7 @@ class History:
         self.half = ""
 
     def check(self) -> None:
-        """Every line once, whole and in order; none is missing that the reader could know of."""
+        """Every line once, whole and in order; none is missing that the reader could have known of."""
         wanted = [line for line in self.written if line not in self.may_lose]
         assert [line for line in self.got if line not in self.may_lose] == wanted[: len(self.got)]
         assert len(set(self.got)) == len(self.got)

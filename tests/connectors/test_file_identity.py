@@ -1,4 +1,4 @@
-"""The file source: which file it is. Another file is never taken for the one that was read before."""
+"""The file source: which file it is. Another file is never mistaken for the one read before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conduit_dagster.sdk import Limit
 
 
 def test_an_inode_that_is_given_to_the_next_file(tmp_path: Path, log: Path) -> None:
-    """It begins and ends as the file before it, which was read and removed: it is read as well."""
+    """It begins and ends like the previous file, which was read and removed: it is read as well."""
     inbox = tmp_path / "in"
     inbox.mkdir()
     write(inbox / "1.jsonl", OLD)
@@ -40,7 +40,7 @@ def test_an_inode_that_is_given_to_the_next_file(tmp_path: Path, log: Path) -> N
 
 
 def test_the_same_inode_with_another_birth(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As above, on any file system: the content is the same to the byte."""
+    """As above, on any file system: the content is identical."""
     monkeypatch.setattr(birth, "birth_of", lambda file: 1_000)
     write(log, OLD)
     source = Reader(tmp_path)
@@ -77,7 +77,7 @@ def test_the_same_inode_with_another_birth_and_lines_that_were_not_read(
     ],
 )
 def test_what_makes_a_file_the_same(found: dict[str, int], same: bool) -> None:
-    """Inode and birth; where one look has no birth, no time may have gone back."""
+    """Inode and birth time; if one scan has no birth time, no time may have gone back."""
     tracked = TrackedFile("a", 0, 7, modified=20, changed=30, birth=5)
     values = {"inode": 7, "size": 1, "modified": 20, "changed": 30, **found}
     assert tracked.may_be(FoundFile("/elsewhere/b", "b", **values)) is same
@@ -95,13 +95,13 @@ KNOWN_BEFORE = ("name", "number", "inode", "offset", "line", "mark", "unended", 
 
 
 def as_stored_before(position: dict[str, Any]) -> dict[str, Any]:
-    """The position as the version before this one stored it."""
+    """The position as stored by the version before this one."""
     files = [{key: file[key] for key in KNOWN_BEFORE} for file in position["files"]]
     return {"seen": position["seen"], "files": files}
 
 
 def test_a_position_of_the_version_before(tmp_path: Path, log: Path) -> None:
-    """It is read on, survives a rename, and learns births at its next step."""
+    """Reading continues, survives a rename, and adds birth times at its next step."""
     write(log, OLD)
     source = Reader(tmp_path)
     assert source.step(Limit(2, 100)) == OLD[:2]
@@ -130,7 +130,7 @@ def test_births_of_files_that_were_read_before(tmp_path: Path) -> None:
 def test_what_a_look_happens_to_see_is_no_part_of_a_place(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a delivery's hash would depend on which machine planned it."""
+    """Otherwise a delivery's hash would depend on the machine that planned it."""
     write(log, OLD)
     source = Reader(tmp_path)
     seen = source.source.latest(source.position, Limit(2, 100))
@@ -147,7 +147,7 @@ def test_what_a_look_happens_to_see_is_no_part_of_a_place(
 
 
 def test_without_births(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is followed and renamed as ever; one on its inode that is older than it was is another one."""
+    """A file is followed and renamed as before; one with its inode that is older is a different one."""
     monkeypatch.setattr(birth, "birth_of", lambda file: 0)
     write(log, OLD)
     source = Reader(tmp_path)

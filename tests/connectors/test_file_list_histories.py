@@ -1,4 +1,4 @@
-"""Finished files leave the position of a folder: the same records come, and the same places, as if they stayed."""
+"""Finished files leave a folder's position: records and places are the same as if they had stayed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MOVES = st.one_of(
 
 
 class Twin:
-    """A reader whose finished files leave the position once there are so many, and what it was given."""
+    """A reader whose finished files leave the position above a certain number, and what it received."""
 
     def __init__(self, root: Path, leaves_at: int, on_gone: str) -> None:
         self.leaves_at = leaves_at
@@ -125,19 +125,19 @@ class Folder:
         self.path(number).unlink(missing_ok=True)
 
     def create_again(self, number: int, count: int) -> None:
-        """Most file systems give the inode again."""
+        """Most file systems reuse the inode."""
         if self.path(number).exists():
             self.path(number).unlink()
             self.path(number).write_text(self.text(count))
 
     def rewrite(self, number: int, count: int) -> None:
-        """The same inode and birth with other content."""
+        """The same inode and birth time with other content."""
         if self.path(number).exists():
             self.before.append(self.path(number).read_bytes())
             self.path(number).write_text(self.text(count))
 
     def write_as_before(self, number: int, which: int) -> None:
-        """The same inode and birth with content that a file had."""
+        """The same inode and birth time with content that a file had before."""
         if self.path(number).exists():
             self.before.append(self.path(number).read_bytes())
             self.path(number).write_bytes(self.before[-2 - which % (len(self.before) - 1)])
@@ -162,7 +162,7 @@ class Folder:
             pass
 
     def back(self, _: int, __: int) -> None:
-        """To the step before the last one, as after a step that was void."""
+        """To the step before the last one, as after a voided step."""
         for twin in self.twins:
             twin.reader.position = twin.earlier[max(0, len(twin.earlier) - 2)]
 
@@ -212,14 +212,14 @@ HISTORIES = st.lists(MOVES, min_size=15, max_size=40)
 def test_the_same_records_and_places_whether_files_leave_or_stay(
     moves: list[tuple[str, int, int]], on_gone: str
 ) -> None:
-    """Late older names, renames, files that grow again or are rewritten, inodes used again, restarts and cut steps."""
+    """Late older names, renames, files that grow again or are rewritten, reused inodes, restarts and cut steps."""
     compare(moves, on_gone)
 
 
 @settings(max_examples=40)
 @given(moves=HISTORIES, on_gone=st.sampled_from(["skip", "skip", "fail"]))
 def test_runs_that_drain_a_folder_with_many_files(moves: list[tuple[str, int, int]], on_gone: str) -> None:
-    """As above, in folders of which one look examines one file: a run's horizon examines all."""
+    """As above, in folders where one look examines one file: a run's horizon examines all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry_turns, "EXAMINED_AT_ONCE", 1)
         compare(moves, on_gone, drain=True)

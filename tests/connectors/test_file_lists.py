@@ -1,4 +1,4 @@
-"""Finished files leave the position of a folder, into lists: single histories, places, and sizes."""
+"""Finished files leave a folder's position, into lists: single histories, places, and sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inbox:
 
 
 def test_a_finished_file_leaves_and_comes_back_when_it_grows(inbox: Inbox) -> None:
-    """It goes on where it was read up to, under its number, also in a new process."""
+    """Reading continues where it was, under its number, also in a new process."""
     inbox.write("a", "1", "2")
     inbox.step()
     inbox.leave()
@@ -47,7 +47,7 @@ def test_a_finished_file_leaves_and_comes_back_when_it_grows(inbox: Inbox) -> No
 
 
 def test_a_file_that_is_written_again_as_it_was_is_read_again(inbox: Inbox) -> None:
-    """Its row is true no more once another content was read from it."""
+    """Its row is no longer true once other content was read from it."""
     inbox.write("a", "old 1", "old 2")
     inbox.step()
     inbox.leave()
@@ -97,7 +97,7 @@ def test_a_row_whose_file_was_read_anew_by_a_step_that_was_cut(inbox: Inbox) -> 
 
 
 def test_a_step_that_reads_nothing_returns_its_start(inbox: Inbox) -> None:
-    """Also where files could leave: else an idle pipeline would plan steps for ever."""
+    """Also where files could leave: otherwise an idle pipeline would plan steps forever."""
     inbox.write("a", "1")
     inbox.step()
     source, start = inbox.reader.source, inbox.reader.position
@@ -106,7 +106,7 @@ def test_a_step_that_reads_nothing_returns_its_start(inbox: Inbox) -> None:
 
 
 def test_a_few_finished_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list for each file of a trickle would be as many rows of the store."""
+    """A list per file of a trickle would be as many rows in the store."""
     inbox = Inbox(tmp_path, monkeypatch, 10)
     for _ in range(10):
         inbox.leave()
@@ -116,7 +116,7 @@ def test_a_few_finished_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_file_without_a_birth_time_stays(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next file that gets its inode would be taken for it, long after it was deleted."""
+    """The next file with its inode would be mistaken for it, long after it was deleted."""
     monkeypatch.setattr("conduit_dagster.connectors.file.birth.birth_of", lambda file: 0)
     monkeypatch.setattr("conduit_dagster.connectors.file.birth._known", {})
     inbox.write("a", "1")
@@ -126,7 +126,7 @@ def test_a_file_without_a_birth_time_stays(inbox: Inbox, monkeypatch: pytest.Mon
 
 
 def test_positions_without_lists_are_read_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A position of the version before, and its place: the names of stored plans depend on it."""
+    """A position of the previous version, and its place: the names of stored plans depend on it."""
     inbox = Inbox(tmp_path, monkeypatch)
     before = Reader(tmp_path, "in/", **WAITS)
     inbox.write("a", "1")
@@ -143,7 +143,7 @@ def test_positions_without_lists_are_read_as_they_are(tmp_path: Path, monkeypatc
 
 
 def test_lists_are_merged_and_deleted_files_are_forgotten(inbox: Inbox) -> None:
-    """An inbox whose files are deleted once they are read does not grow for ever."""
+    """An inbox whose files are deleted after reading does not grow forever."""
     for _ in range(64):
         inbox.leave()
         (inbox.folder / f"z{max(1, inbox.others - 1)}").unlink(missing_ok=True)
@@ -166,7 +166,7 @@ def test_missing_list_says_what_to_do(inbox: Inbox) -> None:
 
 
 def test_a_place_tells_apart_what_differs(inbox: Inbox) -> None:
-    """A file that grows and is finished again is at another place: else two deliveries would have one name."""
+    """A file that grows and is finished again has another place: otherwise two deliveries would have one name."""
     places = list[Any]()
     inbox.write("a", "1")
     for number in range(4):
@@ -196,7 +196,7 @@ def test_the_place_of_a_boundary_does_not_depend_on_the_steps(
 
 
 def test_ranges_over_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a rewind asks for them, in a new process: from the beginning, and from a position in between."""
+    """As a rewind needs them, in a new process: from the beginning, and from a position in between."""
     inbox = Inbox(tmp_path, monkeypatch)
     positions = [inbox.reader.position]
     for number in range(12):
@@ -216,7 +216,7 @@ def test_ranges_over_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_what_a_step_stores_does_not_grow_with_the_files(tmp_path: Path) -> None:
-    """From 1,000 to 20,000 files, a thousand a step: the position and its lists, in bytes."""
+    """From 1,000 to 20,000 files, a thousand per step: the position and its lists, in bytes."""
     (tmp_path / "in").mkdir()
     kept = MemoryValues()
     reader, sizes = Reader(tmp_path, "in/", kept, **WAITS), list[int]()
@@ -240,7 +240,7 @@ ROWS = [
 
 
 def test_stored_sums_and_lists_stay_what_they_are(inbox: Inbox) -> None:
-    """Both are in stores: a sum can't be computed again, as most of its files are gone."""
+    """Both are in stores: a sum can't be computed again, because most of its files are gone."""
     read = FinishedLists().moved(ROWS, ())
     assert read.sum == "ff14a278d585b34a820db16fecb81590d166b003624c9fea8e32025f0b68e198"
     lists = FileLists(ConnectorContext("p", "in", "", Clock(7), "exactly-once"))

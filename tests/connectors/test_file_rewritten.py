@@ -1,4 +1,4 @@
-"""The file source: what others write over while it is read. No bytes are taken for those that were planned."""
+"""The file source: files overwritten while they are read. No other bytes are taken for the planned ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conduit_dagster.sdk import Block, Limit, ReadOptions
 
 
 def test_a_rotation_while_a_task_opens_its_file(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was looked at is what is read: every line once, the new file's in the next step."""
+    """What was checked is what is read: every line once, the new file's in the next step."""
     write(log, OLD)
     source, read_lines = Reader(tmp_path), line_reader.read_lines
 
@@ -38,7 +38,7 @@ def test_a_rotation_while_a_task_opens_its_file(tmp_path: Path, log: Path, monke
 
 @pytest.mark.parametrize("after_first_block", [False, True])
 def test_a_rotation_between_plan_and_task(tmp_path: Path, log: Path, after_first_block: bool) -> None:
-    """The task finds the file under its new name, and reads it to the end whatever becomes of the name."""
+    """The task finds the file under its new name, and reads it to the end whatever happens to the name."""
     write(log, OLD)
     source = Reader(tmp_path)
     [split] = source.source.split(source.position, source.source.latest(source.position, MUCH), 1)
@@ -51,7 +51,7 @@ def test_a_rotation_between_plan_and_task(tmp_path: Path, log: Path, after_first
 
 @pytest.mark.parametrize("change", [replace, copy_and_truncate])
 def test_a_task_reads_no_other_file(tmp_path: Path, log: Path, change: Callable[[Path], None]) -> None:
-    """Not of another inode, and not of the same one where what was read of it is gone."""
+    """Not of another inode, and not of the same one if what was read of it is gone."""
     write(log, ["first", *OLD])
     source = Reader(tmp_path)
     assert source.step(Limit(1, 100)) == ["first"]
@@ -81,7 +81,7 @@ def test_a_boundary_is_of_the_file_that_was_read(tmp_path: Path, log: Path) -> N
 
 
 def test_no_boundary_is_of_what_was_never_read(tmp_path: Path, log: Path) -> None:
-    """The file is cut off and written anew while a task has its lines, behind a beginning that stays the same."""
+    """The file is truncated and rewritten while a task has its lines, behind an unchanged beginning."""
     write(log, ["x" * 300, *OLD])
     source = Reader(tmp_path)
     _, block = source.planned()
@@ -105,7 +105,7 @@ def test_descriptors_are_given_back(tmp_path: Path) -> None:
 
 
 def test_copied_and_cut_off_after_all_was_read(tmp_path: Path, log: Path) -> None:
-    """The copy is no new file, the file is begun anew."""
+    """The copy is not a new file; the file is started over."""
     write(log, OLD)
     source = Reader(tmp_path)
     assert source.step() == OLD
@@ -116,7 +116,7 @@ def test_copied_and_cut_off_after_all_was_read(tmp_path: Path, log: Path) -> Non
 def test_cut_off_and_written_anew_between_counting_and_marking(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No position is made of the one content's lines and the other one's mark."""
+    """No position combines the lines of one content with the mark of another."""
     write(log, OLD)
     source, reach = Reader(tmp_path), step_ranges.reach
 
@@ -131,7 +131,7 @@ def test_cut_off_and_written_anew_between_counting_and_marking(
 
 
 def test_lines_that_were_seen_and_not_read_are_written_over(tmp_path: Path, log: Path) -> None:
-    """Behind a first line that stays the same, and with more bytes than there were."""
+    """After an unchanged first line, and with more bytes than there were."""
     write(log, ["header", *OLD])
     source = Reader(tmp_path)
     assert source.step(Limit(1, 100)) == ["header"]
@@ -161,7 +161,7 @@ def test_a_file_that_is_shorter_than_it_was(tmp_path: Path, log: Path, lines: li
 
 @pytest.mark.parametrize(("rewritten", "is_lost"), [("a\nhalves\n", False), ("a\nhuh!\n", False), ("a\nh\n", True)])
 def test_an_editor_writes_over_a_half_line(tmp_path: Path, log: Path, rewritten: str, is_lost: bool) -> None:
-    """It was no record yet. Where the file gets shorter, bytes that were there are not there any more."""
+    """It was no record yet. If the file gets shorter, bytes that existed are gone."""
     append(log, "a\nhalf")
     source = Reader(tmp_path)
     assert source.step() == ["a"]
@@ -174,7 +174,7 @@ def test_an_editor_writes_over_a_half_line(tmp_path: Path, log: Path, rewritten:
 
 
 def test_a_cut_step_knows_what_lies_behind_it(tmp_path: Path, log: Path) -> None:
-    """A refused record cuts the step in the middle of the file; then its rest is written over."""
+    """A refused record cuts the step in the middle of the file; then its rest is overwritten."""
     write(log, OLD)
     source = Reader(tmp_path)
     end, block = source.planned()
@@ -197,7 +197,7 @@ def test_a_file_of_a_folder_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_renamed_while_the_folder_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the names that were seen: it is not forgotten, and so not read twice."""
+    """Past the known names: it is not forgotten, and so not read twice."""
     write(tmp_path / "m.txt", OLD)
     source = Reader(tmp_path, "*.txt")
     assert source.step() == OLD
@@ -216,7 +216,7 @@ def test_a_file_that_is_renamed_while_the_folder_is_listed(tmp_path: Path, monke
 
 
 def test_tracked_files_travel_as_they_are(tmp_path: Path, log: Path) -> None:
-    """A boundary comes back from the state store as it went in."""
+    """A boundary returns from the state store unchanged."""
     write(log, OLD)
     source = Reader(tmp_path)
     end = source.source.latest(source.position, Limit(2, 100))

@@ -1,4 +1,4 @@
-"""The file source: files that are renamed, replaced, begun anew or gone; each byte read once and in order."""
+"""The file source: files that are renamed, replaced, restarted or gone; each byte read once and in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_rotation_finishes_the_renamed_file_first(tmp_path: Path, log: Path) -> 
 
 
 def test_a_writer_may_finish_its_line_in_the_renamed_file(tmp_path: Path, log: Path) -> None:
-    """Until the renamed file has been quiet for a while, its unfinished line waits, and the next file with it."""
+    """Until the renamed file has been unchanged for a while, its unfinished line waits, and so does the next file."""
     reader = Reader(tmp_path, **{"rotate-wait": "1h"})
     append(log, "a\nunfin")
     assert reader.step() == ["a"]
@@ -51,7 +51,7 @@ def test_an_unfinished_line_that_was_looked_at_is_read_after_rotation(tmp_path: 
 
 
 def test_the_end_of_a_line_that_was_drained_without_it(tmp_path: Path, log: Path) -> None:
-    """It belongs to the line before and is no line of its own."""
+    """It belongs to the previous line and is not a line of its own."""
     reader = Reader(tmp_path, **ENDLESS)
     append(log, "a\nlast")
     assert reader.step(drain=True) == ["a", "last"]
@@ -62,7 +62,7 @@ def test_the_end_of_a_line_that_was_drained_without_it(tmp_path: Path, log: Path
 
 
 def test_files_rotated_while_the_pipeline_was_down(tmp_path: Path, log: Path) -> None:
-    """Also when the file that was being read has been deleted in the meantime, all of it read."""
+    """Also if the file being read has been deleted in the meantime, after it was read completely."""
     append(log, "mon\n")
     reader = Reader(tmp_path)
     assert reader.step() == ["mon"]
@@ -76,7 +76,7 @@ def test_files_rotated_while_the_pipeline_was_down(tmp_path: Path, log: Path) ->
 
 
 def test_another_file_of_the_same_size_is_not_overlooked(tmp_path: Path) -> None:
-    """What was in vain for one file says nothing of another."""
+    """A vain wait for one file says nothing about another."""
     append(tmp_path / "m", "12345")
     reader = Reader(tmp_path, "[a-z]")
     assert reader.step() == []
@@ -86,7 +86,7 @@ def test_another_file_of_the_same_size_is_not_overlooked(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["open_found", "reach"])
 def test_a_rotation_while_it_is_looking(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Before it is opened, or after that: nothing of the new file is taken for the old one's."""
+    """Before it is opened, or afterwards: nothing of the new file is taken for the old one's."""
     append(log, "a\n")
     reader = Reader(tmp_path, **{"rotate-wait": "0s"})
     assert reader.step() == ["a"]
@@ -141,7 +141,7 @@ def test_rotation_twice_between_two_looks(tmp_path: Path, log: Path) -> None:
 
 
 def test_older_rotated_files_are_not_ours(tmp_path: Path, log: Path) -> None:
-    """As Conduit, a new source reads the path, not what was rotated away before it began."""
+    """As in Conduit, a new source reads the path, not what was rotated away before it began."""
     append(tmp_path / "app.log.1", "old\n")
     append(log, "a\n")
     assert Reader(tmp_path).step() == ["a"]
@@ -168,7 +168,7 @@ def test_positions_stay_unique_after_rotation(tmp_path: Path, log: Path) -> None
 
 @pytest.mark.parametrize("how", ["deleted", "cut off", "replaced"])
 def test_a_known_range_that_is_gone_is_named(tmp_path: Path, log: Path, how: str) -> None:
-    """Bytes that were seen and not read: the run stops with the range; ``on-gone: skip`` goes on without it."""
+    """Bytes seen and not read: the run stops and names the range; with ``on-gone: skip`` it continues without it."""
     append(log, "a\nb\nc\n")
     reader = Reader(tmp_path)
     assert reader.step(Limit(1, 100)) == ["a"]
@@ -190,7 +190,7 @@ def test_a_known_range_that_is_gone_is_named(tmp_path: Path, log: Path, how: str
 
 
 def test_a_file_begun_anew_after_all_of_it_was_read(tmp_path: Path, log: Path) -> None:
-    """Truncated by copytruncate, say: nothing that was seen is missing, so it is read from its beginning."""
+    """For example truncated by copytruncate: nothing that was seen is missing, so it is read from its beginning."""
     append(log, "a\nb\n")
     reader = Reader(tmp_path)
     reader.step()

@@ -1,4 +1,4 @@
-"""The file source: lines of growing, cut off and many files, each byte read once and in order."""
+"""The file source: lines of growing, truncated and many files, each byte read once and in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_follows_a_growing_file(tmp_path: Path, log: Path) -> None:
 
 
 def test_drains_the_last_line_without_its_end(tmp_path: Path, log: Path) -> None:
-    """Where it is asked to; ``test_file_half_lines.py`` has the rest."""
+    """If requested; ``test_file_half_lines.py`` has the rest."""
     append(log, "a\nlast")
     reader = Reader(tmp_path, **ENDLESS)
     assert reader.step(drain=True) == ["a", "last"]
@@ -34,7 +34,7 @@ def test_drains_the_last_line_without_its_end(tmp_path: Path, log: Path) -> None
 
 
 def test_draining_stops_at_the_horizon(tmp_path: Path, log: Path) -> None:
-    """What is appended after the start of the run is the next run's."""
+    """Anything appended after the start of the run belongs to the next run."""
     append(log, "a\n")
     reader = Reader(tmp_path)
     horizon = reader.source.horizon()
@@ -60,7 +60,7 @@ def test_positions_and_keys_as_conduit_has_them(tmp_path: Path, log: Path) -> No
 def test_a_batch_of_few_records_reads_no_further_than_it_must(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a backlog is read again for each of its batches."""
+    """Otherwise a backlog is read again for each of its batches."""
     append(log, ("x" * 99 + "\n") * 100_000)
     reader, read, read_at = Reader(tmp_path), list[int](), OpenFile.read_at
 
@@ -102,7 +102,7 @@ def test_splits_cover_the_range_in_order(tmp_path: Path, log: Path, n: int) -> N
 
 
 def test_boundaries_resume_exactly_after_their_record(tmp_path: Path, log: Path) -> None:
-    """The position after any record, given as a start, reads the rest; keys left out are filled in on demand."""
+    """The position after any record, given as a start, reads the rest; omitted keys are filled in on demand."""
     append(log, "".join(f"{i}\n" for i in range(50)))
     reader = Reader(tmp_path)
     start, end = reader.position, reader.source.latest(reader.position, MUCH)
@@ -130,7 +130,7 @@ def test_a_long_last_line_is_drained_whatever_the_limit(tmp_path: Path, log: Pat
 
 
 def test_a_limit_inside_a_file_does_not_reach_into_the_next(tmp_path: Path) -> None:
-    """Else lines of the second file would come before the rest of the first."""
+    """Otherwise lines of the second file would come before the rest of the first."""
     lines = [f"{name}{i:03d}" for name in "ab" for i in range(50)]
     for name in "ab":
         append(tmp_path / f"{name}.txt", "".join(f"{name}{i:03d}\n" for i in range(50)))
@@ -175,7 +175,7 @@ def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
 
 
 def test_splits_do_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
-    """A thousand files per step, and each split carries its own file alone."""
+    """A thousand files per step, and each split carries only its own file."""
     for i in range(1200):
         append(tmp_path / f"{i:04d}.txt", "x\n")
     reader = Reader(tmp_path, "*.txt")

@@ -1,4 +1,4 @@
-"""Folders of which one look examines a part of the finished files."""
+"""Folders where one look examines a part of the finished files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_run_that_drains_finds_all_that_was_there_when_it_began(large: Inbox) 
 
 
 def test_a_renamed_or_new_file_is_found_at_once(large: Inbox) -> None:
-    """It is another entry of the folder. Of the renamed one nothing is read again."""
+    """It is another entry of the folder. Nothing of the renamed one is read again."""
     (large.folder / "05").rename(large.folder / "a")
     append(large.folder / "a", "more\n")
     large.write("00 before all others", "new")
@@ -51,7 +51,7 @@ def test_a_renamed_or_new_file_is_found_at_once(large: Inbox) -> None:
 
 
 def test_new_files_are_read_in_order_and_once(large: Inbox) -> None:
-    """Also those that no look has examined before they are reached, and one that has two names."""
+    """Also those that no look has examined before they are reached, and one with two names."""
     for number in range(9):
         large.write(f"b{number}", f"b{number}")
     (large.folder / "b8x").hardlink_to(large.folder / "b2")
@@ -62,7 +62,7 @@ def test_new_files_are_read_in_order_and_once(large: Inbox) -> None:
 
 
 def test_links_to_files_elsewhere(large: Inbox) -> None:
-    """An entry that is a link has an inode of its own. One that leads nowhere is no file yet."""
+    """A link as an entry has its own inode. One that leads nowhere is not a file yet."""
     for number in range(9):
         (large.folder.parent / f"real{number}").write_text(f"b{number}\n")
         (large.folder / f"b{number}").symlink_to(large.folder.parent / f"real{number}")
@@ -75,7 +75,7 @@ def test_links_to_files_elsewhere(large: Inbox) -> None:
 
 
 def test_a_folder_that_is_away_for_a_moment_is_not_empty(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merge of all lists forgets the files that are gone, but not all files: they would be read again."""
+    """A merge of all lists forgets deleted files, but not all files: they would be read again."""
     for _ in range(3):
         inbox.leave()
     monkeypatch.setattr("conduit_dagster.connectors.file.file_scan.list_many", lambda *_: [])
@@ -87,7 +87,7 @@ def test_a_folder_that_is_away_for_a_moment_is_not_empty(inbox: Inbox, monkeypat
 
 
 def test_a_folder_that_tells_other_inodes_than_its_files(large: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As layers of some file systems do: nothing is taken for another file, and nothing left out."""
+    """As layers of some file systems do: no file is mistaken for another, and none is left out."""
     real = FolderEntries.now
     monkeypatch.setattr(FolderEntries, "now", lambda self: [(path, inode + 10**9) for path, inode in real(self)])
     for number in range(9):

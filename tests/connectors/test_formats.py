@@ -46,7 +46,7 @@ def test_opencdc_json_is_conduits_layout() -> None:
 
 @pytest.mark.parametrize("case", ["passthrough-raw", "passthrough-raw-odd-lines", "format-template-sprig"])
 def test_golden(case: str) -> None:
-    """What Conduit wrote is what comes out."""
+    """The output equals Conduit's."""
     if not (GOLDEN / case).is_dir():
         pytest.skip(f"no golden cases at {GOLDEN}")
     pipeline = json.loads((GOLDEN / case / "pipeline.yaml").read_text())["pipelines"][0]
@@ -89,7 +89,7 @@ RECORD = st.builds(
 
 @given(st.lists(RECORD))
 def test_opencdc_json_equals_the_records_own_layout(block: list[Record]) -> None:
-    """One line for each record as ``record.encode`` writes it, metadata shared or not; it reads back."""
+    """One line for each record as written by ``record.encode``, metadata shared or not; it can be read back."""
     lines, refused = make_format("opencdc/json").encode_block(block)
     assert refused == []
     split = lines.split(b"\n")[:-1]
@@ -135,7 +135,7 @@ def test_a_template_that_fails_refuses_its_record() -> None:
 
 @pytest.mark.parametrize("made", all_formats(), ids=lambda made: type(made).__name__)
 def test_a_record_that_cannot_be_encoded_is_refused_alone(made: Format) -> None:
-    """Lone surrogates, integers too long to write, nesting too deep: no exception of the block."""
+    """Lone surrogates, integers too long to write, nesting too deep: the block does not raise."""
     deep: Any = {}
     for _ in range(5000):
         deep = {"d": deep}
@@ -147,7 +147,7 @@ def test_a_record_that_cannot_be_encoded_is_refused_alone(made: Format) -> None:
 
 
 def test_an_empty_block_is_no_bytes() -> None:
-    """Not a line end either."""
+    """Nor a line end."""
     assert [made.encode_block([]) for made in all_formats()] == [(b"", [])] * 4
 
 
@@ -177,5 +177,5 @@ def test_what_is_not_known_is_refused_with_what_is(name: str, options: str, mess
 
 
 def test_the_common_template_takes_the_fast_way() -> None:
-    """Whatever blanks are in it."""
+    """Whatever white space it contains."""
     assert isinstance(make_format("template", "{{toJson   .Payload.After}}"), PayloadAsJson)

@@ -1,4 +1,4 @@
-"""The generator: the same records whenever a range is read again, at the rate asked for, resumable."""
+"""The generator: the same records whenever a range is read again, at the requested rate, resumable."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_it_ends_at_the_record_count() -> None:
 
 
 def test_the_rate_is_kept() -> None:
-    """Never ahead of the rate, counted from the start of the run."""
+    """Never faster than the rate, counted from the start of the run."""
     began, source = time.monotonic(), make(**STRUCTURED, rate="1000")
     position = source.latest(0, Limit(10**6, 10**9))
     while position < 100:

@@ -24,7 +24,7 @@ ROWS: list[Row] = [(b"k%d" % i, b"%d" % i if i % 9 else None) for i in range(24)
 
 @pytest.fixture(scope="module")
 def gaps(kafka_server: KafkaServer) -> str:
-    """Messages of transactions, committed and aborted, plain ones between them, and an aborted one at the end."""
+    """Messages of transactions, committed and aborted, with plain ones between them, and an aborted one at the end."""
     topic = kafka_server.topic(2)
     for partition in (0, 1):
         for number in range(4):
@@ -51,7 +51,7 @@ class TestKafkaSource(SourceConformance):
 
 
 class TestSeveralPartitions(SourceConformance):
-    """Two topics, three partitions: they have no order among them, so a limit decides which comes first."""
+    """Two topics, three partitions: they have no common order, so a limit decides which comes first."""
 
     @pytest.fixture
     def make(self, tmp_path: Path, kafka_server: KafkaServer, gaps: str, dense: str) -> Make:

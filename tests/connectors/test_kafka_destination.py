@@ -1,4 +1,4 @@
-"""The kafka destination: what a message holds, which records are refused, and that a delivery is there once."""
+"""The kafka destination: a message's content, which records are refused, and that a delivery is there once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _deliver(lab: KafkaLab, destination: Any, records: list[Record]) -> None:
 
 @pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once", "at-most-once"])
 def test_payloads_and_keys(lab: KafkaLab, strategy: str) -> None:
-    """Raw data as it is, line feeds included; a document as JSON; no payload is a tombstone, no key is none."""
+    """Raw data unchanged, including line feeds; a document as JSON; no payload is a tombstone, no key is none."""
     topic = lab.server.topic()
     destination = lab.destination(topic, strategy=strategy)
     records = [
@@ -74,7 +74,7 @@ def test_a_template_may_give_several_lines(lab: KafkaLab) -> None:
 
 
 def test_headers_pass_through_in_order_with_records_that_have_none(lab: KafkaLab) -> None:
-    """Also one that is no text; the order of a key is kept between both ways of writing."""
+    """Also one that is not text; the order of a key is the same in both ways of writing."""
     topic = lab.server.topic()
     plain, headed = {"x": "y"}, {"kafka.header.a": "1", "kafka.header.b.base64": "/w=="}
     records = [Record(i, headed if i in (2, 3) else plain, b"%d" % i, b"k") for i in range(6)]
@@ -129,7 +129,7 @@ def _java(key: bytes, partitions: int) -> int:
 
 
 def test_each_record_names_its_topic(lab: KafkaLab) -> None:
-    """A topic that is missing is created; records of several topics in one block keep their order."""
+    """A missing topic is created; records of several topics in one block keep their order."""
     a, b = lab.server.topic(), f"new-{lab.root.name}-{lab.server.port}"
     names = [{"opencdc.collection": a}, {"opencdc.collection": b}]
     records = [Record(i, names[i % 2], {"i": i}) for i in range(20)]
@@ -139,7 +139,7 @@ def test_each_record_names_its_topic(lab: KafkaLab) -> None:
 
 
 def test_a_record_that_names_no_topic_is_refused_while_it_is_staged(lab: KafkaLab) -> None:
-    """So is one that would write where deliveries or Kafka's own offsets are kept."""
+    """So is one that would write where deliveries or Kafka's own offsets are stored."""
     topic = lab.server.topic()
     names = [topic, "", "a b", "x" * 250, "..", "conduit-deliveries", "__consumer_offsets", topic]
     destination = lab.destination(BY_COLLECTION)
@@ -150,7 +150,7 @@ def test_a_record_that_names_no_topic_is_refused_while_it_is_staged(lab: KafkaLa
 
 
 def test_topics_that_must_not_be_created(lab: KafkaLab) -> None:
-    """One fixed topic: fatal before anything is read. Named by records: just these are refused, all at once."""
+    """One fixed topic: fatal before anything is read. Topics from records: only those are refused, all at once."""
     topic = lab.server.topic()
     with pytest.raises(FatalError) as error:
         lab.destination("none-of-it", create_topics="never").check()
@@ -246,7 +246,7 @@ def test_an_aborted_transaction_is_seen_by_readers_of_everything(lab: KafkaLab) 
 
 
 def test_an_owner_that_was_fenced_writes_nothing(lab: KafkaLab) -> None:
-    """In the middle of a transaction another run takes over: the old one gets an error that passes."""
+    """In the middle of a transaction another run takes over: the old one gets a transient error."""
     topic = lab.server.topic()
     old, new = lab.destination(topic), lab.destination(topic)
     old.fence(1)
@@ -285,7 +285,7 @@ def test_a_delivery_without_records_writes_nothing(lab: KafkaLab) -> None:
 
 
 def test_an_open_transaction_of_another_pipeline_does_not_hide_a_hash(lab: KafkaLab) -> None:
-    """The last stable offset lies before our hash: it is waited for, never taken for the end."""
+    """The last stable offset is before our hash: it is waited for, and not mistaken for the end."""
     topic, deliveries = lab.server.topic(), lab.server.topic(cleanup_policy="compact")
     mine = lab.destination(topic, deliveries_topic=deliveries, timeout="2s")
     other = lab.destination(lab.server.topic(), deliveries_topic=deliveries)
@@ -309,7 +309,7 @@ def test_an_open_transaction_of_another_pipeline_does_not_hide_a_hash(lab: Kafka
 
 
 def test_old_hashes_are_dropped(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a delivery of a step that old is refused rather than written twice, also by another process."""
+    """And a delivery of such an old step is refused rather than written twice, also by another process."""
     monkeypatch.setattr(delivery_claims, "KEPT_STEPS", 100)
     topic = lab.server.topic()
     destination = lab.destination(topic)

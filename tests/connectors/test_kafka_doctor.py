@@ -1,4 +1,4 @@
-"""What ``validate`` and ``doctor`` say of pipelines with Kafka, before anything is read."""
+"""What ``validate`` and ``doctor`` report on pipelines with Kafka, before anything is read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _kafka(settings: dict[str, str], kind: str = "source") -> dict[str, Any]:
 
 
 def test_settings_that_mean_nothing_here_are_named(lab: Lab) -> None:
-    """A file of Conduit's is valid, and says what has no effect."""
+    """A file from Conduit is valid, and settings without effect are named."""
     settings = {
         "servers": "h:9092", "topics": "orders", "commitOffsetsSize": "1000", "retryGroupJoinErrors": "true",
         "sdk.batch.size": "100", "clientID": "mine",
@@ -50,7 +50,7 @@ def test_exactly_once_needs_all_acks(lab: Lab) -> None:
 def test_doctor_says_what_to_type(
     lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A topic that is missing, on either side; then all is well."""
+    """A missing topic, on either side; then everything is fine."""
     monkeypatch.chdir(lab.root)
     monkeypatch.setattr(checks, "_spark", lambda project: checks.Check("spark", "ok", "not what is tested"))
     name, out = f"d-{kafka_server.topic()}", kafka_server.topic()

@@ -1,4 +1,4 @@
-"""The page ``docs/connectors/kafka.md``: its pipeline runs, and its permissions are those that are needed."""
+"""The page ``docs/connectors/kafka.md``: its pipeline runs, and its permissions are sufficient."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ super.users=User:ANONYMOUS
 def test_the_pipeline_of_the_page(
     tmp_path: Path, spark: SparkSession, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With topics of its own."""
+    """With its own topics."""
     own, lab = secrets.token_hex(4), Lab(tmp_path, spark)
     [pipeline] = re.findall(r"^```yaml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     names = {name: kafka_server.topic(name=f"{name}-{own}") for name in ("orders", "paid-orders", "dead-orders")}
@@ -52,7 +52,7 @@ def test_the_pipeline_of_the_page(
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[KafkaServer]:
-    """A broker with ACLs, whose user conduit may do nothing yet."""
+    """A broker with ACLs, whose user conduit has no permissions yet."""
     with running_kafka(_AUTHORIZER, [with_login("LOGIN", "conduit", "open-sesame-7")]) as server:
         yield server
 
@@ -89,7 +89,7 @@ def test_the_permissions_of_the_page_are_enough_and_needed(guarded: KafkaServer,
 
 
 def _bindings(command: str) -> list[Any]:
-    """What a command of the page adds."""
+    """What a command on the page adds."""
     words = shlex.split(command)[1:]
     given = dict(pairwise(words))
     kinds = {"--topic": admin.ResourceType.TOPIC, "--transactional-id": admin.ResourceType.TRANSACTIONAL_ID}

@@ -55,7 +55,7 @@ class Pipe:
         )  # fmt: skip
 
     def feed(self, numbers: range) -> None:
-        """Messages with these numbers, in transactions of ten, each second one followed by one that is aborted."""
+        """Messages with these numbers, in transactions of ten, every second one followed by an aborted one."""
         for first in range(numbers.start, numbers.stop, 10):
             rows = [(b"%d" % (i % 5), b'{"i": %d}' % i) for i in range(first, min(first + 10, numbers.stop))]
             self.server.transaction(self.source, rows, partition=first // 10 % 3)
@@ -63,7 +63,7 @@ class Pipe:
                 self.server.transaction(self.source, [(b"x", b'{"i": -1}')], first // 10 % 3, commit=False)
 
     def run(self) -> None:
-        """Runs it; again after a transient error, as recovery does."""
+        """Run it; again after a transient error, as recovery does."""
         for _ in range(5):
             result = self.lab.run()
             if not isinstance(result.error, TransientError):
@@ -71,7 +71,7 @@ class Pipe:
         assert result.error is None, result.error
 
     def require(self, count: int) -> None:
-        """All of them are there, for two readers of committed messages; the dead letter too."""
+        """All of them exist, for two readers of committed messages; the dead letter too."""
         for _ in range(2):
             found = Counter(value["i"] for value in self.server.values(self.target))
             assert found == Counter(i for i in range(count) if i != 13)
@@ -124,7 +124,7 @@ def test_a_broker_that_dies_while_it_is_written_to(lab: Lab, kafka_server: Kafka
 
 
 def test_messages_go_through_the_log(lab: Lab, kafka_server: KafkaServer) -> None:
-    """How many there are is known only when they were read: they are logged before the step."""
+    """Their number is known only after reading: they are logged before the step."""
     pipe = Pipe(kafka_server, lab, log="records")
     pipe.feed(range(60))
     pipe.run()
@@ -156,7 +156,7 @@ def _rows(numbers: range) -> list[tuple[bytes | None, bytes | None]]:
 
 
 def test_several_tasks_read_a_topic_without_gaps(lab: Lab, kafka_server: KafkaServer) -> None:
-    """And a step in which there is one after all stops, and nothing of it is delivered."""
+    """If a step contains one after all, it stops, and nothing of it is delivered."""
     topic = kafka_server.topic(3)
     _to_file(lab, kafka_server, topic, **{"dense-offsets": "true"})
     kafka_server.send(topic, _rows(range(100)))
@@ -174,7 +174,7 @@ def test_several_tasks_read_a_topic_without_gaps(lab: Lab, kafka_server: KafkaSe
 def test_a_large_step_is_shared_until_a_task_meets_a_gap(
     lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then one task reads it again: nothing is lost or doubled, and dead letters are those of one task."""
+    """Then one task reads it again: nothing is lost or duplicated, and dead letters are those of one task."""
     topic, tasks = kafka_server.topic(3), list[int]()
     _refusing(lab, kafka_server, topic)
     run = Stager._run
@@ -200,7 +200,7 @@ def test_a_large_step_is_shared_until_a_task_meets_a_gap(
 
 
 def _long(numbers: range) -> list[tuple[bytes | None, bytes | None]]:
-    """Documents of 8 KB: a few hundred are worth several tasks."""
+    """Documents of 8 KB: a few hundred justify several tasks."""
     return [(None, b'{"i": %d, "text": "%s"}' % (i, b"x" * 8_000)) for i in numbers]
 
 
@@ -224,7 +224,7 @@ def _refusing(lab: Lab, server: KafkaServer, topic: str) -> None:
 def test_both_ways_on_after_messages_are_gone(
     lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the error says them: the command, and the setting."""
+    """As the error says: the command, and the setting."""
     topic = kafka_server.topic()
     (lab.root / "conduit.yaml").write_text("log: {level: info}\n")
     monkeypatch.chdir(lab.root)

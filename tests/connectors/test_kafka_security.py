@@ -27,7 +27,7 @@ Settings = dict[str, str]
 
 
 class Secured(NamedTuple):
-    """A broker with a listener for each way, and what clients need for them."""
+    """A broker with a listener for each method, and what clients need for them."""
 
     server: KafkaServer
     authority: str
@@ -51,7 +51,7 @@ class Secured(NamedTuple):
         return {**self.login(mechanism, password), **self.tls("BOTH")}
 
     def mutual(self, client: Certificate | None) -> Settings:
-        """Settings for the listener that wants a client's certificate."""
+        """Settings for the listener that requires a client certificate."""
         return self.tls("MUTUAL", **({"clientCert": client.chain, "clientKey": client.key} if client else {}))
 
 
@@ -106,7 +106,7 @@ def test_records_go_in_and_out(way: str, secured: Secured, tmp_path: Path) -> No
 def test_a_pipeline_with_its_password_and_authority_in_files(
     secured: Secured, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Through Spark's tasks; what was staged and stored holds no password."""
+    """Through Spark's tasks; staged and stored data contain no password."""
     lab, server = Lab(tmp_path, spark), secured.server
     topic, out = server.topic(), server.topic()
     server.send(topic, [(b"k", b"%d" % i) for i in range(10)])
@@ -133,7 +133,7 @@ def test_a_pipeline_with_its_password_and_authority_in_files(
 
 
 class Mistake(NamedTuple):
-    """Settings that can't work, and what is said of them."""
+    """Settings that can't work, and the expected messages."""
 
     settings: Callable[[Secured], Settings]
     code: str
@@ -188,7 +188,7 @@ MISTAKES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_clear_error(mistake: str, secured: Secured, tmp_path: Path) -> None:
-    """On the driver and in a task, of both sides: with its place and what to do, and without a secret."""
+    """On the driver and in a task, for both sides: with its place and the fix, and without a secret."""
     known, lab = MISTAKES[mistake], KafkaLab(secured.server, tmp_path)
     topic = secured.server.topic()
     secured.server.send(topic, [(b"k", b"1")])

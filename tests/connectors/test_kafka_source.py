@@ -1,4 +1,4 @@
-"""The kafka source: which messages are read, and what it says of those that are gone."""
+"""The kafka source: which messages are read, and the errors for those that are gone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lab(kafka_server: KafkaServer, tmp_path: Path) -> KafkaLab:
 
 
 def test_a_record_has_what_the_message_has(lab: KafkaLab) -> None:
-    """A header that is no text comes as base64, nothing of it is lost; the position names the message."""
+    """A header that is not text is base64, without loss; the position names the message."""
     topic = lab.server.topic(2)
     lab.server.send(topic, [(b"\x00key", b"\xffvalue")], 1, headers=[("a", b"x"), ("b", b"\xff"), ("c", None)])
     lab.server.send(topic, [(None, None)], 1)
@@ -49,7 +49,7 @@ def test_a_record_has_what_the_message_has(lab: KafkaLab) -> None:
 
 
 def test_only_committed_messages_are_read(lab: KafkaLab) -> None:
-    """A step ends before an open transaction, and the end of an aborted one is no end of the range."""
+    """A step ends before an open transaction, and the end of an aborted one is not the end of the range."""
     topic = lab.server.topic()
     lab.server.transaction(topic, ROWS[:3])
     lab.server.transaction(topic, ROWS[3:6], commit=False)
@@ -78,7 +78,7 @@ def test_a_range_that_holds_nothing_but_gaps_ends(lab: KafkaLab) -> None:
 
 
 def test_a_compacted_topic_is_read_around_its_gaps(lab: KafkaLab) -> None:
-    """What compaction removes between two reads of a range is replaced by a later message, never lost."""
+    """A message that compaction removes between two reads of a range is replaced by a later one, never lost."""
     topic = lab.server.topic(
         cleanup_policy="compact", segment_bytes="1048576", segment_ms="100", min_cleanable_dirty_ratio="0.001",
         max_compaction_lag_ms="200",
@@ -105,7 +105,7 @@ def test_a_compacted_topic_is_read_around_its_gaps(lab: KafkaLab) -> None:
 
 @pytest.mark.parametrize(("start", "expected"), [("latest", [b"new"]), ("", [b"new"]), ("earliest", [b"old", b"new"])])
 def test_where_it_starts(lab: KafkaLab, start: str, expected: list[bytes]) -> None:
-    """Kept as a position at the first run: what comes between that and the first step is read."""
+    """Stored as a position at the first run: messages between that and the first step are read."""
     topic = lab.server.topic()
     lab.server.send(topic, [(None, b"old")])
     source = lab.source(topic, start_from=start)
@@ -134,7 +134,7 @@ def test_reading_from_the_beginning_as_in_conduit() -> None:
 
 
 def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(lab: KafkaLab) -> None:
-    """Also by a source that began with the latest messages: what is new there was never seen."""
+    """Also by a source that began with the latest messages: new ones were never seen."""
     prefix = lab.server.topic()
     source = lab.source(f"^{prefix}.*", start_from="latest")
     lab.server.send(prefix, ROWS[:1])
@@ -150,7 +150,7 @@ def test_partitions_and_topics_that_come_later_are_read_from_their_beginning(lab
 
 
 def test_a_topic_made_anew_is_noticed(lab: KafkaLab) -> None:
-    """The same name and even the same offsets: its id tells. The error says both ways on; skip takes one."""
+    """The same name and even the same offsets: its id tells. The error names both ways to continue; skip takes one."""
     topic = lab.server.topic()
     lab.server.send(topic, ROWS[:3])
     source = lab.source(topic)
@@ -178,7 +178,7 @@ def _made(lab: KafkaLab, topic: str) -> bool:
 
 
 def test_a_topic_of_a_pattern_that_was_deleted_is_told(lab: KafkaLab) -> None:
-    """Nobody knows whether it was read to its end."""
+    """It is unknown whether it was read to its end."""
     topic, other = lab.server.topic(), lab.server.topic()
     lab.server.send(topic, ROWS[:1])
     source = lab.source(f"{other},^{topic}")
@@ -192,7 +192,7 @@ def test_a_topic_of_a_pattern_that_was_deleted_is_told(lab: KafkaLab) -> None:
 
 
 def test_messages_that_retention_removed_unread_are_told(lab: KafkaLab) -> None:
-    """Never skipped by default; one that was read before it was removed is none of them."""
+    """Never skipped by default; one that was read before its removal does not count."""
     topic = lab.server.topic()
     lab.server.send(topic, ROWS)
     source, skipping = lab.source(topic), lab.source(topic, on_gone="skip")
@@ -247,7 +247,7 @@ def test_a_group_is_told_only_when_it_is_wanted(lab: KafkaLab, commits: bool) ->
 
 
 def test_a_broker_that_is_silent_is_an_outage(lab: KafkaLab) -> None:
-    """On the driver and in a task, after a bounded time; then the same source goes on."""
+    """On the driver and in a task, after a bounded time; then the same source continues."""
     topic = lab.server.topic()
     lab.server.send(topic, ROWS)
     source = lab.source(topic, timeout="2s")
@@ -262,7 +262,7 @@ def test_a_broker_that_is_silent_is_an_outage(lab: KafkaLab) -> None:
 
 
 def test_a_broker_that_restarts_in_the_middle_of_a_range(lab: KafkaLab) -> None:
-    """The reader waits for it and goes on: every message once."""
+    """The reader waits for it and continues: every message once."""
     topic = lab.server.topic()
     rows = [(None, b"%d" % i + b"x" * 5_000) for i in range(4_000)]
     lab.server.send(topic, rows)

@@ -27,7 +27,7 @@ def lab(kafka_server: KafkaServer, tmp_path: Path) -> KafkaLab:
 
 
 def test_no_partition_waits_for_another() -> None:
-    """In sum the limit, or all that there is; the small ones are taken whole."""
+    """In sum the limit, or everything there is; small ones are taken whole."""
     a, b, c = (("t", number) for number in range(3))
     assert shares({a: 100, b: 3, c: 100}, 23) == {a: 10, b: 3, c: 10}
     assert shares({a: 1, b: 2}, 100) == {a: 1, b: 2}
@@ -36,7 +36,7 @@ def test_no_partition_waits_for_another() -> None:
 
 
 def test_bytes_are_shared_as_messages_are() -> None:
-    """A partition with small messages leaves its rest to others; each gets on, however large a message is."""
+    """A partition with small messages leaves its rest to others; each makes progress, however large a message is."""
     a, b, c = (("t", number) for number in range(3))
     assert within_bytes({a: 100, b: 100, c: 100}, {a: 1.0, b: 10.0, c: 100.0}, 1_000) == {a: 100, b: 45, c: 4}
     assert within_bytes({a: 5, b: 5}, {a: 1_000.0, b: 10.0}, 100) == {a: 1, b: 5}
@@ -44,7 +44,7 @@ def test_bytes_are_shared_as_messages_are() -> None:
 
 
 def test_a_step_of_large_messages_is_limited_by_its_bytes(lab: KafkaLab) -> None:
-    """A megabyte each: of every partition as many as fit. Steps of small ones are limited by their number."""
+    """A megabyte each: from every partition as many as fit. Steps of small ones are limited by their number."""
     large, small, total = lab.server.topic(2), lab.server.topic(), 0
     for partition in range(2):
         lab.server.send(large, [(None, b"x" * 999_000)] * 20, partition)
@@ -110,7 +110,7 @@ def test_a_gap_in_a_topic_that_is_said_to_have_none_stops_the_step(lab: KafkaLab
 
 @pytest.mark.parametrize("settings", [{}, {"dense_offsets": "true"}, {"dense_offsets": "false"}])
 def test_how_a_large_step_is_cut(lab: KafkaLab, settings: dict[str, str]) -> None:
-    """By default on an assumption: a gap that no sample shows is told as such, and in one piece all is read."""
+    """By default by assumption: a gap that no sample shows is reported as such, and one piece reads everything."""
     topic = lab.server.topic()
     lab.server.send(topic, [(None, b"x" * 9_000)] * 700)
     lab.server.transaction(topic, ROWS[:2])
@@ -133,7 +133,7 @@ def test_how_a_large_step_is_cut(lab: KafkaLab, settings: dict[str, str]) -> Non
 
 
 def test_where_a_sample_shows_a_gap_one_task_reads_at_once(lab: KafkaLab) -> None:
-    """As in a topic of transactions, whose last offset is a mark."""
+    """As in a topic of transactions, whose last offset is a marker."""
     topic = lab.server.topic()
     lab.server.transaction(topic, [(None, b"x" * 9_000)] * 700)
     source = lab.source(topic)

@@ -22,7 +22,7 @@ from conduit_dagster.sdk import ConnectorContext, Delivery, Rows, WriterTask
 
 
 def make(root: Path, **more: str) -> ParquetDestination:
-    """One that writes to ``ROOT/out``."""
+    """A destination that writes to ``ROOT/out``."""
     context = ConnectorContext("p", "out", str(root), Clock(7), "exactly-once")
     return ParquetDestination(ParquetDestinationSettings.model_validate({"path": "out", **more}), context)
 
@@ -65,7 +65,7 @@ def test_rows_and_documents_are_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_columns_of_any_kind_stay_what_they_are(tmp_path: Path) -> None:
-    """What documents have no value for; a document then can't fill them."""
+    """Values that documents can't express; a document then can't fill them."""
     given = {
         "b": pa.array([b"\xff"]),
         "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
@@ -89,7 +89,7 @@ def test_rows_that_do_not_fit_are_nacked_one_by_one(tmp_path: Path) -> None:
 
 
 def test_one_row_that_does_not_fit_leaves_the_others(tmp_path: Path) -> None:
-    """Also where documents could not hold the others: infinity, bytes."""
+    """Also if documents could not hold the others: infinity, bytes."""
     exact = [1_000, 2_000, 3_001, 4_000]
     given = columns(
         x=pa.array([float("inf")] * 4), b=pa.array([b"\xff"] * 4), t=pa.array(exact, pa.timestamp("ns", "UTC"))

@@ -105,7 +105,7 @@ def test_random_histories(moves: list[tuple[str, int, int]]) -> None:
 @settings(max_examples=40)
 @given(moves=HISTORIES)
 def test_runs_that_drain_a_folder_with_many_files(moves: list[tuple[str, int, int]]) -> None:
-    """As above, in folders of which one look examines one finished and one new file: a run's horizon examines all."""
+    """As above, in folders where one look examines one finished and one new file: a run's horizon examines all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry_turns, "EXAMINED_AT_ONCE", 1)
         compare(moves, drains=True)

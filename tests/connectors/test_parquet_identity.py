@@ -1,4 +1,4 @@
-"""The parquet source: the rows of a range are those of the file that was planned, whatever becomes of its name."""
+"""The parquet source: the rows of a range are those of the planned file, whatever happens to its name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(root: Path, path: str = "in") -> ParquetSource:
 
 
 def write(path: Path, numbers: list[int]) -> None:
-    """Puts a file into its place at once."""
+    """Replace it with a file at once."""
     path.parent.mkdir(exist_ok=True)
     pq.write_table(pa.table({"i": numbers}), path.with_name(".new"), row_group_size=4)
     path.with_name(".new").replace(path)
@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_file_that_is_replaced_between_plan_and_task(tmp_path: Path, path: Path) -> None:
-    """By rows that fit as well: the task does not read them, and the plan is refused."""
+    """Even with rows that fit: the task does not read them, and the plan is refused."""
     source = make(tmp_path)
     end = source.latest(source.initial(), ALL)
     splits = source.split(source.initial(), end, 3)
@@ -61,7 +61,7 @@ def test_a_file_that_is_replaced_between_plan_and_task(tmp_path: Path, path: Pat
 
 
 def test_a_file_that_is_replaced_and_put_back(tmp_path: Path, path: Path) -> None:
-    """Afterwards all is as it was: only what the task itself opened tells."""
+    """Afterwards everything is as before: only what the task itself opened tells."""
     source = make(tmp_path)
     end = source.latest(source.initial(), ALL)
     splits = source.split(source.initial(), end, 1)
@@ -85,7 +85,7 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path: Path, path: Path) ->
 
 
 def test_the_same_content_in_another_file_is_read(tmp_path: Path, path: Path) -> None:
-    """A file that was copied to where it was: its mark tells, and is taken of what is read."""
+    """A file copied over itself: its mark tells, and is taken from what is read."""
     source = make(tmp_path)
     splits = source.split(source.initial(), source.latest(source.initial(), ALL), 2)
     write(path, OLD)
@@ -107,7 +107,7 @@ def test_a_plan_of_the_version_before(tmp_path: Path, path: Path) -> None:
 def test_a_footer_is_remembered_of_the_file_that_was_opened(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The path is given to another file between the listing and the opening; then the first one is put back."""
+    """The path is given to another file between listing and opening; then the first one is put back."""
     source, read_footer = make(tmp_path), parquet_scan.read_footer
 
     def replaced(url: str) -> Any:

@@ -1,4 +1,4 @@
-"""Finished Parquet files leave the position, into lists: the same records and places come as if they stayed."""
+"""Finished Parquet files leave the position, into lists: the same records and places as if they had stayed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_unchanged_finished_file_is_not_opened_again(
 def test_many_finished_files_are_examined_in_turns(
     tmp_path: Path, inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What replaces one, or is gone, shows at once; what is written over one in its turn, and in a drained run."""
+    """Replaced and deleted files show at once; overwritten ones in their turn, and in a drained run."""
     monkeypatch.setattr(entry_turns, "EXAMINED_AT_ONCE", 2)
     for name in "abcdefg":
         inbox.put(name, 1)
@@ -98,7 +98,7 @@ def test_many_finished_files_are_examined_in_turns(
 def test_new_files_of_a_large_folder_are_read_in_order_and_once(
     inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that no look examines before they are reached, and a link to a finished file that no look examines."""
+    """Also those that no look examines before they are reached, and an unexamined link to a finished file."""
     monkeypatch.setattr(entry_turns, "EXAMINED_AT_ONCE", 2)
     for name in "abcdefg":
         inbox.put(name, 1)
@@ -147,7 +147,7 @@ def test_a_horizon_leaves_out_what_is_written_later(inbox: Inbox, reader: Reader
 def test_splits_are_made_without_listing_the_folder(
     inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those of a step that follows another one in flight; a new process lists it once for each range."""
+    """Also those of a step after another one in flight; a new process lists it once for each range."""
     for name in "abcd":
         inbox.put(name, 2)
     lists, listing = list[str](), parquet_folder.ListedFiles.files
@@ -175,7 +175,7 @@ def test_splits_are_made_without_listing_the_folder(
 
 
 def test_counts_say_how_many_files_were_read(inbox: Inbox, reader: Reader) -> None:
-    """Those in lists as well: they are not in the position that is shown."""
+    """Including those in lists: they are not in the position that is shown."""
     inbox.put("a", 2)
     reader.step()
     inbox.put("b", 2)
@@ -199,7 +199,7 @@ def test_a_copy_that_comes_back_is_read_again(inbox: Inbox, reader: Reader) -> N
 
 
 def test_ranges_over_many_steps(tmp_path: Path, inbox: Inbox, reader: Reader) -> None:
-    """As a rewind asks for them, in a new process: forwards, and backwards nothing."""
+    """As a rewind needs them, in a new process: forwards, and backwards nothing."""
     for number in range(9):
         inbox.put(str(number), 2)
         reader.step()
@@ -259,7 +259,7 @@ def test_missing_list_says_what_to_do(inbox: Inbox, reader: Reader) -> None:
 
 
 def test_an_old_position_goes_on(tmp_path: Path, inbox: Inbox) -> None:
-    """With its old place, of which names of stored plans are made."""
+    """With its old place, which is part of the names of stored plans."""
     before, after = Reader(tmp_path, 1, None), Reader(tmp_path, 1, MemoryValues())
     inbox.put("a", 2)
     before.step()
@@ -289,7 +289,7 @@ def test_the_place_of_a_boundary_does_not_depend_on_the_steps(tmp_path: Path, in
 
 
 def test_what_a_step_stores_does_not_grow(inbox: Inbox, reader: Reader) -> None:
-    """400 files, ten a step."""
+    """400 files, ten per step."""
     reader.leaves_at, sizes = 1, list[int]()
     for step in range(40):
         for number in range(10):

@@ -1,4 +1,4 @@
-"""The parquet source: which rows a range holds, and what becomes of files that come, change and go."""
+"""The parquet source: which rows a range contains, and what happens to files that come, change and go."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALL = Limit(10**9, 10**12)
 
 
 def make(root: Path, path: str = "in", **more: str) -> ParquetSource:
-    """One that reads ``ROOT/in``."""
+    """A source that reads ``ROOT/in``."""
     context = ConnectorContext("p", "in", str(root), Clock(7), "exactly-once")
     return ParquetSource(ParquetSourceSettings.model_validate({"path": path, **more}), context)
 
@@ -56,7 +56,7 @@ def test_files_by_name_and_hidden_ones_not(tmp_path: Path) -> None:
 
 
 def test_what_comes_later_follows(tmp_path: Path) -> None:
-    """Also under a name that sorts before those that were read; files that are gone are forgotten."""
+    """Also under a name that sorts before those already read; deleted files are forgotten."""
     write(tmp_path / "in" / "m.parquet", range(10))
     source = make(tmp_path)
     first = source.latest(source.initial(), ALL)
@@ -181,7 +181,7 @@ def test_the_same_footer_with_other_values_is_another_file(tmp_path: Path) -> No
 
 
 def test_times_as_spark_writes_them(tmp_path: Path) -> None:
-    """INT96, of years that nanoseconds can't count to."""
+    """INT96, of years that nanoseconds can't represent."""
     (tmp_path / "in").mkdir()
     far = pa.table({"t": pa.array([253_402_214_400_000_000], pa.timestamp("us"))})
     pq.write_table(far, tmp_path / "in" / "a.parquet", use_deprecated_int96_timestamps=True)
@@ -225,7 +225,7 @@ def test_every_row_once_however_it_is_cut(
     n: int,
     rows: bool,
 ) -> None:
-    """Steps of at most so many rows, in so many splits; and from the boundary behind any record it goes on there."""
+    """Steps of a number of rows, in a number of splits; reading continues at the boundary after any record."""
     root, first = tmp_path_factory.mktemp("cut"), 0
     for number, size in enumerate(sizes):
         write(root / "in" / f"{number}.parquet", range(first, first + size), group)

@@ -1,4 +1,4 @@
-"""What another database's changes are here: rows that get another key, updates that leave values out, truncates."""
+"""Changes from another database: rows that get another key, updates that omit values, truncates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def moved(old: int, new: int, **fields: Any) -> Record:
 
 
 def partial(number: int, lacks: str, **fields: Any) -> Record:
-    """An update that left out what it did not change."""
+    """An update that omitted the columns it did not change."""
     return Record(number, {UNCHANGED_TOAST: lacks}, {"id": number, **fields}, {"id": number}, operation="update")
 
 
@@ -56,7 +56,7 @@ def test_a_row_gets_another_key_and_keeps_what_the_record_does_not_name(lab: Pos
 
 
 def test_keys_move_along_a_chain_within_a_delivery(lab: PostgresLab) -> None:
-    """Row by row: one change needs the one before it."""
+    """Row by row: each change needs the one before it."""
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b')")
     records = [moved(1, 2, a="x"), moved(2, 3, a="y"), create(1, a="new"), moved(1, 2, a="z"), change("delete", 3)]
     lab.deliver(lab.destination(), records)
@@ -64,7 +64,7 @@ def test_keys_move_along_a_chain_within_a_delivery(lab: PostgresLab) -> None:
 
 
 def test_rows_refer_to_the_row_with_another_key(lab: PostgresLab) -> None:
-    """It is updated, not deleted and inserted: nothing that refers to it is lost."""
+    """It is updated, not deleted and inserted: no row that refers to it is lost."""
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (7, 'c', 'd')")
     lab.execute(
         "CREATE TABLE u (t int REFERENCES t ON DELETE CASCADE ON UPDATE CASCADE); INSERT INTO u VALUES (1), (7)"
@@ -89,7 +89,7 @@ def test_a_row_that_is_not_there_comes_with_its_new_key(lab: PostgresLab, others
 
 @pytest.mark.parametrize("rows", ["(1, 'a', 'b'), (2, 'c', 'd')", "(1, 'a', 'b'), (2, 'c', 'd'), (3, 'e', 'f')"])
 def test_a_key_that_exists_is_replaced_only_on_demand(lab: PostgresLab, rows: str) -> None:
-    """One record alone is a set; a second one of the same row makes it row by row."""
+    """A single record is a set; a second one of the same row makes it row by row."""
     lab.execute(f"{TABLE}; INSERT INTO t VALUES {rows}")
     records = [moved(1, 2, a="x")]
     records += [moved(3, 4), moved(4, 5)] if "3" in rows else []
@@ -99,7 +99,7 @@ def test_a_key_that_exists_is_replaced_only_on_demand(lab: PostgresLab, rows: st
 
 
 def test_the_same_key_in_other_words_is_the_same_key(lab: PostgresLab) -> None:
-    """The database compares: the row is not its own obstacle."""
+    """The database compares: the row does not conflict with itself."""
     lab.execute("CREATE TABLE t (id numeric PRIMARY KEY, a text, b text); INSERT INTO t VALUES (1, 'a', 'b')")
     record = Record(1, {}, {"id": "1.0", "a": "x"}, {"id": "1.0"}, {"id": "1.00"}, "update")
     lab.deliver(lab.destination(on_conflict="update"), [record])
@@ -107,7 +107,7 @@ def test_the_same_key_in_other_words_is_the_same_key(lab: PostgresLab) -> None:
 
 
 def test_before_gives_the_old_key_by_column(lab: PostgresLab) -> None:
-    """With ``key`` and ``mapping``; what ``before`` lacks, or has no value for, is as it is in the new key."""
+    """With ``key`` and ``mapping``; values missing from ``before`` are taken from the new key."""
     lab.execute("CREATE TABLE t (x int, y int, v text, UNIQUE (x, y)); INSERT INTO t VALUES (1, 1, 'a'), (2, 2, 'b')")
     destination = lab.destination(key="x, y", mapping="xx:x")
     records = [
@@ -151,7 +151,7 @@ def test_what_an_update_left_out_stays(lab: PostgresLab, others: list[Record]) -
     ],
 )
 def test_without_its_row_such_an_update_is_a_nack(lab: PostgresLab, records: list[Record], place: int) -> None:
-    """Else nulls would stand for values that exist elsewhere."""
+    """Otherwise nulls would stand for values that exist elsewhere."""
     lab.execute(TABLE)
     assert rejected(lab, *records) == [(place, "postgres.unchanged_toast")]
     assert lab.rows() == []
@@ -233,7 +233,7 @@ def test_a_refused_row_beside_a_truncate_is_found(lab: PostgresLab) -> None:
 
 
 def test_a_delete_without_a_key_is_still_refused(lab: PostgresLab) -> None:
-    """Only what says that it is a truncate is one."""
+    """Only an explicit truncate is one."""
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b')")
     bare = Record(1, {}, operation="delete")
     other = Record(2, {TRUNCATE: "false"}, operation="delete")
@@ -244,7 +244,7 @@ def test_a_delete_without_a_key_is_still_refused(lab: PostgresLab) -> None:
 
 
 def test_tables_that_refer_to_each_other_are_truncated_together(lab: PostgresLab) -> None:
-    """As the other database did it, by one statement; records of one table never wait for those of another one."""
+    """As in the other database, by one statement; records of one table never wait for those of another."""
     lab.execute(f"CREATE SCHEMA s; {TABLE}; CREATE TABLE s.u (id int PRIMARY KEY, t int REFERENCES t)")
     destination = lab.destination(table=COLLECTION)
     records = [of("t", create(1)), of("s.u", create(1, t=1)), truncate(), truncate("s.u"), of("t", create(2))]
@@ -263,7 +263,7 @@ def test_a_table_that_others_refer_to_is_emptied_as_far_as_they_allow(lab: Postg
 
 @pytest.mark.parametrize("lost", ["DROP TABLE u", "CREATE TABLE v (t int REFERENCES u); INSERT INTO v VALUES (1)"])
 def test_of_several_truncates_the_one_at_fault_is_found(lab: PostgresLab, lost: str) -> None:
-    """One by one, as the engine sends what fails without a name."""
+    """One by one, as the engine sends what fails without naming a record."""
     lab.execute(f"{TABLE}; CREATE TABLE u (id int PRIMARY KEY); INSERT INTO t VALUES (1, 'a', 'b')")
     lab.execute("INSERT INTO u VALUES (1)")
     destination = lab.destination(table=COLLECTION)
@@ -305,7 +305,7 @@ def test_a_table_that_is_not_there_yet_is_empty(lab: PostgresLab) -> None:
 
 
 def test_each_collection_has_its_table(lab: PostgresLab) -> None:
-    """With and without a schema, in one delivery; keys are the records' own."""
+    """With and without a schema, in one delivery; keys come from the records."""
     lab.execute(f'{TABLE}; CREATE SCHEMA s; CREATE TABLE s."T" (n int PRIMARY KEY, v text)')
     records = [
         of("public.t", create(1, a="x")),
@@ -348,7 +348,7 @@ def test_a_dead_letter_from_staging_alone_says_as_much(lab: PostgresLab) -> None
 
 
 def test_references_may_be_left_unchecked(lab: PostgresLab) -> None:
-    """As the documentation says: by a parameter in the URL, or until the end of the transaction."""
+    """As documented: by a parameter in the URL, or until the end of the transaction."""
     lab.execute(f"{TABLE}; CREATE TABLE u (id int PRIMARY KEY, t int REFERENCES t)")
     late = [of("u", create(3, t=7)), of("t", create(7))]
     url = f"{lab.url}?options=-c%20session_replication_role%3Dreplica"
@@ -361,7 +361,7 @@ def test_references_may_be_left_unchecked(lab: PostgresLab) -> None:
 
 @pytest.mark.parametrize("on_conflict", ["error", "update", "ignore"])
 def test_keys_may_be_exchanged(lab: PostgresLab, on_conflict: str) -> None:
-    """Each row keeps what its record does not say; rows that refer to the keys stay."""
+    """Each row keeps what its record does not mention; rows that refer to the keys stay."""
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (2, 'c', 'd'), (3, 'e', 'f'), (9, 'x', 'y')")
     lab.execute("CREATE TABLE u (t int REFERENCES t); INSERT INTO u VALUES (1), (2)")
     destination = lab.destination(on_conflict=on_conflict)
@@ -373,7 +373,7 @@ def test_keys_may_be_exchanged(lab: PostgresLab, on_conflict: str) -> None:
 
 
 def test_keys_are_not_exchanged_where_references_would_follow(lab: PostgresLab) -> None:
-    """Rows are deleted for a moment: what refers to them would be deleted with them."""
+    """Rows are deleted for a moment: rows that refer to them would be deleted with them."""
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'b'), (2, 'c', 'd')")
     lab.execute("CREATE TABLE u (t int REFERENCES t ON DELETE CASCADE); INSERT INTO u VALUES (1)")
     assert rejected(lab, moved(1, 2, a="a"), moved(2, 1, a="c"))[0] == (0, "postgres.unique_violation")

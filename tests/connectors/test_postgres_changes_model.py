@@ -1,4 +1,4 @@
-"""Any history of changes of two tables, in any deliveries, beside a model that applies record by record."""
+"""Any history of changes of two tables, in any deliveries, compared with a model that applies record by record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES = st.sampled_from([[("a", "b", "c")], [("a", "b")], [("a", "b", "c"), ("a
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[list[Change]]:
-    """Few keys, so that they meet; kinds, shapes and truncates more or less often, as the draw has it."""
+    """Few keys, so that they collide; kinds, shapes and truncates with frequencies drawn at random."""
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, unique=True))
     kinds += ["truncate"] * draw(st.integers(0, 1))
     shapes = draw(SHAPES)
@@ -42,7 +42,7 @@ def histories(draw: st.DrawFn) -> list[list[Change]]:
 def test_any_history_leaves_what_its_records_leave_one_by_one(
     lab: PostgresLab, on_conflict: str, history: list[list[Change]], border: int, block: int
 ) -> None:
-    """However a delivery is cut into tasks and blocks; of its refused records all are named, and only those."""
+    """However a delivery is cut into tasks and blocks; all of its refused records are named, and only those."""
     lab.execute(create_tables())
     destination = lab.destination(table='{{ index .Metadata "opencdc.collection" }}', on_conflict=on_conflict)
     model = Model(on_conflict)
@@ -75,7 +75,7 @@ def test_any_history_leaves_what_its_records_leave_one_by_one(
 def test_any_exchange_of_keys_leaves_every_row(
     lab: PostgresLab, on_conflict: str, keys: list[int], order: list[int], block: int, data: st.DataObject
 ) -> None:
-    """As one statement of the source makes it, in any order of its rows, and between changes of other rows."""
+    """As one statement of the source produces it, in any order of its rows, and between changes of other rows."""
     lab.execute(create_tables() + "; INSERT INTO t SELECT n, n, n, n FROM generate_series(1, 6) n")
     kind = data.draw(st.sampled_from(["move", "partial move"]))
     moves = [

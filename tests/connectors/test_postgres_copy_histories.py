@@ -37,13 +37,13 @@ EVENTS = st.one_of(
 
 
 class Replica:
-    """A table made of records alone. What it is told twice, or too late, is an error."""
+    """A table made from records alone. A repeated or late change is an error."""
 
     def __init__(self) -> None:
         self.rows: dict[Any, Any] = {}
 
     def apply(self, record: Record) -> None:
-        """Applies a record."""
+        """Apply a record."""
         after: Any = record.after
         key, before = _id(record.key), _id(record.before)
         if record.operation in ("snapshot", "create"):
@@ -65,7 +65,7 @@ def _id(data: Any) -> Any:
 
 
 class History:
-    """A table, a source that is restarted at will, and transactions that are open meanwhile."""
+    """A table, a source that is restarted at any time, and transactions that are open meanwhile."""
 
     def __init__(self, lab: PostgresReading, kind: str) -> None:
         self.lab, self.kind = lab, kind
@@ -77,7 +77,7 @@ class History:
         self.open: psycopg.Connection[Any] | None = None
 
     def run(self, event: Any) -> None:
-        """Takes an event."""
+        """Take an event."""
         kind, *rest = event
         if kind == "step":
             self.step(rest[0])
@@ -95,7 +95,7 @@ class History:
                 self.change(connection, event)
 
     def begun(self, change: Any) -> None:
-        """A change in the transaction that stays open."""
+        """Make a change in the transaction that stays open."""
         if self.open is None:
             self.open = psycopg.connect(self.lab.url)
         try:
@@ -105,7 +105,7 @@ class History:
             self.end("rollback")
 
     def end(self, how: str) -> None:
-        """Ends the open transaction."""
+        """End the open transaction."""
         if self.open is not None:
             self.open.commit() if how == "commit" else self.open.rollback()
             self.open.close()
@@ -113,7 +113,7 @@ class History:
 
     @staticmethod
     def change(connection: psycopg.Connection[Any], change: Any) -> None:
-        """Makes a change; one that meets a lock or another row is not made."""
+        """Make a change; one that meets a lock or another row is not made."""
         statement = {
             "insert": "INSERT INTO h VALUES (%s, 1) ON CONFLICT DO NOTHING",
             "update": "UPDATE h SET v = v + 1 WHERE id = %s",
@@ -125,7 +125,7 @@ class History:
             connection.execute(statement, values)
 
     def step(self, records: int) -> None:
-        """Reads the next step."""
+        """Read the next step."""
         further = self.source.latest(travelled(self.position), Limit(records, 10**9))
         if further != self.position:
             for record in records_of(self.source, self.position, further):
@@ -134,7 +134,7 @@ class History:
             self.source.ack(self.position, 1)
 
     def drain(self) -> None:
-        """Reads all that is there."""
+        """Read everything."""
         self.end("commit")
         before: Any = None
         while before != self.position:

@@ -1,4 +1,4 @@
-"""The postgres destination: rows as the documents are, exactly once, whatever is repeated."""
+"""The postgres destination: rows equal the documents, exactly once, whatever is repeated."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_values_fit_other_types_too(lab: PostgresLab, value: Any, column: str, s
     ],
 )
 def test_what_a_column_cannot_hold_is_that_record_s_nack(lab: PostgresLab, value: Any, column: str, code: str) -> None:
-    """The others of its block are in."""
+    """The others of its block are written."""
     lab.execute(f"CREATE TABLE t (id int, v {column})")
     good = {"jsonb": {}, "int[]": []}.get(column, 1)
     values = [good, value, good]
@@ -161,7 +161,7 @@ def test_mapping_and_unmapped_fields(lab: PostgresLab) -> None:
 
 
 def test_a_column_added_meanwhile_is_found(lab: PostgresLab) -> None:
-    """What a process knows of a table never nacks a record that fits it now."""
+    """A process's cached knowledge of a table never nacks a record that fits the table now."""
     lab.execute("CREATE TABLE t (id int)")
     lab.deliver(lab.destination(), [create(1)])
     lab.execute("ALTER TABLE t ADD v text")
@@ -170,7 +170,7 @@ def test_a_column_added_meanwhile_is_found(lab: PostgresLab) -> None:
 
 
 def test_a_column_changed_meanwhile_refuses_nobody(lab: PostgresLab) -> None:
-    """A value is judged by what the column takes now, not a minute ago."""
+    """A value is judged by the column's current type, not that of a minute ago."""
     lab.execute("CREATE TABLE t (id int, v int)")
     lab.deliver(lab.destination(), [create(1, v=1)])
     lab.execute("ALTER TABLE t ALTER v TYPE text")
@@ -273,7 +273,7 @@ def test_a_claim_and_a_publish_exclude_each_other(lab: PostgresLab, state: Any) 
 
 
 def test_children_are_ranges_of_the_records(lab: PostgresLab) -> None:
-    """In order, out of order, over the borders of parts, and each once."""
+    """In order, out of order, across part borders, and each once."""
     lab.execute("CREATE TABLE t (id int, v text)")
     destination = lab.destination()
     first = [create(i) if i % 3 else create(i, v="é\n") for i in range(7)]
@@ -305,7 +305,7 @@ def _bytes_read() -> int:
 
 
 def test_old_hashes_are_dropped_and_then_refused(lab: PostgresLab) -> None:
-    """So the table stays small, and a delivery that is no longer known is never taken for a new one."""
+    """So the table stays small, and a forgotten delivery is never mistaken for a new one."""
     from dataclasses import replace
 
     lab.execute("CREATE TABLE t (id int)")

@@ -1,4 +1,4 @@
-"""What goes wrong at the database: an outage is never a nack, no secret is told."""
+"""Faults of the database: an outage is never a nack, and no secret is revealed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ END_OTHERS = """
 
 @pytest.mark.parametrize("operation", ["create", "update"])
 def test_a_connection_cut_in_the_middle_writes_nothing(lab: PostgresLab, operation: str) -> None:
-    """A transient error, no nack; and the same destination goes on with a new connection."""
+    """A transient error, no nack; the same destination continues with a new connection."""
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
     destination = lab.destination()
     records = [change(operation, i, v="x" * 500) for i in range(5_000)]
@@ -104,7 +104,7 @@ def test_two_publishers_of_one_delivery_write_it_once(lab: PostgresLab) -> None:
 
 
 class _StartAndAwait:
-    """Starts something else, and goes on when that waits for a lock."""
+    """Start something else, and continue once that waits for a lock."""
 
     def __init__(self, lab: PostgresLab, start: Any) -> None:
         self._lab, self._start = lab, start
@@ -142,7 +142,7 @@ def _fail() -> None:
 
 
 def test_a_fence_ends_the_transaction_of_a_frozen_owner(lab: PostgresLab) -> None:
-    """The new owner publishes the same delivery at once; the old one thaws to an error, and to a delivery done."""
+    """The new owner publishes the same delivery at once; the old one thaws to an error, and to a finished delivery."""
     lab.execute("CREATE TABLE t (id int, v text)")
     old, new, other = lab.destination(), lab.destination(), lab.destination("another")
     for epoch, one in ((1, old), (1, other)):
@@ -190,7 +190,7 @@ BROKEN: list[tuple[dict[str, Any], type[ConduitError], str]] = [
 
 @pytest.mark.parametrize(("parts", "kind", "code"), BROKEN)
 def test_no_error_tells_a_secret(lab: PostgresLab, parts: dict[str, Any], kind: type[ConduitError], code: str) -> None:
-    """Neither its message nor its place, fix or traceback."""
+    """Neither in its message nor in its place, fix or traceback."""
     url = _replaced(lab.url, **parts)
     password = urlsplit(url).password
     assert password

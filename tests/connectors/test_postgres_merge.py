@@ -1,4 +1,4 @@
-"""Updates, deletes and snapshots by key: the same rows as if each record had been applied by itself."""
+"""Updates, deletes and snapshots by key: the same rows as if each record had been applied separately."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Model:
         self._on_conflict = on_conflict
 
     def apply(self, record: Record) -> bool:
-        """False where the database refuses it."""
+        """Return False if the database refuses it."""
         assert isinstance(record.key, dict)
         number, there = record.key["id"], record.key["id"] in self.rows
         if record.operation == "delete":
@@ -44,7 +44,7 @@ OPERATIONS = st.sampled_from(["create", "update", "snapshot", "delete"])
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Record]:
-    """Few keys, so that they meet; documents of one shape, or of several."""
+    """Few keys, so that they collide; documents of one shape, or of several."""
     shapes = draw(st.sampled_from([[("a", "b")], [("a",)], [("a", "b"), ("a",), ("b",), ()]]))
     steps = draw(
         st.lists(st.tuples(OPERATIONS, st.integers(1, 4), VALUES, VALUES, st.sampled_from(shapes)), max_size=12)
@@ -59,7 +59,7 @@ def histories(draw: st.DrawFn) -> list[Record]:
 def test_any_history_has_the_effect_of_its_records_in_order(
     lab: PostgresLab, on_conflict: str, history: list[Record], border: int, block: int
 ) -> None:
-    """However it is cut into tasks and blocks. The first record that is refused is named, and nothing is in."""
+    """However it is cut into tasks and blocks. The first refused record is named, and nothing is written."""
     lab.execute(f"DROP TABLE IF EXISTS t; {TABLE}; INSERT INTO t VALUES (1, 1, 1), (2, 2, NULL)")
     before: Rows = {1: (1, 1), 2: (2, None)}
     model = Model(before, on_conflict)
@@ -82,7 +82,7 @@ def test_any_history_has_the_effect_of_its_records_in_order(
 
 @pytest.mark.parametrize("block", [1, 100])
 def test_inserts_of_other_columns_are_refused_in_the_records_order(lab: PostgresLab, block: int) -> None:
-    """Those of the same columns are loaded together, which must not decide which of two records is refused."""
+    """Records with the same columns are loaded together, which must not decide which of two records is refused."""
     lab.execute(TABLE)
     destination = lab.destination()
     delivery = lab.stage(destination, [create(3, a=0, b=0), create(1, a=1), create(1, a=2, b=2)], block=block)
@@ -105,7 +105,7 @@ def test_children_of_a_history_have_its_effect_too(lab: PostgresLab) -> None:
 
 
 def test_a_partial_update_needs_only_what_it_changes(lab: PostgresLab) -> None:
-    """A column without a default that does not accept null is no obstacle where the row is there."""
+    """A column without a default that does not accept null is no obstacle if the row exists."""
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, a text NOT NULL, b int)")
     destination = lab.destination()
     lab.deliver(destination, [create(1, a="x"), change("update", 1, b=5)])
@@ -167,7 +167,7 @@ def test_names_that_the_loop_uses_itself_are_no_obstacle(lab: PostgresLab) -> No
 
 
 def test_many_batches_of_one_transaction_hold_few_locks(lab: PostgresLab) -> None:
-    """A server has room for some thousand: more batches than that must not fill it."""
+    """A server has room for some thousand: a larger number of batches must not fill it."""
     lab.execute("CREATE TABLE t (id int, a int); CREATE UNIQUE INDEX ON t (id)")
     records = [
         record for i in range(300) for record in (Record(i, {}, {"id": i}), change("update", 1_000 + i % 2, a=i))

@@ -1,4 +1,4 @@
-"""Postgres: a record that names what is not there, or what can't be stored, is a nack of its own."""
+"""Postgres: a record that names a missing table, or can't be stored, is nacked by itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def codes(lab: PostgresLab) -> dict[int, str]:
 
 
 def publish_each(destination: PostgresDestination, delivery: Delivery, records: int) -> dict[int, str]:
-    """As the engine goes on after a refusal: record by record; who was refused, with the code."""
+    """As the engine continues after a refusal: record by record; return which were refused, with the code."""
     found: dict[int, str] = {}
     for place in range(records):
         try:
@@ -59,7 +59,7 @@ def test_a_missing_table_is_looked_up_again_by_the_next_task(lab: PostgresLab) -
 
 
 def test_no_record_writes_the_hash_of_a_delivery(lab: PostgresLab) -> None:
-    """It could make another delivery look as if it were done."""
+    """It could make another delivery look finished."""
     destination = lab.destination(table=COLLECTION)
     destination.check()
     row = {"hash": "f" * 64, "state": "delivered", "pipeline": "p", "consumer": "out", "step": 1, "records": 1}
@@ -95,7 +95,7 @@ def test_a_table_without_rights_is_a_nack_of_its_records(lab: PostgresLab) -> No
 
 @pytest.mark.parametrize("lost", ["DROP TABLE b", "ALTER TABLE b DROP id"])
 def test_what_is_dropped_after_staging_refuses_its_own_records(lab: PostgresLab, lost: str) -> None:
-    """The others of the delivery are delivered, each once, also when it is repeated."""
+    """The others of the delivery are delivered, each once, also if it is repeated."""
     lab.execute("CREATE TABLE a (id int); CREATE TABLE b (id int)")
     destination = lab.destination(table=COLLECTION)
     delivery = lab.stage(destination, [of("a", 1), of("b", 2), of("a", 3)])
@@ -209,7 +209,7 @@ def test_any_name_is_only_a_name(lab: PostgresLab, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 64, "é" * 32, "\ud800"])
 def test_a_name_that_postgres_cannot_have_is_a_nack(lab: PostgresLab, name: str) -> None:
-    """One that it would cut would be another table's, or another column's."""
+    """A shortened name would be that of another table or column."""
     lab.execute(f"CREATE TABLE t (id int); CREATE TABLE {'x' * 63} (id int)")
     destination = lab.destination(table=COLLECTION, create_table="auto")
     lab.stage(destination, [of(quoted(name), 1), Record(2, {"opencdc.collection": "new"}, {"id": 1, name: 1})])

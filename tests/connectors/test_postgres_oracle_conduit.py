@@ -40,7 +40,7 @@ _KINDS = {
 
 
 class Told(NamedTuple):
-    """What both say of a record."""
+    """What both report of a record."""
 
     operation: str
     collection: str
@@ -50,7 +50,7 @@ class Told(NamedTuple):
 
 
 def tables() -> list[Table]:
-    """With the identities that a table can have."""
+    """With every identity that a table can have."""
     literals = {name: LITERALS[kind] for name, kind in _KINDS.items()}
     columns = ", ".join(f"{name} {kind}" for name, kind in _KINDS.items())
     big = {"t": words, "n": LITERALS["integer"], "big": large}
@@ -78,7 +78,7 @@ def numbers_as_doubles(document: Any) -> Any:
 
 
 def not_finite_as_text(document: Any) -> Any:
-    """NaN and infinities are numbers of its protocol; ours are text, for JSON has no such numbers."""
+    """NaN and infinities are numbers in its protocol; ours are text, because JSON has no such numbers."""
     if document is None:
         return None
     return {
@@ -88,7 +88,7 @@ def not_finite_as_text(document: Any) -> Any:
 
 
 def only_the_key(document: Any, is_row: bool) -> Any:
-    """Without ``REPLICA IDENTITY FULL`` the server sends the old key alone; it fills the other columns with null."""
+    """Without ``REPLICA IDENTITY FULL`` the server sends only the old key; it fills the other columns with null."""
     return document if document is None or is_row else {"id": document["id"]}
 
 

@@ -68,7 +68,7 @@ _TYPES = """
 
 @contextmanager
 def debezium(reading: PostgresReading, folder: Path, tables: str, excluded: str = "") -> Generator[Debezium]:
-    """An engine on tables that are there; skips the test where it can't be had."""
+    """An engine on existing tables; skip the test if it is not available."""
     try:
         made = Debezium(reading.url, folder, **_SETTINGS, **{"table.exclude.list": excluded})
     except NoJarsError as error:
@@ -80,23 +80,23 @@ def debezium(reading: PostgresReading, folder: Path, tables: str, excluded: str 
 
 
 def is_mark(event: Event) -> bool:
-    """Whether it is the last one that is wanted."""
+    """Return whether it is the last one wanted."""
     return event.table == "public.marks"
 
 
 def is_edge(event: Event) -> bool:
-    """Whether it is about the table with a column of each type."""
+    """Return whether it is about the table with a column of each type."""
     return event.table == "public.edges"
 
 
 def require_same(theirs: Sequence[TheirChange], ours: Sequence[Record], history: PostgresHistory) -> None:
-    """Fails with the first differences."""
+    """Fail with the first differences."""
     found = compare(theirs, ours, history.sends_rows)
     assert not found, "\n".join(found[:20])
 
 
 def test_a_random_history_is_told_the_same(reading: PostgresReading, tmp_path: Path) -> None:
-    """Ours in many small steps, long after all of it has happened; theirs in one go, while it happens."""
+    """Ours in many small steps, long after everything happened; theirs in one go, while it happens."""
     with PostgresHistory(reading.url, 1) as history:
         history.create()
         reading.execute("CREATE TABLE marks (id int PRIMARY KEY); INSERT INTO marks VALUES (1)")
@@ -118,7 +118,7 @@ def test_a_random_history_is_told_the_same(reading: PostgresReading, tmp_path: P
 
 
 def test_rows_and_the_changes_behind_them_are_told_the_same(reading: PostgresReading, tmp_path: Path) -> None:
-    """Every type among them, and tables whose columns have come and gone."""
+    """With every type, and tables whose columns have come and gone."""
     _create_edges(reading)
     with PostgresHistory(reading.url, 2) as history:
         history.create()

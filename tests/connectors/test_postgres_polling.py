@@ -1,4 +1,4 @@
-"""The postgres source where it may not replicate: it asks for new rows, and misses none of late transactions."""
+"""The postgres source without replication: it polls for new rows, and misses none of late transactions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ids(records: list[Record]) -> list[int]:
 
 
 def polled(source: Source, position: Any, limit: Limit = WHOLE) -> tuple[list[Record], Any]:
-    """What is there now, for a pipeline that runs on: it does not wait."""
+    """The current state, for a pipeline that keeps running: it does not wait."""
     found: list[Record] = []
     while (further := source.latest(travelled(position), limit)) != position:
         found += records_of(source, position, further)

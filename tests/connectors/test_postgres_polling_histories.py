@@ -1,4 +1,4 @@
-"""Every history of transactions beside the polls of the postgres source: no row is missed, and none comes twice."""
+"""Any history of transactions beside the source's polls: no row is missed, and none comes twice."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVENTS = st.lists(
 
 
 class Writers:
-    """Three sessions, each with a transaction that stays open, and numbers that it took and did not use yet."""
+    """Three sessions, each with an open transaction, and with numbers taken and not yet used."""
 
     def __init__(self, url: str, exits: ExitStack) -> None:
         self._sessions = [exits.enter_context(psycopg.connect(url)) for _ in range(3)]
@@ -47,23 +47,23 @@ class Writers:
         self._prepared: set[int] = set()
 
     def take(self, who: int) -> None:
-        """Takes a number, as an application that knows its keys before it inserts."""
+        """Take a number, as an application that knows its keys before it inserts."""
         row = self._sessions[who].execute("SELECT nextval('numbers')").fetchone()
         assert row is not None
         self._taken[who].append(int(row[0]))
 
     def added(self) -> None:
-        """Inserts a row that is committed at once."""
+        """Insert a row that is committed at once."""
         self._at_once.execute("INSERT INTO a VALUES (nextval('numbers'), 0)")
 
     def insert(self, who: int) -> None:
-        """Inserts a row under the number taken first."""
+        """Insert a row under the number taken first."""
         if not self._taken[who]:
             self.take(who)
         self._sessions[who].execute("INSERT INTO a VALUES (%s, 0)", (self._taken[who].pop(0),))
 
     def update(self, who: int, key: int) -> None:
-        """Changes a row unless another session holds it."""
+        """Change a row unless another session holds it."""
         statement = """
             UPDATE a SET v = v + 1, updated_at = now()
             WHERE id IN (SELECT id FROM a WHERE id = %s FOR UPDATE SKIP LOCKED)
@@ -71,13 +71,13 @@ class Writers:
         self._sessions[who].execute(statement, (key,))
 
     def commit(self, who: int) -> None:
-        """Commits; numbers that were not used are given up."""
+        """Commit; unused numbers are given up."""
         self._sessions[who].commit()
         self._settle(who)
         self._taken[who].clear()
 
     def prepare(self, who: int) -> None:
-        """Commits in two phases, the second of them at the end, or when the session commits next."""
+        """Commit in two phases, the second of them at the end, or when the session commits next."""
         self._settle(who)
         if self._sessions[who].info.transaction_status != TransactionStatus.IDLE:
             self._sessions[who].execute(f"PREPARE TRANSACTION 'late{who}'".encode())
@@ -91,7 +91,7 @@ class Writers:
             self._prepared.discard(who)
 
     def rollback(self, who: int) -> None:
-        """Rolls back."""
+        """Roll back."""
         self._sessions[who].rollback()
         self._taken[who].clear()
 
@@ -111,7 +111,7 @@ def history(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFa
 @given(events=EVENTS)
 @example(events=[("added",), ("step", 4), ("take", 0), ("added",), ("step", 4), ("insert", 0), ("commit", 0)])
 def test_every_row_comes_once_in_every_history(history: PostgresReading, column: str, events: list[Any]) -> None:
-    """By the key each committed row once; by a time each row in its last state."""
+    """By key: each committed row once; by time: each row in its last state."""
     history.execute(f"DROP TABLE IF EXISTS a; DROP SEQUENCE IF EXISTS numbers; {TIMED}; CREATE SEQUENCE numbers")
     chosen = {**POLLED, "polling.column": column}
     source = history.source(**chosen)

@@ -71,7 +71,7 @@ def test_all_refused_rows_are_named_in_order_and_the_others_go_in_at_once(lab: P
 
 @pytest.mark.parametrize("every", [1, 2, 7])
 def test_a_delivery_with_many_refused_rows_names_the_first_thousand(lab: PostgresLab, every: int) -> None:
-    """Those behind are for the next attempt, which begins after them."""
+    """Later ones are for the next attempt, which begins after them."""
     lab.execute(f"CREATE TABLE t (id int CHECK (id % {every} <> 0))")
     records = [create(i) for i in range(1_200 * every)]
     destination = lab.destination()
@@ -86,7 +86,7 @@ def test_a_delivery_with_many_refused_rows_names_the_first_thousand(lab: Postgre
 
 
 def test_updates_that_are_refused_are_all_named(lab: PostgresLab) -> None:
-    """By the merge, row by row; a later update of the same key is judged by itself."""
+    """By the merge, row by row; a later update of the same key is judged separately."""
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, v int CHECK (v <> 13))")
     records = [change("update", i % 10, v=13 if i in (4, 17, 25) else i + 100) for i in range(30)]
     destination = lab.destination()
@@ -99,7 +99,7 @@ def test_updates_that_are_refused_are_all_named(lab: PostgresLab) -> None:
 
 
 def test_claims_of_many_deliveries_are_one_transaction(lab: PostgresLab) -> None:
-    """What is delivered already stays so, and is told of each."""
+    """Records already delivered stay delivered, and are reported as such."""
     lab.execute("CREATE TABLE t (id int)")
     destination = lab.destination()
     delivery = lab.stage(destination, [create(i) for i in range(4)])
@@ -111,7 +111,7 @@ def test_claims_of_many_deliveries_are_one_transaction(lab: PostgresLab) -> None
 
 
 def test_a_rejection_between_tables_names_its_record(lab: PostgresLab) -> None:
-    """Records of two tables in turns are two COPYs; the place still counts the delivery's records."""
+    """Records of two tables by turns are two COPYs; the place still counts the delivery's records."""
     lab.execute("CREATE TABLE a (id int); CREATE TABLE b (id int CHECK (id <> 7))")
     records = [Record(i, {"opencdc.collection": "ab"[i % 2]}, {"id": i}) for i in range(10)]
     destination = lab.destination(table='{{ index .Metadata "opencdc.collection" }}')

@@ -24,7 +24,7 @@ SECONDS = 8
 
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
-    """Of its own, for it is killed."""
+    """A separate one, because it is killed."""
     with closing(PostgresServer(installations()[0])) as made:
         yield made
 
@@ -90,7 +90,7 @@ def contents(url: str, tables: Sequence[str] = TABLES) -> dict[str, tuple[object
 
 
 def run_on(lab: Lab) -> bool:
-    """One run that drains; False where it ended with an outage, to be repeated as recovery does."""
+    """One run that drains; False if it ended with an outage, to be repeated as recovery does."""
     result = lab.run()
     assert result.error is None or isinstance(result.error, TransientError), result.error
     return result.error is None
@@ -140,7 +140,7 @@ CHANGES = (
 
 @pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
 def test_changes_of_every_kind_arrive(lab: Lab, postgres_server: PostgresServer, identity: str) -> None:
-    """Seeded: statements alone and in transactions, and runs that meet them at any place."""
+    """Seeded: statements alone and in transactions, and runs that meet them at any point."""
     origin, copy = postgres_server.create_database(), postgres_server.create_database()
     copying(lab, origin, copy)
     chance = random.Random(identity)
@@ -164,7 +164,7 @@ def test_changes_of_every_kind_arrive(lab: Lab, postgres_server: PostgresServer,
 def test_a_change_that_is_nacked_behind_other_processors_keeps_its_original(
     lab: Lab, postgres_server: PostgresServer
 ) -> None:
-    """It is made once more from what was read: the slot can't be read twice at a time."""
+    """It is created again from what was read: the slot can't be read twice at a time."""
     origin = postgres_server.create_database()
     with psycopg.connect(origin, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'one'), (2, 'two')")

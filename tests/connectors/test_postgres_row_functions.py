@@ -1,4 +1,4 @@
-"""Generated functions for a table's columns, and columns decoded whole: the same as one value after another."""
+"""Generated functions for a table's columns, and columns decoded whole: equal to decoding value by value."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def plain(columns: Columns) -> dict[str, Any]:
 
 
 def exactly(value: Any) -> str:
-    """A text that tells 0.0, -0.0 and 0 apart, and the order of fields."""
+    """A text that distinguishes 0.0, -0.0 and 0, and the order of fields."""
     return repr(value)
 
 

@@ -1,4 +1,4 @@
-"""Tables that get other columns while the postgres source reads their changes."""
+"""Tables whose columns change while the postgres source reads their changes."""
 
 from __future__ import annotations
 

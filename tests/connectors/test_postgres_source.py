@@ -144,7 +144,7 @@ def test_a_full_identity_tells_the_row_before(reading: PostgresReading) -> None:
     ],
 )
 def test_changes_of_a_table_that_is_gone_by_now_are_told(reading: PostgresReading, change: str, key: Any) -> None:
-    """With a full identity only the catalogue knows the key, and it is asked too late."""
+    """With a full identity only the catalogue knows the key, and it is queried too late."""
     reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY FULL")
     source = reading.source()
     _, position = drained(source)
@@ -210,7 +210,7 @@ def test_columns_may_come_go_and_change_while_it_reads(reading: PostgresReading)
 
 
 def test_tables_that_are_not_named_are_left_out(reading: PostgresReading) -> None:
-    """Also where a publication of others has them."""
+    """Also if a publication of others has them."""
     reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY); CREATE PUBLICATION {reading.name} FOR ALL TABLES")
     source = reading.source(tables="a")
     _, position = drained(source)
@@ -223,7 +223,7 @@ def test_tables_that_are_not_named_are_left_out(reading: PostgresReading) -> Non
 
 
 def test_a_transaction_can_be_cut_anywhere(reading: PostgresReading) -> None:
-    """As a nack beyond the threshold cuts a step: each part is read once, also by another process."""
+    """As if a nack beyond the threshold cut a step: each part is read once, also by another process."""
     reading.execute(TABLE)
     _, start = drained(reading.source())
     reading.execute("INSERT INTO a SELECT i FROM generate_series(1, 9) i; DELETE FROM a WHERE id < 4")
@@ -278,7 +278,7 @@ def test_a_range_is_read_again_until_it_is_acked(reading: PostgresReading) -> No
 
 
 def test_acks_reach_the_server_with_the_next_read(reading: PostgresReading) -> None:
-    """A lost connection to the slot costs nothing: what is durable is confirmed by whoever reads next."""
+    """A lost connection to the slot costs nothing: durable positions are confirmed by the next reader."""
     reading.execute(TABLE)
     source = reading.source()
     _, start = drained(source)
@@ -314,7 +314,7 @@ def test_changes_of_others_are_no_steps(reading: PostgresReading) -> None:
 
 
 def test_the_server_need_not_keep_what_is_not_ours(reading: PostgresReading) -> None:
-    """After 16 MiB, or after the heartbeat, the position moves by a step without records."""
+    """After 16 MiB, or after the heartbeat, the position advances by a step without records."""
     reading.execute(f"{TABLE}; CREATE SCHEMA other; CREATE TABLE other.o (t text)")
     reading.execute("ALTER TABLE other.o ALTER t SET STORAGE EXTERNAL")
     source = reading.source()
@@ -344,7 +344,7 @@ def test_lag_is_in_bytes_of_wal(reading: PostgresReading) -> None:
 
 
 def test_a_split_is_plain_json(reading: PostgresReading) -> None:
-    """It travels to the tasks, and into the state store."""
+    """It is sent to the tasks, and into the state store."""
     reading.execute(f"{TABLE}; INSERT INTO a SELECT i FROM generate_series(1, 30) i")
     source = reading.source()
     end = source.latest(source.initial(), Limit(100, 10**9))
@@ -356,7 +356,7 @@ def test_a_split_is_plain_json(reading: PostgresReading) -> None:
 
 
 def test_a_command_that_only_looks_makes_nothing(reading: PostgresReading) -> None:
-    """A dry run shows rows, a rewind checks a position: neither leaves a slot that keeps WAL for ever."""
+    """A dry run shows rows, a rewind checks a position: neither leaves a slot that keeps WAL forever."""
     reading.execute(f"{TABLE}; INSERT INTO a SELECT i FROM generate_series(1, 30) i")
     looking = reading.source(runs=False)
     end = looking.latest(looking.initial(), Limit(3, 10**9))

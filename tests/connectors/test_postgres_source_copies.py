@@ -1,4 +1,4 @@
-"""Copies of tables that are interrupted, and what the stream then leaves out: none twice, none lost."""
+"""Interrupted copies of tables, and what the stream then leaves out: nothing twice, nothing lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def half_copied(reading: PostgresReading) -> Position:
 
 
 def rest(source: PostgresSource, position: Position) -> list[tuple[Any, ...]]:
-    """What follows, in short."""
+    """The following changes, in short."""
     return [told(record) for record in drained(source, position)[0]]
 
 
@@ -45,7 +45,7 @@ def test_what_a_later_copy_shows_is_not_told_again(reading: PostgresReading) -> 
 
 
 def test_a_row_that_moves_between_the_parts_is_neither_lost_nor_doubled(reading: PostgresReading) -> None:
-    """Row 4 becomes 12, which the second part shows: of the first part it is deleted. Row 8 becomes 0: created."""
+    """Row 4 becomes 12, which the second part shows: it is deleted from the first part. Row 8 becomes 0: created."""
     position = half_copied(reading)
     reading.execute("UPDATE a SET id = 12, v = 4 WHERE id = 4; UPDATE a SET id = 0, v = 8 WHERE id = 8")
     assert rest(reading.source(), position) == [
@@ -75,7 +75,7 @@ def test_parts_of_a_copy_are_told_apart_by_the_order_of_the_key(reading: Postgre
 def test_a_table_that_was_dropped_behind_its_copy_holds_nothing_up(
     reading: PostgresReading, identity: str, told_again: list[int], again: str
 ) -> None:
-    """The stream has its key's types. With a full identity nothing has its key any more: all changes are told."""
+    """The stream has its key's types. With a full identity no column is the key any more: all changes are reported."""
     position = half_copied(reading)
     reading.execute(f"CREATE TABLE b (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY {identity}")
     reading.execute("UPDATE a SET v = 1 WHERE id IN (2, 10)")
@@ -91,7 +91,7 @@ def test_a_table_that_was_dropped_behind_its_copy_holds_nothing_up(
 
 
 def test_a_transaction_that_was_open_when_the_copy_began_is_told(reading: PostgresReading) -> None:
-    """Although a later one, which the copy shows, was committed before it."""
+    """Even if a later one, which the copy shows, was committed before it."""
     position = half_copied(reading)
     with closing(psycopg.connect(reading.url)) as early:
         early.execute("INSERT INTO a VALUES (20, 1)")
@@ -161,7 +161,7 @@ def test_a_table_that_is_created_later_is_copied_at_the_next_start(reading: Post
 
 
 def test_a_table_that_the_stream_has_told_from_its_creation_is_not_copied(reading: PostgresReading) -> None:
-    """A publication for all tables has each from its creation on."""
+    """A publication for all tables contains each from its creation on."""
     reading.execute(f"{TABLE}; CREATE PUBLICATION {reading.name} FOR ALL TABLES")
     source = reading.source(tables="*")
     _, position = drained(source)
@@ -180,7 +180,7 @@ def test_a_table_that_the_stream_has_told_from_its_creation_is_not_copied(readin
 
 
 def test_a_planned_copy_is_given_up_with_its_snapshot(reading: PostgresReading) -> None:
-    """The next run plans those rows again, under a snapshot of its own."""
+    """The next run plans those rows again, under its own snapshot."""
     reading.execute(f"{TABLE}; INSERT INTO a VALUES (1, 1)")
     source = reading.source()
     end = travelled(source.latest(source.initial(), Limit(5, WIDE)))
@@ -223,7 +223,7 @@ def test_a_truncate_between_two_parts_of_a_copy_has_no_record(reading: PostgresR
 
 
 def test_a_table_that_was_made_anew_is_copied_anew(reading: PostgresReading) -> None:
-    """It left the publication with the old one, and its first rows are told by nobody else."""
+    """It left the publication with the old one, and nothing else reports its first rows."""
     reading.execute(f"{TABLE}; CREATE TABLE b (LIKE a INCLUDING ALL); INSERT INTO a VALUES (1, 1)")
     source = reading.source(tables="a, b")
     _, position = drained(source)

@@ -1,4 +1,4 @@
-"""What can go wrong with a server, a slot or a publication: one clear error, and nothing skipped."""
+"""Faults of a server, a slot or a publication: one clear error, and nothing skipped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_slot_of_another_pipeline_is_not_taken(reading: PostgresReading) -> No
 
 
 def test_a_slot_that_is_there_goes_on_where_it_is(reading: PostgresReading) -> None:
-    """Made by hand, or by a run that died before its first step: rows and changes are still told once."""
+    """Created by hand, or by a run that died before its first step: rows and changes are still reported once."""
     reading.execute(f"{TABLE}; INSERT INTO a VALUES (1); CREATE PUBLICATION {reading.name} FOR TABLE a")
     reading.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", reading.name)
     reading.execute("INSERT INTO a VALUES (2)")
@@ -100,7 +100,7 @@ def test_a_table_must_be_there_and_have_a_key_to_be_copied(reading: PostgresRead
 
 
 def test_a_transaction_that_stays_open_is_named(reading: PostgresReading) -> None:
-    """A copy that began beside it could miss what it writes."""
+    """A copy that began beside it could miss its writes."""
     reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY)")
     source = reading.source(tables="a")
     _, position = drained(source)
@@ -113,7 +113,7 @@ def test_a_transaction_that_stays_open_is_named(reading: PostgresReading) -> Non
 
 
 def test_two_readers_wait_for_each_other(reading: PostgresReading) -> None:
-    """The one that stays, as a frozen owner's task does, is ended by the next."""
+    """The one that stays, like a frozen owner's task, is ended by the next."""
     reading.execute(f"{TABLE}; INSERT INTO a VALUES (0)")
     source = reading.source()
     _, position = drained(source)
@@ -180,7 +180,7 @@ def _restart(server: PostgresServer) -> None:
 
 
 class TestServer:
-    """Servers of their own, since they are broken on purpose."""
+    """Separate servers, because they are broken on purpose."""
 
     @pytest.fixture
     def server(self) -> PostgresServer:
@@ -262,7 +262,7 @@ class TestServer:
 
     @pytest.mark.slow
     def test_doctor_asks_for_all_of_it(self, server: PostgresServer, tmp_path: Path) -> None:
-        """Each fix is done as it is told, and the next one is named; in between nothing is made."""
+        """Each fix is applied as described, and the next one is named; in between nothing is created."""
         with closing(PostgresReading(server.create_database(), tmp_path)) as reading:
             reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY); CREATE USER poor PASSWORD 'p'")
             reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a")

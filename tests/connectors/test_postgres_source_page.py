@@ -1,4 +1,4 @@
-"""The page ``docs/connectors/postgres.md`` as it is written: its rights, its pipeline, its look at the slot."""
+"""The page ``docs/connectors/postgres.md`` as written: its permissions, its pipeline, its slot query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of every type, as rows that are copied and as changes: the same, exact, and what a column takes back."""
+"""Values of every type, as copied rows and as changes: equal, exact, and accepted back by a column."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_hstore_is_a_document(reading: PostgresReading) -> None:
 
 
 def test_generated_columns_are_left_out(reading: PostgresReading) -> None:
-    """As they are of the stream of changes: a destination would not take them."""
+    """As in the stream of changes: a destination would not accept them."""
     reading.execute("CREATE TABLE a (id int PRIMARY KEY, d int GENERATED ALWAYS AS (id * 2) STORED)")
     reading.execute("INSERT INTO a VALUES (1)")
     source = reading.source()
@@ -139,7 +139,7 @@ def connection(database: str) -> Any:
 
 
 def _nested(shape: list[int]) -> st.SearchStrategy[Any]:
-    """Lists of lists of texts: in each dimension all are of one length, as PostgreSQL wants it."""
+    """Lists of lists of texts: in each dimension all have the same length, as PostgreSQL requires."""
     text = st.one_of(st.none(), st.text(st.characters(codec="utf-8", exclude_characters="\0")))
     made: st.SearchStrategy[Any] = text
     for size in shape:

@@ -1,4 +1,4 @@
-"""What the postgres destination stages: every value comes back, and the same records make the same bytes."""
+"""What the postgres destination stages: every value comes back, and equal records make equal bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def texts() -> list[str]:
 
 
 def contents(delivery: Delivery) -> list[tuple[int, int, str]]:
-    """What the engine compares when a part is staged again."""
+    """What the engine compares if a part is staged again."""
     return [(part.records, part.bytes, part.sha256) for part in delivery.parts]
 
 
@@ -45,7 +45,7 @@ def staged(delivery: Delivery) -> list[bytes]:
 
 
 def test_every_text_comes_back(lab: PostgresLab) -> None:
-    """As a text, within a document, in an array and beside nulls; row by row or in one block."""
+    """As text, within a document, in an array and beside nulls; row by row or in one block."""
     lab.execute("CREATE TABLE t (id int, s text, n text, j jsonb, a text[])")
     wanted = texts()
     records = [create(i, s=s, n=s if i % 3 else None, j={"s": s}, a=[s]) for i, s in enumerate(wanted)]
@@ -86,7 +86,7 @@ def test_a_nul_is_told_from_its_escape() -> None:
 
 
 def test_a_row_does_not_depend_on_those_beside_it(lab: PostgresLab) -> None:
-    """Else other blocks of the same records would make another digest."""
+    """Otherwise other blocks of the same records would have another digest."""
     lab.execute("CREATE TABLE t (id int, s text, f float8, v text)")
     values: list[Any] = [*FLOATS, 1, True, "x", None, {"a": [1e16, None]}, [1], 10**30]
     records = [create(i, s=s, f=FLOATS[i % 10], v=values[i % len(values)]) for i, s in enumerate(texts()[:600])]
@@ -108,7 +108,7 @@ KEYED = [change("update", 2, z=1e16, a="x", m=None), change("delete", 3), change
 def test_a_part_staged_again_is_the_same_though_a_child_made_its_table(
     lab: PostgresLab, records: Sequence[Record], ids: list[int]
 ) -> None:
-    """What was prepared must be found again, else the step could never be finished (DELIVERY.md, Start)."""
+    """Prepared parts must be found again, otherwise the step could never be finished (DELIVERY.md, Start)."""
     destination = lab.destination(create_table="auto", key="id")
     first = lab.stage(destination, records[:2], records[2:])
     destination.publish(child(first, 0))
@@ -122,7 +122,7 @@ def test_a_part_staged_again_is_the_same_though_a_child_made_its_table(
 
 
 def test_a_missing_table_is_known_to_whoever_publishes(lab: PostgresLab) -> None:
-    """Another process, which has the staged files and nothing else; for two parts of which one saw less."""
+    """Another process, which has only the staged files; for two parts, one of which saw less."""
     delivery = lab.stage(lab.destination(create_table="auto"), [create(1)], [create(2, v=0.5)])
     lab.destination(create_table="auto").publish(delivery)
     assert lab.rows() == [(1, None), (2, 0.5)]
@@ -141,7 +141,7 @@ def test_a_table_that_is_made_has_its_columns_in_the_order_of_the_records(
 
 @pytest.mark.parametrize("settings", [{}, {"key": "id"}], ids=["inserts", "by key"])
 def test_a_key_that_is_no_object_makes_no_difference(lab: PostgresLab, settings: dict[str, str]) -> None:
-    """So a source may leave it out, with the position."""
+    """So a source may omit it, with the position."""
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
     destination = lab.destination(**settings)
     assert destination.reads_keys is Keys.OBJECTS

@@ -1,4 +1,4 @@
-"""A file of Conduit's, from PostgreSQL's changes to Kafka, as it is written for Conduit."""
+"""A Conduit file, from PostgreSQL's changes to Kafka, unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of a change, in a column of the type that they came from: the same value as the database itself writes."""
+"""Values of a change, in a column of the type they came from: equal to what the database itself writes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def made(lab: PostgresLab) -> PostgresLab:
 
 
 def test_every_kind_comes_back_as_it_was(made: PostgresLab) -> None:
-    """After an insert, an insert by key and an update: as a row that the database itself writes."""
+    """After an insert, an insert by key and an update: as a row written by the database itself."""
     names = [f"v{place}" for place in range(len(KINDS))]
     columns = ", ".join(f"{name} {kind}" for name, (kind, _, _) in zip(names, KINDS, strict=True))
     made.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")

@@ -1,4 +1,4 @@
-"""Where rows of Spark land: each batch once, whoever dies in between, and gone a while after it was acked."""
+"""Landing of Spark's rows: each batch once, whatever dies in between, and removed some time after its ack."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_folders_that_no_batch_names_are_cleaned(landing: Landing) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["1h", "0s"])
 def test_a_stream_of_many_batches(tmp_path: Path, spark: SparkSession, keep: str) -> None:
-    """Spark's sink puts its entries together each tenth time; what was removed does not come again."""
+    """Spark's sink compacts its entries every tenth time; removed ones do not return."""
     kind: Any = SOURCES.find("spark:json", {})
     settings = {"path": "in", "read": "stream", "schema": "i BIGINT", "poll": "0s", "keep": keep}
     (tmp_path / "in").mkdir()

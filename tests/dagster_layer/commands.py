@@ -15,7 +15,7 @@ MODULE = ("-m", "conduit_dagster.definitions")
 
 
 def call(folder: Folder, *command: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of Dagster in the folder; return what it said."""
+    """Run a command of Dagster in the folder; return its output."""
     program = Path(sys.executable).parent / command[0]
     home = folder.root / "dagster"
     home.mkdir(exist_ok=True)

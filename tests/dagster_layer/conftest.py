@@ -23,7 +23,7 @@ Evaluations = dict[str, list[bool]]
 
 @pytest.fixture
 def evaluations() -> Callable[[dg.ExecuteInProcessResult], Evaluations]:
-    """How each check came out, in the order of its evaluations within a run."""
+    """The result of each check, in the order of its evaluations within a run."""
 
     def found(result: dg.ExecuteInProcessResult) -> Evaluations:
         outcomes: Evaluations = {}

@@ -50,7 +50,7 @@ class Folder:
 
     @staticmethod
     def passed(numbers: range) -> list[int]:
-        """Those of the numbers that the pipeline ``numbers`` delivers."""
+        """The numbers that the pipeline ``numbers`` delivers."""
         return [n for n in numbers if n % 2 and n % 10 != 3]
 
     def numbers(self, count: int = 100, trigger: str = "available-now", queue: str = TAKES_ALL) -> None:
@@ -89,7 +89,7 @@ class Folder:
         return open_database(Project.find(self.root, {}).state_url)
 
     def ended(self, pipeline: str) -> bool:
-        """Whether it has run and stands still."""
+        """Return whether it has run and stands still."""
         return pipeline in (rows := pipeline_rows(self.store)) and rows[pipeline]["status"] == "stopped"
 
     def status(self, pipeline: str) -> tuple[str, str]:

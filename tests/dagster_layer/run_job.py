@@ -1,4 +1,4 @@
-"""Runs a job of the project in the working directory and prints what its acks show, as one line of JSON."""
+"""Run a job of the project in the working directory and print what its acks show, as one line of JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _seen: list[bool] = []
 
 
 class Watched(SparkResource):
-    """Notes what kind of session it got."""
+    """Record the kind of session it got."""
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         super().setup_for_execution(context)

@@ -1,4 +1,4 @@
-"""Backfills of time partitions: one destination or all are sent again what was logged within a time."""
+"""Backfills of time partitions: what was logged within a time is sent again, to one destination or all."""
 
 from __future__ import annotations
 

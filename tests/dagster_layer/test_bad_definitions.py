@@ -1,4 +1,4 @@
-"""Dagster's code location loads whatever is in one pipeline file, with every pipeline of the other files."""
+"""Dagster's code location loads whatever a pipeline file contains, with every pipeline of the other files."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_file_whose_name_is_not_text(folder: Folder) -> None:
 def test_what_dagster_refuses_only_when_all_is_put_together(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """At once, or when the definitions are resolved: the other pipelines keep jobs and schedules."""
+    """Immediately, or when the definitions are resolved: the other pipelines keep jobs and schedules."""
     real = definitions.define_schedules
 
     def define_schedules(pipelines: list[Any], jobs: dict[str, Any]) -> list[dg.ScheduleDefinition]:

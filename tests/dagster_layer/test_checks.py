@@ -1,4 +1,4 @@
-"""What the checks say of a look, without a run."""
+"""The results of the checks for given facts, without a run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_nack_rate_is_held_against_the_threshold(bound: BoundPipeline, nacke
 
 
 def test_an_exceeded_threshold_fails_the_rate_whatever_it_is(bound: BoundPipeline) -> None:
-    """The nack that exceeded it was not counted: it is read again."""
+    """The nack that exceeded it was not counted: its record is read again."""
     error = FatalError("too many", code="nacks.threshold_exceeded")
     assert not _passed(verdicts(bound, _look(), 60, _ended(error)))["nack_rate"]
 
@@ -95,7 +95,7 @@ def test_the_limit_of_the_acks_is_the_runs_then_the_files_then_the_environments(
 def test_a_lag_is_kept_while_nothing_waits_or_for_a_while(
     lag: dict[str, tuple[int, str]], failing: list[str], waited: float, kept: bool
 ) -> None:
-    """Something may wait at a source that fails when it is asked."""
+    """Records may be waiting at a source that fails when asked."""
     assert _look(waited, lag=lag, failing=failing).keeps(60) is kept
 
 
@@ -162,7 +162,7 @@ def _sources(bound: BoundPipeline, look: RunSnapshot, result: RunResult | None =
 
 
 def test_a_source_is_readable_once_something_shows_it(bound: BoundPipeline) -> None:
-    """A run that is stopped or fails before it came to the source leaves the check as it was."""
+    """A run that is stopped or fails before it reaches the source leaves the check unchanged."""
     unread, lag = _look(read=0), _look(read=0, lag={"in": (0, "bytes")})
     read = RunSnapshot(RunProgress(sources={"in": 3}), 0.0, 0.0)
     stopped = RunResult("numbers", PipelineStatus.STOPPED, "user", None, RunProgress())

@@ -35,7 +35,7 @@ def test_dagster_definitions_validate_reads_the_workspace_file(folder: Folder) -
 
 
 def test_dg_check_defs_passes_with_a_broken_file_beside_a_sound_one(folder: Folder) -> None:
-    """``dg`` wants to stand in the project of pyproject.toml; the pipelines are still ours to name."""
+    """``dg`` needs to run in the project of pyproject.toml; the pipelines are still ours to name."""
     folder.numbers()
     folder.write("torn.yaml", "version: '2.2'\npipelines: [\n")
     env = {"CONDUIT_PIPELINES": str(folder.root / "pipelines"), "CONDUIT_HOME": str(folder.root / ".conduit")}

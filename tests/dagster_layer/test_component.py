@@ -112,7 +112,7 @@ def test_a_project_that_exists_takes_pipelines_in(folder: Folder) -> None:
 
 
 def _inline(folder: Folder, ingest: Path) -> None:
-    """Pipelines in ``defs.yaml`` itself: their templates are theirs, and their mistakes have a line."""
+    """Pipelines in ``defs.yaml`` itself: their templates belong to records, and their mistakes have a line."""
     (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("plugin: field.set", "name: field.set"))
     code, said = _dg(folder, "check", "defs")
     assert code == 1

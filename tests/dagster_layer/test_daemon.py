@@ -1,4 +1,4 @@
-"""Dagster's real daemon with chaos pipelines: what fails comes back at its time, once, with nothing lost."""
+"""Dagster's real daemon with chaos pipelines: failures are restarted on time, once, with nothing lost."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Plant:
         self.wait(lambda: len(self.ids(name)) >= records, f"{records} records of {name}")
 
     def is_whole(self, name: str) -> bool:
-        """Nothing lost, nothing doubled, in order."""
+        """Nothing lost, nothing duplicated, in order."""
         found = self.ids(name)
         return found == list(range(1, len(found) + 1))
 
@@ -108,7 +108,7 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
 
 
 def test_a_restart_that_is_pending_outlives_the_daemon(plant: Plant) -> None:
-    """B11: kill -9 of the daemon; the restart happens once, at its time or at once where that is over."""
+    """B11: kill -9 of the daemon; the restart happens once, on time, or at once if that time has passed."""
     plant.wait(lambda: plant.recovery("asleep").restart_at_ns, "a restart is pending")
     plant.daemon.kill()
     plant.daemon.start()

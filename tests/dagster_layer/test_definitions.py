@@ -1,4 +1,4 @@
-"""A folder of pipeline files becomes assets and jobs; what is broken shows, and takes nothing else down."""
+"""A folder of pipeline files becomes assets and jobs; a broken file is shown, and affects nothing else."""
 
 from __future__ import annotations
 

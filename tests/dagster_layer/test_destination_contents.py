@@ -1,4 +1,4 @@
-"""What a destination's asset shows of what is there: rows, a preview, column lineage. Redacted values never."""
+"""What a destination's asset shows of its content: rows, a preview, column lineage. Never redacted values."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_what_went_through_metadata_is_masked(tmp_path: Path) -> None:
 
 
 def test_a_join_has_no_lineage_and_shows_nothing_redacted(tmp_path: Path) -> None:
-    """A source's fields lie within the one that has its name."""
+    """A source's fields belong to the one with its name."""
     (tmp_path / "out.jsonl").write_text('{"a": {"id": 1, "ssn": "123-45"}, "b": {"id": 1}}\n')
     text = TEXT.format(plugin="file", settings=JSON, processors=DECODE, redact="[.Payload.After.ssn]")
     second = "      - {id: b, type: source, plugin: file, settings: {path: b.jsonl}}\n"

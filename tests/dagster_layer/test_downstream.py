@@ -1,4 +1,4 @@
-"""A user's own assets behind a destination: they run after it in the same run, and when it was materialised."""
+"""A user's own assets downstream of a destination: they run after it in the same run, and once it materialised."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +23,7 @@ def _asset(lines: Lines) -> dg.AssetsDefinition:
 
 
 def _multi_asset(lines: Lines) -> dg.AssetsDefinition:
-    """As a dbt project: models that depend on each other, of which some may be selected."""
+    """As in a dbt project: models that depend on each other, some of which may be selected."""
     report = dg.AssetSpec("report", deps=[OUT], skippable=True)
     model = dg.AssetSpec("model", deps=[report], skippable=True)
 
@@ -83,7 +83,7 @@ def test_nothing_runs_behind_a_pipeline_that_failed(folder: Folder) -> None:
 
 
 def test_automation_asks_for_what_is_behind_a_destination(folder: Folder) -> None:
-    """Also while the pipeline runs on: what it materialises then is an event like any other."""
+    """Also while the pipeline keeps running: its materialisations are events like any other."""
     folder.numbers()
     definitions = _with(folder, _eager(_lines(folder)), dg.AssetSelection.assets("report"))
     first = dg.evaluate_automation_conditions(definitions, folder.instance)

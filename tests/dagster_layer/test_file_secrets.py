@@ -1,4 +1,4 @@
-"""A secret from a file is told nowhere, whatever fails and whoever quotes it: by the command line, by Dagster."""
+"""A secret from a file is never revealed, whatever fails and quotes it: by the command line, by Dagster."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ PLACES = ("publish", "task", "check", "fatal publish", "fatal task", "fatal chec
 
 @pytest.fixture
 def secret_folder(folder: Folder) -> Folder:
-    """A project whose secrets are in files outside of its pipelines."""
+    """A project whose secrets are in files outside its pipelines."""
     (folder.root / "secrets").mkdir()
     (folder.root / "secrets" / "password").write_text(PASSWORD + "\n")
     (folder.root / "secrets" / "spark").write_text("sparkvaluezq")
@@ -116,7 +116,7 @@ def secret_folder(folder: Folder) -> Folder:
 
 
 def leaks(root: Path, *texts: str) -> dict[str, list[str]]:
-    """The files below ``root``, apart from the secrets', that hold a form of the secrets; and the texts that do."""
+    """The files below ``root``, except the secrets', that contain a form of the secrets; and such texts."""
     paths = [path for path in root.rglob("*") if path.is_file() and path.parent.name != "secrets"]
     given = {str(path.relative_to(root)): path.read_bytes() for path in paths}
     given |= {f"text {number}": text.encode() for number, text in enumerate(texts)}
@@ -249,7 +249,7 @@ pipelines:
 @pytest.mark.slow
 @pytest.mark.parametrize("url", ["shared", "local[2]"])
 def test_spark_shows_no_options_of_a_format(secret_folder: Folder, url: str) -> None:
-    """Options stand as text in plans, and a Connect server describes a job by its plan."""
+    """Options appear as text in plans, and a Connect server describes a job by its plan."""
     folder = secret_folder
     for name in ("src", "events"):
         (folder.root / name).mkdir()

@@ -32,7 +32,7 @@ ACKS, OUT = dg.AssetKey(["numbers", "acks"]), dg.AssetKey(["numbers", "out"])
 
 
 class Idle:
-    """A pipeline with nothing to read, and how much waits at its source all the same."""
+    """A pipeline with nothing to read, and nevertheless a lag at its source."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class Idle:
 
     @contextmanager
     def running(self, **config: str) -> Iterator[None]:
-        """The pipeline's job, in a thread, until the block ends."""
+        """Run the pipeline's job, in a thread, until the block ends."""
         with ThreadPoolExecutor(1) as pool:
             run = pool.submit(self.folder.run, end_after="60s", **config)
             wait_until(self._begun, "the run has begun", over=run.done)
@@ -103,7 +103,7 @@ def test_an_idle_run_shows_its_acks_as_long_as_the_lag_is_kept(idle: Idle) -> No
 
 
 def _moments(max_lag: float | None, every: float, until: float) -> list[tuple[float, bool]]:
-    """When an idle run is looked at, and whether its acks are materialised then."""
+    """When an idle run is checked, and whether its acks are materialised then."""
     heartbeat, found, now = Heartbeat(max_lag, every), list[tuple[float, bool]](), 0.0
     heartbeat.show(now)
     while (now := heartbeat.next_look(now)) <= until:
@@ -132,7 +132,7 @@ def test_a_pipeline_without_a_max_lag_shows_them_at_the_end_only(idle: Idle) -> 
 
 @pytest.mark.parametrize("log", ["positions", "records"])
 def test_what_is_read_and_not_delivered_waits(tmp_path: Path, spark: SparkSession, log: str) -> None:
-    """Also where it is logged, so that nothing is left at the source."""
+    """Also if it is logged, so that nothing is left at the source."""
     lab = Lab(tmp_path, spark)
     lab.write("in.jsonl", [{"i": i} for i in range(3)])
     script = Script(lab)

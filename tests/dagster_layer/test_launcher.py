@@ -1,4 +1,4 @@
-"""Runs from a warm process, and from Dagster's code server where there is none."""
+"""Runs from a warm process, and from Dagster's code server if there is none."""
 
 from __future__ import annotations
 

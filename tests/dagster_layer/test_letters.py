@@ -1,4 +1,4 @@
-"""Dead letters in Dagster: what the asset shows, the check, and the jobs that send them again or close them."""
+"""Dead letters in Dagster: what the asset shows, the check, and the jobs that replay or close them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def mend(folder: Folder, queue: str = TAKES_ALL) -> None:
 
 
 def materialized(folder: Folder) -> int:
-    """How often the asset of the dead letters was."""
+    """How often the asset of the dead letters was materialised."""
     key = dg.AssetKey(["numbers", "dead_letters"])
     return len(folder.instance.fetch_materializations(key, limit=100).records)
 
 
 def newest_check(folder: Folder) -> tuple[bool, Any]:
-    """How ``no_dead_letters`` came out last, and the number of open letters that it told."""
+    """The last result of ``no_dead_letters``, and the number of open letters in it."""
     key = dg.AssetCheckKey(dg.AssetKey(["numbers", "dead_letters"]), "no_dead_letters")
     [record] = folder.instance.event_log_storage.get_asset_check_execution_history(key, 1)
     assert record.evaluation is not None

@@ -1,4 +1,4 @@
-"""OpenLineage events of runs, taken by the client's own file transport."""
+"""OpenLineage events of runs, received by the client's own file transport."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_collector_that_is_away_harms_nothing(folder: Folder, monkeypatch: pyt
 
 @pytest.mark.usefixtures("spark", "events")
 def test_a_collector_that_never_answers_is_not_waited_for(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither by the run nor by its process, which ends without threads that are daemons."""
+    """Neither by the run nor by its process, which ends without waiting for daemon threads."""
     monkeypatch.setattr("conduit_dagster.lineage.openlineage._PATIENCE", 0.1)
     folder.numbers()
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -35,7 +35,7 @@ class Operator:
             return job.execute_in_process(form, self._folder.instance, raise_on_error=False)
 
     def summary(self, name: str, **config: Any) -> str:
-        """What a job that succeeds says it did."""
+        """What a successful job reports."""
         result = self.job(name, **config)
         assert result.success
         (output,) = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
@@ -74,7 +74,7 @@ def _observed(folder: Folder, *key: str) -> list[str | None]:
 
 
 def _sensor(folder: Folder, name: str) -> list[str | None]:
-    """The jobs that a sensor asks for."""
+    """The jobs that a sensor requests."""
     definitions = folder.definitions
     context = dg.build_sensor_context(instance=folder.instance, definitions=definitions)
     ticked = definitions.get_repository_def().get_sensor_def(name).evaluate_tick(context)

@@ -1,4 +1,4 @@
-"""A job run in this process, on real Spark: what moved, what Dagster shows of it, how it ends."""
+"""A job run in this process, on real Spark: what moved, what Dagster shows, how it ends."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_the_log_says_that_spark_is_opened_before_the_step_begins(folder: Folder
 
 
 def test_a_degraded_pipeline_shows_no_restart_that_is_past(folder: Folder, evaluations: Evaluations) -> None:
-    """What the recovery sensor noted at the acks is not their newest observation any more."""
+    """The recovery sensor's observation of the acks is no longer the newest."""
     queue = "{plugin: builtin:file, window-size: 1, settings: {path: ./dead.jsonl}}"
     folder.numbers(queue=queue)
     (folder.root / "in.jsonl").rename(folder.root / "away")

@@ -1,4 +1,4 @@
-"""The pictures in the documentation: each is made by ``make screenshots``, which still finds what they show."""
+"""The pictures in the documentation: ``make screenshots`` creates each, and still finds what they show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTES, BYTES_OF_ALL = 200_000, 800_000
 
 
 def shown() -> set[str]:
-    """The images that pages show."""
+    """The images shown on pages."""
     return {name for page in PAGES for name in re.findall(r"!\[[^\]]+\]\([\w/.]*images/([^)]+)\)", page.read_text())}
 
 

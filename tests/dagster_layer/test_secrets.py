@@ -81,7 +81,7 @@ def _content(root: Path) -> bytes:
 
 
 def _holding(secrets: list[str], root: Path) -> dict[str, list[str]]:
-    """The files below ``root`` that hold one of the secrets."""
+    """The files below ``root`` that contain one of the secrets."""
     found: dict[str, list[str]] = {}
     for path in root.rglob("*"):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""The check ``readable`` of a source: from a run, and executed by itself."""
+"""The check ``readable`` of a source: from a run, and executed on its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _shown(folder: Folder) -> tuple[bool, str]:
 
 
 def _ask(folder: Folder) -> dg.ExecuteInProcessResult:
-    """Executes the check by itself, as the button of the UI does."""
+    """Execute the check on its own, like the button in the UI."""
     job = dg.define_asset_job("check", dg.AssetSelection.checks(KEY))
     definitions = dg.Definitions.merge(folder.definitions, dg.Definitions(jobs=[job]))
     return definitions.resolve_job_def("check").execute_in_process(instance=folder.instance)

@@ -1,4 +1,4 @@
-"""Who asked a run to end decides whether its pipeline comes back."""
+"""Who asked a run to end decides whether its pipeline is restarted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conduit_dagster.engine.stop import StopFlag
 
 @dg.job
 def job() -> None:
-    """Some job for a run to be of."""
+    """Some job for a run."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_signal_after_a_request_in_dagster_stops_as_the_user(run: Run) -> None
 def test_a_run_that_dagster_ended_without_a_signal_is_noticed(
     run: Run, report: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The code server may be gone; a run that is over must not go on beside its successor."""
+    """The code server may be gone; a finished run must not continue beside its successor."""
     monkeypatch.setattr("conduit_dagster.assets.stopping._ASK_EVERY", 0.0)
     warden, stop = _warden(run, Signals())
     instance, run_id = run

@@ -97,7 +97,7 @@ def _process(folder: Folder) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture(scope="module")
 def terminated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """What Dagster's launcher does on "Terminate": it notes it and interrupts the worker. It has ended."""
+    """What Dagster's launcher does on "Terminate": it records it and interrupts the worker. The run has ended."""
     with started(tmp_path_factory.mktemp("terminated")) as live:
         live.instance.report_run_canceling(live.run)
         live.process.send_signal(signal.SIGINT)
@@ -106,7 +106,7 @@ def terminated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def _is_drained(live: Live) -> None:
-    """Every record of the steps that were begun is where it belongs; there was more to read than that."""
+    """Every record of the begun steps is where it belongs; there was more to read than that."""
     assert live.open_steps() == 0
     assert live.delivered() == live.acked() - _filtered(live)
     assert live.acked() >= 100

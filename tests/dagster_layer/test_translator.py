@@ -1,4 +1,4 @@
-"""Pipelines beside a Dagster project that exists: their definitions merged with it, their assets translated."""
+"""Pipelines beside an existing Dagster project: their definitions merged with it, their assets translated."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pipelines:
 
 
 class Ours(PipelineTranslator):
-    """As a team has it whose keys begin with their layer."""
+    """As in a team whose keys begin with their layer."""
 
     def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
         spec = super().get_asset_spec(data)
@@ -44,7 +44,7 @@ def _spec(definitions: dg.Definitions, *key: str) -> dg.AssetSpec:
 
 
 def _other(folder: Folder, name: str) -> str:
-    """The pipeline ``numbers`` under another name, with outputs of its own."""
+    """The pipeline ``numbers`` under another name, with its own outputs."""
     text = (folder.root / "pipelines" / "numbers.yaml").read_text()
     return text.replace("numbers", name).replace("./out.", "./other.").replace("./dead.", "./other-dead.")
 
@@ -73,7 +73,7 @@ def test_keys_and_attributes_are_translated_and_dependencies_follow(folder: Fold
 
 @pytest.mark.usefixtures("spark")
 def test_a_run_writes_to_the_translated_assets(folder: Folder) -> None:
-    """What a run logs meanwhile and at its end, its checks, a replay, and what a sensor says of a restart."""
+    """What a run logs meanwhile and at its end, its checks, a replay, and what a sensor reports of a restart."""
     folder.numbers()
     definitions = load_pipelines(folder.root, translator=Ours())
     result = definitions.resolve_job_def("numbers").execute_in_process(instance=folder.instance)
@@ -119,7 +119,7 @@ def test_a_translator_that_fails_keeps_one_pipeline_from_loading(folder: Folder)
 
 
 class Own(dg.ConfigurableResource[Any]):
-    """A session of the user's own, and how often it was asked for."""
+    """A session of the user's own, and how often it was requested."""
 
     asked: int = 0
 
@@ -136,7 +136,7 @@ _asked: list[str] = []
 
 @pytest.mark.usefixtures("spark")
 def test_merged_with_definitions_that_use_the_same_names(folder: Folder) -> None:
-    """A user's executor, and resources that are called spark and state."""
+    """A user's executor, and resources named spark and state."""
     folder.numbers()
 
     @dg.asset(deps=[dg.AssetKey(["numbers", "out"])], required_resource_keys={"spark", "state"})

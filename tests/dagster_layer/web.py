@@ -1,4 +1,4 @@
-"""Dagster's real web server for a project, and what it answers."""
+"""Dagster's real web server for a project, and its responses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def web_server(folder: Folder, dagster: str = "", **environment: str) -> Generat
 
 
 def jobs(url: str) -> set[str]:
-    """The jobs of pipelines that the web server knows; none while it comes up."""
+    """The jobs of pipelines that the web server knows; none while it starts."""
     try:
         (repository,) = _ask(url, _JOBS)["repositoriesOrError"]["nodes"]
     except OSError:
@@ -64,7 +64,7 @@ def jobs(url: str) -> set[str]:
 
 
 def launch(url: str, job: str) -> str:
-    """Starts a run of a job, as the UI's Launchpad does; its id."""
+    """Start a run of a job, as the UI's Launchpad does; return its id."""
     (repository,) = _ask(url, _JOBS)["repositoriesOrError"]["nodes"]
     selector = {
         "repositoryLocationName": repository["location"]["name"],

@@ -1,4 +1,4 @@
-"""A project whose pipelines run in this process; a module that wants input in it has a ``lab`` of its own."""
+"""A project whose pipelines run in this process; modules that need input have their own ``lab``."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 @pytest.fixture
 def script(lab: Lab) -> Script:
-    """What its scripted destinations say."""
+    """What its scripted destinations report."""
     return Script(lab)

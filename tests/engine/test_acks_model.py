@@ -13,7 +13,7 @@ FIRST = 5
 
 
 class AcksMachine(RuleBasedStateMachine):
-    """Records 5, 6, ... with namespaces; the model is the set of places that are handled."""
+    """Records 5, 6, ... with namespaces; the model is the set of handled places."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bad input: one clear error that says where and what to do, or a nack with its reason; no record is lost."""
+"""Bad input: one clear error with place and fix, or a nack with its reason; no record is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXCLUDE = processor("drop", "field.exclude", fields=".Payload.After.nothing")
 
 
 def failed(result: RunResult, code: str) -> str:
-    """The run ended with this error, which says where and what to do next, without a stack trace."""
+    """Assert that the run ended with this error, which has place and fix, without a stack trace."""
     assert result.error is not None
     assert result.error.code == code, result.error
     assert result.error.fix
@@ -62,7 +62,7 @@ def test_a_destination_that_is_a_device(lab: Lab) -> None:
 @pytest.mark.parametrize("plugin", ["file", "parquet"])
 @pytest.mark.parametrize("path", ["./pipe", "./pipes/*", "/dev/null", "./socket"])
 def test_a_source_that_is_no_regular_file(lab: Lab, plugin: str, path: str) -> None:
-    """A pipe, a socket or a device: reading one would wait for a writer, or take what can't be read a second time."""
+    """A pipe, a socket or a device: reading one would wait for a writer, or consume data that can't be read again."""
     (lab.root / "pipes").mkdir()
     os.mkfifo(lab.root / "pipe")
     os.mkfifo(lab.root / "pipes" / "one")
@@ -126,7 +126,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_destination(lab: Lab, small_disk: Path) -> None:
-    """The run stops, transient; once there is space the same delivery is finished and every record is there once."""
+    """The run stops with a transient error; with space again the same delivery is finished, every record once."""
     rows = [{"i": i, "pad": "x" * 1000} for i in range(400)]
     lab.write("in.jsonl", rows)
     simple(lab, DECODE, connectors=[source(), destination(path=str(small_disk / "out.jsonl"))])
@@ -139,7 +139,7 @@ def test_a_full_destination(lab: Lab, small_disk: Path) -> None:
 
 
 def test_invalid_bytes(lab: Lab) -> None:
-    """Bytes that are no UTF-8 are a nack, and the dead letter holds the very bytes."""
+    """Bytes that are not UTF-8 are nacked, and the dead letter has exactly these bytes."""
     (lab.root / "in.jsonl").write_bytes(b'{"a": "\xff\xfe"}\n{"a": 1}\n')
     simple(lab, DECODE)
     assert lab.run().error is None
@@ -207,7 +207,7 @@ def test_odd_names(lab: Lab) -> None:
 
 
 def test_very_deep_documents(lab: Lab) -> None:
-    """Nested deeper than Python may call: delivered or nacked, and nothing of it ends the step."""
+    """Nested deeper than Python may call: delivered or nacked, and the step never fails."""
     deep = ['{"a":' * depth + "1" + "}" * depth for depth in (100, 400, 700, 950, 2000)]
     lab.write("in.jsonl", deep)
     simple(
@@ -228,7 +228,7 @@ def test_very_deep_documents(lab: Lab) -> None:
 
 
 def test_a_processor_of_the_users_that_misbehaves(lab: Lab) -> None:
-    """What it raises or returns wrongly nacks that record alone; one that it returns twice is two records."""
+    """An error or a wrong result nacks that record alone; one returned twice becomes two records."""
     lab.write("plugins/odd.py", [ODD])
     lab.write("in.jsonl", [{"i": i} for i in range(6)])
     more = processor("more", "field.set", field=".Payload.After.i", expression="after.i + 1")
@@ -269,7 +269,7 @@ def test_two_destinations_on_one_path(lab: Lab) -> None:
 
 
 def test_two_sources_on_one_replication_slot(lab: Lab) -> None:
-    """What one of them has confirmed, the other would never see."""
+    """Data confirmed by one of them would never reach the other."""
     for name in ("p", "q"):
         settings = {"url": f"postgresql://u:{name}secret@h/d", "tables": "a"}
         reader = {"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": settings}
@@ -323,7 +323,7 @@ def test_somebody_else_writes_to_the_destination(lab: Lab) -> None:
 
 
 def test_a_state_store_that_lost_a_table(lab: Lab) -> None:
-    """It is named; with the table back the run goes on, and every record is there once."""
+    """It is named; with the table back the run continues, and every record is delivered once."""
     lab.write("in.jsonl", [{"i": 1}])
     simple(lab, DECODE)
     assert lab.run().error is None

@@ -34,7 +34,7 @@ def ledger(nacks: list[bool], start: int, end: int) -> Ledger:
 def test_the_boundary_does_not_depend_on_the_steps(
     nacks: list[bool], size: int, threshold: int, steps: list[int]
 ) -> None:
-    """Whatever the step sizes, everything before the same record is handled, and it is refused."""
+    """For any step sizes everything before the same record is handled, and it is refused."""
     threshold = min(threshold, max(0, size - 1))
     window, state, position, refused = NackWindow(size, threshold), "", 0, None
     turn = 0

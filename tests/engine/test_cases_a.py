@@ -111,7 +111,7 @@ class Gate(Processor):
 
 
 def test_a09_graceful_stop_finishes_the_batch_in_flight(lab: Lab) -> None:
-    """The batch is finished, acked, checkpointed; status stopped; nothing redelivered at the next start."""
+    """The batch is finished, acked, checkpointed; status stopped; nothing is redelivered at the next start."""
     lab.write("in.jsonl", numbers(3))
     lab.write("plugins/gate.py", [BLOCKING.replace("FOLDER", str(lab.root))])
     lab.pipeline(
@@ -134,7 +134,7 @@ def test_a09_graceful_stop_finishes_the_batch_in_flight(lab: Lab) -> None:
 
 
 def test_a09_forced_stop_prepares_nothing(lab: Lab) -> None:
-    """A forced stop cancels the job; the records are read again at the next start, and none is doubled."""
+    """A forced stop cancels the job; the records are read again at the next start, and none is duplicated."""
     lab.write("in.jsonl", numbers(3))
     lab.write("plugins/gate.py", [BLOCKING.replace("FOLDER", str(lab.root))])
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE, processor("gate", "gate")])
@@ -162,7 +162,7 @@ def test_a11_order_is_kept_within_each_source(lab: Lab) -> None:
 def test_a12_no_source_or_no_destination_is_refused(
     tmp_path: Path, connectors: list[dict[str, Any]], code: str
 ) -> None:
-    """Refused when checked; such a pipeline cannot be bound, so nothing could start it."""
+    """Refused by validation; such a pipeline cannot be bound, so nothing could start it."""
     lab = Lab(tmp_path)
     lab.pipeline(connectors=connectors)
     catalogue = lab.catalogue()

@@ -266,7 +266,7 @@ def stop_again(lab: Lab) -> bool:
 
 
 def test_b11_a_restart_happens_once_whoever_asks_for_it(lab: Lab) -> None:
-    """Two daemons launched it: the store takes it once."""
+    """Two daemons launched it: the store accepts it once."""
     build(lab, {"fail-on": "read", "times": "once"})
     with keeper(lab) as one:
         first = one.once(lambda: lab._spark, None)  # type: ignore[arg-type, return-value]
@@ -309,7 +309,7 @@ def test_another_runs_lease_is_no_failure(lab: Lab) -> None:
 
 
 def test_a_store_that_does_not_answer_is_waited_for(lab: Lab) -> None:
-    """Nothing could be recorded: the process keeps the count itself."""
+    """Nothing could be recorded: the process counts by itself."""
     build(lab)
     catalogue = lab.catalogue()
     bound = catalogue.get("p")
@@ -341,7 +341,7 @@ def test_a_store_that_does_not_answer_is_waited_for(lab: Lab) -> None:
 
 
 def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:
-    """No record comes, and none fails."""
+    """No records come, and none fails."""
     lab.write("in.jsonl", [])
     lab.pipeline(connectors=[{**destination(), "id": "out"}, _empty_source()], trigger="continuous")
     flag = StopFlag()

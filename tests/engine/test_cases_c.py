@@ -102,7 +102,7 @@ def test_c12_an_offset_waits_for_the_record_before_a_filtered_one(lab: Lab, scri
 
 
 def test_c13_only_what_its_namespace_has_not_acked_is_sent_again(lab: Lab, script: Script) -> None:
-    """A and C are acked to their ends; of B the record 24 is not."""
+    """A and C are acked to their ends; in B record 24 is not."""
     names = {24: "B", 23: "B", 26: "A", 25: "A", 27: "C"}
     lab.write("in.jsonl", [{"i": i, "c": names.get(i, "ABC"[i % 3])} for i in range(28)])
     lab.pipeline(connectors=[source(processors=[DECODE, NAMESPACE]), scripted()], **{"dead-letter-queue": queue()})

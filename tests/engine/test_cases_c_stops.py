@@ -32,7 +32,7 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 @pytest.fixture
 def script(lab: Lab) -> Script:
-    """It has 100 records acked, and waits before the next batch."""
+    """100 of its records are acked, and it waits before the next batch."""
     script = Script(lab)
     script.says(wait=100)
     return script
@@ -71,7 +71,7 @@ def test_c03_a_stop_waits_for_the_writers_and_then_the_rest_is_delivered_again(l
 def test_acks_that_could_not_be_kept_are_kept_at_the_next_interval(
     lab: Lab, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store was away for a moment, and no further ack comes while the destination waits."""
+    """The store was unreachable for a moment, and no further ack arrives while the destination waits."""
     keep, failed = DeliveryStore.progress, list[str]()
 
     def fails_once(store: DeliveryStore, *args: Any) -> None:

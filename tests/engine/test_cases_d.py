@@ -75,7 +75,7 @@ def test_d05_a_committed_output_is_not_repeated(lab: Lab, crashes: Crashes, layo
 
 
 def test_d06_another_writer_took_the_provisional_index(lab: Lab, crashes: Crashes) -> None:
-    """In a Delta table another commit takes the version that was meant; the attempt is retried behind it."""
+    """In a Delta table another commit takes the intended version; the attempt is retried after it."""
     import pyarrow as pa
     from deltalake import write_deltalake
 
@@ -176,7 +176,7 @@ def test_a07_when_the_dead_letter_write_fails_nothing_beyond_it_is_acked(lab: La
 
 @pytest.mark.parametrize("second", ["scripted", "file"])
 def test_a08_a_restart_sends_to_b_what_only_a_had(lab: Lab, second: str) -> None:
-    """A gets it again only where it may: a destination that knows what it holds does not."""
+    """A receives it again only if it may: a destination that knows its deliveries does not."""
     script = Script(lab)
     a = scripted("a") if second == "scripted" else destination("a")
     lab.pipeline(connectors=[source(), a, scripted("b")], processors=[DECODE], **{"dead-letter-queue": queue(1, 0)})

@@ -1,4 +1,4 @@
-"""A reader of another pipeline's log, beside that log's compaction, dropped readers and rewinds."""
+"""A reader of another pipeline's log, together with compaction, dropped readers and rewinds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "kept"), [("after-plan:3", 40), ("before-stage:3", 40), ("after-done:3", 60)])
 def test_compaction_keeps_what_the_reader_has_not_acked(lab: Lab, crashes: Crashes, point: str, kept: int) -> None:
-    """A step that was planned is staged after the log was compacted."""
+    """A planned step is staged after the log was compacted."""
     upstream(lab, delivery=SMALL)
     downstream(lab, delivery={"batch-size": 20})
     runs(lab, "p", "a")

@@ -1,4 +1,4 @@
-"""A pipeline that reads what another one wrote: ``p`` reads what the destination ``first`` of ``a`` has published."""
+"""A pipeline that reads another one's output: ``p`` reads what the destination ``first`` of ``a`` has published."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_templates_lines_come_raw(lab: Lab) -> None:
     [("before-publish:2", 30), ("mid-publish:2", 30), ("after-publish:2", 30), ("after-delivered:2", 60)],
 )
 def test_never_beyond_what_is_published(lab: Lab, layout: str, point: str, read: int) -> None:
-    """A delivery that was cut off, or of which nobody knows yet that it is there, waits for recovery."""
+    """An interrupted delivery, or one not yet known to be complete, waits for recovery."""
     writes(lab, SETTINGS[layout])
     reads(lab)
     name, _, passage = point.partition(":")
@@ -174,7 +174,7 @@ def test_an_output_that_is_not_what_it_was_is_an_error(lab: Lab, change: str) ->
 def test_a_published_folder_that_is_gone_is_not_passed_over(
     lab: Lab, crashes: Crashes, batch: int, point: str, removed: int, read: int
 ) -> None:
-    """What is there at a step's end says nothing about what was to be read before it."""
+    """The content at a step's end says nothing about what was to be read before it."""
     writes(lab, SETTINGS["folder"])
     reads(lab, delivery={"batch-size": batch})
     runs(lab, "a")

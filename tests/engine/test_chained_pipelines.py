@@ -73,7 +73,7 @@ def test_with_nothing_logged_there_is_nothing_to_read(lab: Lab) -> None:
 
 
 def test_a_log_that_begins_further_on_is_read_from_its_beginning(lab: Lab) -> None:
-    """What went through before the log was switched on was never in it."""
+    """Records from before the log was enabled were never in it."""
     upstream(lab, delivery={"log": "positions"})
     runs(lab, "a")
     upstream(lab)
@@ -105,7 +105,7 @@ def test_after_a_crash_every_record_is_there_once(lab: Lab, crashes: Crashes, po
 
 @pytest.mark.parametrize("point", ["after-log-stage", "after-log", "after-plan", "after-prepare", "after-done"])
 def test_of_a_reader_that_logs_its_records_as_well(lab: Lab, crashes: Crashes, point: str) -> None:
-    """What is in its own log the other pipeline's need not keep."""
+    """The other pipeline's log need not keep what is in its own log."""
     upstream(lab)
     downstream(lab, delivery={"log": "records", "batch-size": 60})
     runs(lab, "a")
@@ -134,7 +134,7 @@ def test_a_source_that_leaves_its_file_is_no_reader_any_more(lab: Lab) -> None:
 
 
 def test_the_other_pipeline_is_rewound_and_its_log_has_nothing_new(lab: Lab) -> None:
-    """Its own consumers get the records again; the log has them once, and so has its reader."""
+    """Its own consumers get the records again; the log has them once, and so does its reader."""
     upstream(lab)
     downstream(lab)
     runs(lab, "a", "p")

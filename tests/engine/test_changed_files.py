@@ -1,4 +1,4 @@
-"""A pipeline file that changes while a step is open: finished as it was prepared, or refused by name."""
+"""A pipeline file that changes while a step is open: finished as prepared, or refused by name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def values(lab: Lab) -> list[int]:
 @pytest.mark.parametrize("was", ["at-least-once", "at-most-once", "exactly-once"])
 @pytest.mark.parametrize("point", ["after-plan", "after-publish"])
 def test_another_strategy(lab: Lab, crashes: Crashes, was: str, now: str, point: str) -> None:
-    """A prepared step ends as it was prepared; whatever follows has the new strategy."""
+    """A prepared step ends as prepared; later ones have the new strategy."""
     build(lab, strategy=was)
     crashes(lab, point)
     build(lab, strategy=now)
@@ -93,7 +93,7 @@ def test_a_removed_source_is_named_where_a_prepared_step_needs_it(lab: Lab, cras
 
 
 def test_a_destination_that_is_added_while_a_step_is_planned(lab: Lab, crashes: Crashes) -> None:
-    """It starts at the current boundary: a step that is not prepared yet is behind it."""
+    """It starts at the current boundary: a step that is not prepared yet comes after it."""
     build(lab)
     crashes(lab, "after-plan")
     build(lab, source(), destination(), destination("more"))
@@ -103,7 +103,7 @@ def test_a_destination_that_is_added_while_a_step_is_planned(lab: Lab, crashes: 
 
 @pytest.mark.parametrize("refuse", [True, False])
 def test_letters_of_refused_records_reach_a_direct_queue(lab: Lab, refuse: bool) -> None:
-    """Where the queue refuses one, the run stops and nothing beyond it is acked."""
+    """If the queue refuses one, the run stops and nothing beyond it is acked."""
     script = Script(lab)
     letters = {**scripted("dead"), "window-size": 0}
     del letters["id"], letters["type"]
@@ -125,7 +125,7 @@ def test_letters_of_refused_records_reach_a_direct_queue(lab: Lab, refuse: bool)
 @pytest.mark.parametrize("log", ["positions", "records"])
 @pytest.mark.parametrize("point", ["after-plan", "after-prepare", "after-publish"])
 def test_a_project_that_is_moved_with_a_step_open(lab: Lab, crashes: Crashes, point: str, log: str) -> None:
-    """Within its file system: paths in the project count relative to it, and staging is found or made again."""
+    """Within its file system: paths in the project are relative to it, and staging is found or made again."""
     build(lab, strategy="exactly-once", log=log)
     crashes(lab, point)
     moved = lab.root.with_name(f"{lab.root.name}-moved")
@@ -139,7 +139,7 @@ def test_a_project_that_is_moved_with_a_step_open(lab: Lab, crashes: Crashes, po
 
 @pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once", "at-most-once"])
 def test_adopting_foreign_bytes_does_not_go_with_exactly_once(lab: Lab, strategy: str) -> None:
-    """Behind them a delivery that was half written is written again, whole (audit P12)."""
+    """After them a half-written delivery is written again, completely (audit P12)."""
     adopting = destination()
     adopting["settings"]["if-changed"] = "adopt"
     build(lab, source(), adopting, strategy=strategy)

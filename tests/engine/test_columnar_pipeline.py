@@ -1,4 +1,4 @@
-"""Parquet through a pipeline: as columns where nothing asks for documents, each row once wherever a run is killed."""
+"""Parquet through a pipeline: as columns if nothing needs documents, each row once wherever a run is killed."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_staging_that_is_lost_is_staged_the_same_again(lab: Lab) -> None:
 
 
 def test_a_row_that_does_not_fit_is_a_dead_letter_and_comes_back(lab: Lab) -> None:
-    """The others go on; replayed, it is a document, beside rows that were columns."""
+    """The others continue; replayed, it is a document, beside rows that were columns."""
     rest = pa.table({"i": [40, 41], "s": ["40", "41"], "late": [1, 2]})
     pq.write_table(rest, lab.root / "in" / "c.parquet")
     columns = {"columns": "i:long, s:string"}
@@ -132,7 +132,7 @@ DOCUMENTS: list[Callable[[Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("asks", [None, *range(len(DOCUMENTS))])
 def test_rows_stay_columns_where_nothing_asks_for_documents(lab: Lab, asks: int | None) -> None:
-    """No document holds infinity: there it is text, for which there is no column; as a column it arrives."""
+    """No document can hold infinity: there it is text, for which there is no column; as a column it arrives."""
     infinite = pa.table({"i": pa.array([COUNT]), "s": ["40"], "x": [float("inf")]})
     pq.write_table(infinite, lab.root / "in" / "0.parquet")
     columns = out(columns="i:long, s:string, x:double")

@@ -1,4 +1,4 @@
-"""``schema`` in a pipeline: a frozen contract stops it, nothing of the step is delivered, and it goes on from there."""
+"""``schema`` in a pipeline: a frozen contract stops it before the step, and it continues from there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lab.support import DECODE, Lab, destination, processor, queue, source
 
 
 def build(lab: Lab, fields: str, **modes: str) -> None:
-    """Three records, two a step; the last one has a new field."""
+    """Three records, two per step; the last one has a new field."""
     lab.write("in.jsonl", [{"id": 0}, {"id": 1}, {"id": "2"}, {"id": 3, "new": 1}])
     contract = processor("contract", "schema", fields=fields, **modes)
     lab.pipeline(
@@ -20,7 +20,7 @@ def build(lab: Lab, fields: str, **modes: str) -> None:
 
 
 def ids(lab: Lab) -> list[Any]:
-    """Of what was delivered."""
+    """The delivered records."""
     return [row["id"] for row in lab.documents("out.jsonl")]
 
 

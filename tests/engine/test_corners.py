@@ -1,4 +1,4 @@
-"""Corners that a review of the engine found: each was a loss, a doubling or a pipeline that stayed stuck."""
+"""Corner cases from a review of the engine: each was a loss, a duplicate or a stuck pipeline."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def code_of(lab: Lab) -> str:
 
 
 def test_a_nack_behind_an_unacked_record_is_not_lost(lab: Lab) -> None:
-    """Its namespace went ahead; the record is sent again, since no dead letter was written."""
+    """Its namespace advanced; the record is sent again, since no dead letter was written."""
     script = Script(lab)
     lab.write("in.jsonl", [{"i": 0, "c": "A"}, {"i": 1, "c": "B"}, {"i": 2, "c": "A"}])
     lab.pipeline(connectors=[source(), scripted()], processors=[DECODE, NAMESPACE], **{"dead-letter-queue": queue()})
@@ -154,7 +154,7 @@ def test_a_target_that_changes_while_a_step_is_only_planned(lab: Lab, crashes: C
 
 
 def test_a_range_without_a_record_is_logged_as_none(lab: Lab) -> None:
-    """A last line without an end was read; then its end arrives, alone."""
+    """A last line without an end was read; then only its end arrives."""
     (lab.root / "in.jsonl").write_text('{"i": 0}')
     endless = {"path": "./in.jsonl", "read-unterminated": "true", "unterminated-wait": "0s"}
     lab.pipeline(connectors=[source(settings=endless), destination()], processors=[DECODE], delivery={"log": "records"})
@@ -182,7 +182,7 @@ def test_a_fatal_error_of_one_destination_is_not_hidden_by_an_outage_of_another(
 
 
 def test_a_source_that_comes_back_goes_on_where_it_was_left(lab: Lab) -> None:
-    """A slip in the file must not cost the position."""
+    """A mistake in the file must not cost the position."""
 
     def build(path: str) -> None:
         lab.pipeline(

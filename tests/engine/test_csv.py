@@ -1,4 +1,4 @@
-"""Files of CSV to lines of JSON: exactly-once whatever stops a run, and the page ``docs/csv.md`` as it is written."""
+"""CSV files to JSON lines: exactly-once whatever stops a run, and the page ``docs/csv.md`` as written."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_one_split_and_many_give_the_same(lab: Lab, spark: SparkSession, tmp_pat
 
 
 def test_bad_lines_are_dead_letters_and_can_be_sent_again(lab: Lab) -> None:
-    """With their header, which a replay needs; blank lines are none."""
+    """With their header, which a replay needs; blank lines are not records."""
     (lab.root / "in").mkdir()
     (lab.root / "in" / "1.csv").write_text("id,amount\n1,x\n\n2,2.5\n3\n", encoding="utf-8")
     build(lab, 100)

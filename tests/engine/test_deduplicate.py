@@ -31,7 +31,7 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 
 def build(lab: Lab, *behind: Any, name: str = "p", records: int = 100, **more: Any) -> None:
-    """Three records a step; ``behind``: processors after it."""
+    """Three records per step; ``behind``: processors after it."""
     once = processor("once", "deduplicate", **{"key": "after.k", "window.records": str(records)})
     usual: dict[str, Any] = {
         "connectors": [source(), destination(path=f"./{name}.jsonl")],
@@ -43,12 +43,12 @@ def build(lab: Lab, *behind: Any, name: str = "p", records: int = 100, **more: A
 
 
 def places(lab: Lab, name: str = "p") -> list[int]:
-    """Of what was delivered."""
+    """The delivered records."""
     return [row["i"] for row in lab.documents(f"{name}.jsonl")]
 
 
 def windowed(first: int, records: int) -> list[int]:
-    """What goes on of the records from a place on, where keys are forgotten after so many."""
+    """What passes of the records from a place on, if keys are forgotten after so many."""
     last, wanted = dict[int, int](), list[int]()
     for place, key in enumerate(KEYS[first:], first):
         if key not in last or place - last[key] > records:
@@ -74,7 +74,7 @@ def test_each_key_once_over_steps_and_runs(lab: Lab, log: str) -> None:
 
 @pytest.mark.parametrize("stands", ["pipeline", "destination"])
 def test_killed_at_each_line(lab: Lab, stands: str) -> None:
-    """The step that is repeated meets the memory that it began with, and what did not count left nothing in it."""
+    """A repeated step starts with the same memory, and a step that did not count left nothing in it."""
     passed = Counter[str]()
 
     def make(name: str) -> None:
@@ -110,7 +110,7 @@ def test_staging_that_is_lost_is_staged_the_same_again(lab: Lab) -> None:
 
 
 def test_a_step_that_is_cut_leaves_nothing_behind_the_cut(lab: Lab) -> None:
-    """The nack of a step's last record stops the run in front of it: its key is not known yet."""
+    """The nack of a step's last record stops the run before it: its key is not known yet."""
     build(
         lab,
         processor("refuse", "error", "after.i == 11", message="no"),
@@ -133,7 +133,7 @@ def test_a_window_of_records(lab: Lab) -> None:
 
 
 def test_a_dead_letter_is_no_duplicate_of_itself(lab: Lab) -> None:
-    """It passed the processor, and its duplicates were dropped: a replay must bring it."""
+    """It passed the processor, and its duplicates were dropped: a replay must deliver it."""
     build(lab, processor("refuse", "error", "after.k == 1", message="no"))
     assert lab.run().error is None
     assert places(lab) == [place for place in FIRST if KEYS[place] != 1]
@@ -146,7 +146,7 @@ def test_a_dead_letter_is_no_duplicate_of_itself(lab: Lab) -> None:
 
 
 def test_a_dead_letter_whose_key_came_again_is_delivered_all_the_same(lab: Lab) -> None:
-    """It had passed the processor: another one that came once the window was over is no reason to drop it."""
+    """It had passed the processor: another one after the window is no reason to drop it."""
     lab.write("in.jsonl", [{"i": 15, "k": KEYS[0]}], mode="a")
     build(lab, processor("refuse", "error", "after.i == 0", message="no"), records=4)
     assert lab.run().error is None
@@ -158,7 +158,7 @@ def test_a_dead_letter_whose_key_came_again_is_delivered_all_the_same(lab: Lab) 
 
 
 def test_a_rewind_forgets_what_a_replay_has_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A letter that was nacked before the processor passes it when it is replayed, and is remembered."""
+    """A letter nacked before the processor passes it when it is replayed, and is remembered."""
     once = processor("once", "deduplicate", **{"key": "after.k", "window.records": "4"})
     delivery = {"batch-size": 3, "log": "records"}
     for refused in (0, 99):
@@ -185,7 +185,7 @@ def test_a_rewound_source_is_looked_at_anew(lab: Lab, monkeypatch: pytest.Monkey
 
 
 def test_another_key_knows_nothing(lab: Lab) -> None:
-    """Of what was remembered under ``after.k``, nothing is a value of ``after.i``."""
+    """Nothing remembered under ``after.k`` is a value of ``after.i``."""
     build(lab)
     assert lab.run().error is None
     lab.write("in.jsonl", [{"i": i, "k": 0} for i in (1, 2, 20)], mode="a")
@@ -195,7 +195,7 @@ def test_another_key_knows_nothing(lab: Lab) -> None:
 
 
 def test_many_files_become_one_and_what_is_over_goes(lab: Lab) -> None:
-    """Forty steps; once there are sixteen files the next one takes their place."""
+    """Forty steps; once there are sixteen files the next one replaces them."""
     keys = [i % 30 for i in range(40)]
     lab.write("in.jsonl", [{"i": i, "k": key} for i, key in enumerate(keys)])
     for name, records in (("all", 100), ("few", 5)):
@@ -258,7 +258,7 @@ def test_not_among_the_processors_of_a_source(lab: Lab) -> None:
 
 
 def test_without_the_processor_nothing_stays_on_disk(lab: Lab) -> None:
-    """Until a step has been done without it, it may come back as it was."""
+    """Until a step has been done without it, it may return unchanged."""
     build(lab)
     assert lab.run().error is None
     kept = files(lab)

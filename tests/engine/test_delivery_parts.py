@@ -1,4 +1,4 @@
-"""Pieces of a delivery, without a destination: however it fails, each record is decided once and nothing is skipped."""
+"""Pieces of a delivery, without a destination: however it fails, each record is decided once and none is skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 
 
 class Sending:
-    """A delivery whose pieces are answered as a test wants."""
+    """A delivery whose pieces are answered as a test requires."""
 
     def __init__(self, total: int, skips: bool) -> None:
         self.total, self.skips = total, skips
@@ -29,7 +29,7 @@ class Sending:
         self.nacked: list[int] = []
 
     def next(self) -> DeliveryChild | None:
-        """The next piece, as it is sent."""
+        """Return the next piece, as it is sent."""
         self.progress = past_marked(self.progress)
         if self.progress.handled >= self.total:
             return None
@@ -41,7 +41,7 @@ class Sending:
         return DeliveryChild(child.skip, 1) if child.single else child
 
     def answer(self, child: DeliveryChild, answer: str, chosen: list[int]) -> None:
-        """Delivers it, refuses some of its records, or fails with an error that names none."""
+        """Deliver it, refuse some of its records, or fail with an error that names none."""
         places = list(places_of(child))
         named = sorted({places[n % len(places)] for n in chosen})
         if answer == "deliver":
@@ -70,7 +70,7 @@ class Sending:
     ),
 )
 def test_each_record_is_delivered_or_nacked_once(total: int, skips: bool, answers: list[tuple[str, list[int]]]) -> None:
-    """Records that pass keep their order; no piece is sent twice under one name unless it was divided no further."""
+    """Records that pass keep their order; no piece is sent twice under one name unless it can't be divided further."""
     sending, sent = Sending(total, skips), 0
     while (child := sending.next()) is not None:
         answer, chosen = answers[sent] if sent < len(answers) else ("deliver", [0])
@@ -88,7 +88,7 @@ def test_each_record_is_delivered_or_nacked_once(total: int, skips: bool, answer
 def test_a_part_that_begins_behind_left_out_records_keeps_its_name(
     skip: int, take: int, left_out: set[int], passed: int
 ) -> None:
-    """Progress moves over what is nacked at the front of a piece: what is sent afterwards is the same piece."""
+    """Progress skips nacks at the front of a piece: what is sent afterwards is the same piece."""
     child = DeliveryChild(skip, take, without=sorted(place for place in left_out if skip <= place < skip + take))
     first = trimmed(child)
     if first.take:

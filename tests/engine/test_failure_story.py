@@ -1,4 +1,4 @@
-"""Since when a pipeline fails, and what is safe: the story of a failure."""
+"""Since when a pipeline fails, and what is safe: the account of a failure."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_alternate_takes_one_source_per_step_in_turns(lab: Lab, log: str) -> Non
 @pytest.mark.parametrize("log", ["auto", "positions"])
 @pytest.mark.parametrize("point", ["after-plan", "after-stage", "after-prepare"])
 def test_d03_the_choice_of_a_source_is_pinned_across_retries(lab: Lab, crashes: Crashes, point: str, log: str) -> None:
-    """The first attempt read from s2; when s1 fills up before the second one, s2 is read first again."""
+    """The first attempt read from s2; if s1 fills up before the second one, s2 is read first again."""
     lab.write("s1.jsonl", [])
     lab.write("s2.jsonl", xs(20, 21))
     lab.pipeline(

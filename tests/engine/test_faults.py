@@ -70,7 +70,7 @@ def test_a_disk_that_is_full_while_a_step_is_staged(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_a_store_that_is_away_for_ten_seconds_is_waited_for(lab: Lab, postgres_server: PostgresServer) -> None:
-    """Nothing is published meanwhile that was not prepared, and nothing is published twice."""
+    """Nothing unprepared is published meanwhile, and nothing is published twice."""
     lab.env["CONDUIT_STATE_URL"] = postgres_server.create_database()
     build(lab, **{"batch-size": 50})
     began: list[float] = []
@@ -105,7 +105,7 @@ def test_a_log_whose_folder_was_deleted_is_named(lab: Lab, crashes: Crashes) -> 
 
 
 def in_column(part: Path, name: str) -> int:
-    """A byte of what a column holds."""
+    """A byte inside a column's data."""
     group = pq.ParquetFile(part).metadata.row_group(0)
     columns = [group.column(i) for i in range(group.num_columns)]
     (column,) = [one for one in columns if one.path_in_schema == name]

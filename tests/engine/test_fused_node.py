@@ -1,4 +1,4 @@
-"""Processors in one loop give what they give one after the other, on random chains and records."""
+"""Processors in one loop give the same result as one after the other, on random chains and records."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def steps_of(subjects: Sequence[tuple[tuple[str, dict[str, str]], str]], gate: s
 
 
 def run(steps: Sequence[Step | FusedNode], records: list[Record], fates: Fates, first: int = 0) -> list[Any]:
-    """The records that come out, with their origins."""
+    """The resulting records, with their origins."""
     origins: Sequence[int] = range(first, first + len(records))
     for step in steps:
         if records:
@@ -148,7 +148,7 @@ def copies(payloads: list[Any]) -> list[Record]:
 def test_one_loop_gives_what_the_nodes_give(
     subjects: list[tuple[tuple[str, dict[str, str]], str]], gate: str, payloads: list[Any], enough: int
 ) -> None:
-    """Also where the nodes take over because most records fit no code."""
+    """Also if the nodes take over because most records fit no code."""
     # a processor takes a single record its own way, without code
     fates, expected = Fates(), list[Any]()
     for place, record in enumerate(copies(payloads)):

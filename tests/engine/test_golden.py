@@ -81,7 +81,7 @@ def _parsed(line: str) -> Any:
 
 
 def _normal(value: Any, key: str = "") -> Any:
-    """Times are equal, numbers are compared as Conduit's 64-bit floats, raw JSON as the JSON it is."""
+    """Times are equal, numbers are compared as Conduit's 64-bit floats, raw JSON as JSON."""
     if key in ("opencdc.readAt", "opencdc.createdAt", "ts_ms"):
         return "TIME"
     if isinstance(value, dict):

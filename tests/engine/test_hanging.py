@@ -40,7 +40,7 @@ def held(lab: Lab) -> list[int]:
 
 
 def stopped(lab: Lab, how: Any) -> tuple[Any, float]:
-    """The result of a run that hangs and is stopped so, and how long that took."""
+    """The result of a run that hangs and is stopped like this, and how long that took."""
     asked: list[float] = []
 
     def stop(flag: StopFlag) -> None:
@@ -81,7 +81,7 @@ def test_one_of_two_that_publish_side_by_side_is_named(lab: Lab) -> None:
 
 
 def test_a_thread_that_goes_on_after_it_was_left_decides_nothing(lab: Lab) -> None:
-    """It acks no source that is closed, and its transactions are those of a deposed owner."""
+    """It acks no closed source, and its transactions are those of a deposed owner."""
     build(lab)
     (lab.root / "hang-publish").touch()
     stopped(lab, StopFlag.request)

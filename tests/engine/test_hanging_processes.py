@@ -70,7 +70,7 @@ def conduit(*words: str) -> list[str]:
 
 
 def in_dagster(lab: Lab) -> list[str]:
-    """The command, and a folder for Dagster's own."""
+    """The command, and a folder for Dagster's own files."""
     home = lab.root / "dagster"
     home.mkdir()
     (home / "dagster.yaml").touch()
@@ -78,13 +78,13 @@ def in_dagster(lab: Lab) -> list[str]:
 
 
 def hanging(lab: Lab, point: str) -> None:
-    """The pipeline hangs there. Only what is refused is claimed."""
+    """The pipeline hangs there. Only refused records are claimed."""
     build(lab, "refusing" if point == "claim" else "holding")
     (lab.root / f"hang-{point}").touch()
 
 
 def was_left(lab: Lab) -> None:
-    """The run says where it hung, and has ended as one that was stopped."""
+    """The run reports where it hung, and has ended as stopped."""
     assert "hang in plugins/hanging.py" in (lab.root / "output.log").read_text()
     with lab.store() as database:
         row = pipeline_rows(database)["p"]
@@ -162,7 +162,7 @@ def server() -> Iterator[PostgresServer]:
 
 @pytest.mark.parametrize("way", ["run", "dagster"])
 def test_a_state_store_that_is_frozen(lab: Lab, server: PostgresServer, way: str) -> None:
-    """Nothing of the stop can be recorded: the next run finds a dead owner, as after a kill."""
+    """The stop can't be recorded: the next run finds a dead owner, as after a kill."""
     hanging(lab, "publish")
     words = in_dagster(lab) if way == "dagster" else conduit("run")
     env = {"CONDUIT_STATE_URL": server.create_database(), "DAGSTER_HOME": str(lab.root / "dagster")}
@@ -176,7 +176,7 @@ def test_a_state_store_that_is_frozen(lab: Lab, server: PostgresServer, way: str
 
 @pytest.mark.skipif(not FULL, reason="a minute, of which the driver waits half: make matrix")
 def test_pipelines_stop_with_a_state_store_that_freezes(lab: Lab, server: PostgresServer) -> None:
-    """The run has heard of it, and ends in time; the command says that the state store does not answer."""
+    """The run has received it, and ends in time; the command reports that the state store does not answer."""
     hanging(lab, "publish")
     env = {"CONDUIT_STATE_URL": server.create_database()}
     with started(lab, *conduit("run"), **env) as process:
@@ -199,7 +199,7 @@ def test_pipelines_stop_with_a_state_store_that_freezes(lab: Lab, server: Postgr
 
 
 def next_run_delivers(lab: Lab, **env: str) -> None:
-    """All that there is, each once."""
+    """All existing records, each once."""
     build(lab, trigger="available-now")
     with started(lab, *conduit("run", "--once"), **env) as process:
         process.wait(120)

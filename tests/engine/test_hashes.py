@@ -8,7 +8,7 @@ RANGE = {"source": "in", "generation": 1, "start": {"offset": 0}, "end": {"offse
 
 
 def test_it_is_stable() -> None:
-    """Fixed for ever: a destination may have stored it. Order of keys and Python's version do not matter."""
+    """Fixed forever: a destination may have stored it. Order of keys and Python's version do not matter."""
     name = delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE])
     turned = delivery_hash(kind="data", pipeline="p", destination="out", sources=[dict(reversed(RANGE.items()))])
     assert name == turned == "0d35b52015949d1e8f8a438e355a44d75eaf30eba23959d452bdcae39f3c1a44"
@@ -31,7 +31,7 @@ def test_each_part_of_the_name_counts() -> None:
 
 
 def test_integers_beyond_what_canonical_json_holds() -> None:
-    """An inode of 64 bits is a place like any other."""
+    """A 64-bit inode is a place like any other."""
     one, two = (
         delivery_hash(kind="data", pipeline="p", destination="out", sources=[{**RANGE, "end": {"inode": 2**63 + i}}])
         for i in (0, 1)

@@ -1,4 +1,4 @@
-"""Waits of a loop with nothing to do: short at first, long later, and their share of a core."""
+"""Waits of an idle loop: short at first, long later, and their share of a core."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from conduit_dagster.engine.idle_wait import IdleWait
 
 
 class Machine:
-    """A clock, and the CPU time of the thread that looks."""
+    """A clock, and the CPU time of the polling thread."""
 
     def __init__(self) -> None:
         self.now = self.cpu = 0.0
         self.idle = IdleWait(lambda: self.now, lambda: self.cpu)
 
     def look(self, cost: float = 0.0001) -> float:
-        """One look that finds nothing, then the wait."""
+        """One poll that finds nothing, then the wait."""
         self.cpu += cost
         wait = self.idle.seconds()
         self.now += cost + wait
@@ -49,7 +49,7 @@ def test_the_wait_is_short_again_after_a_step() -> None:
     ("cost", "share"), [(0.0002, 0.0025), (0.004, 0.0025), (0.02, 0.0025), (0.049, 0.005), (0.09, 0.01)]
 )
 def test_looks_at_a_quiet_source_cost_a_quarter_of_a_percent_of_a_core(cost: float, share: float) -> None:
-    """More where a look is so dear that ten seconds, the longest wait, are too short for that."""
+    """More if a poll is so expensive that ten seconds, the longest wait, are too short for that."""
     machine = Machine()
     for _ in range(200):
         machine.look(cost)

@@ -1,4 +1,4 @@
-"""Plugins that a package brings by entry points."""
+"""Plugins that an installed package provides by entry points."""
 
 from __future__ import annotations
 

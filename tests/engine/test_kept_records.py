@@ -1,4 +1,4 @@
-"""The archive of dead letters keeps any record, and gives it back."""
+"""The archive of dead letters stores any record, and returns it unchanged."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_not_a_number_is_kept() -> None:
 
 
 def test_rows_are_found_by_their_lines(tmp_path: Path) -> None:
-    """Over the ends of row groups, which are of 4,096 letters."""
+    """Across the ends of row groups, which have 4,096 letters."""
     file = ArchiveFile(str(tmp_path / "a"), 3, 0)
     for i in range(10_000):
         file.add(ArchivedLetter("in", i, str(i), "", "n", "c", "m", "", -1, -1, b"f%d" % i, b"o%d" % i))

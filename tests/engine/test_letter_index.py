@@ -1,4 +1,4 @@
-"""A step's dead letters get their rows after the step is prepared, some thousand in each transaction."""
+"""A step's dead letters are indexed after the step is prepared, some thousand in each transaction."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def failing(lab: Lab) -> Lab:
 
 @pytest.mark.parametrize("passage", [1, 2])
 def test_indexing_goes_on_where_a_killed_owner_left_it(failing: Lab, crashes: Crashes, passage: int) -> None:
-    """Each letter has one row in the order of the records, and reaches the queue once."""
+    """Each letter has one row in record order, and reaches the queue once."""
     crashes(failing, f"mid-index:{passage}")
     assert 0 < len(rows(failing)) < BAD
     assert failing.documents("out.jsonl") == [] == failing.documents("dead.jsonl")

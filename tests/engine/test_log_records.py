@@ -35,7 +35,7 @@ def build(lab: Lab, *processors: Any, **delivery: Any) -> None:
 
 
 def logged(lab: Lab, spark: SparkSession) -> list[Any]:
-    """The log as any Spark reads it."""
+    """The log as read by any Spark."""
     rows = spark.read.parquet(str(lab.root / ".conduit" / "log" / "p" / "in")).orderBy("offset").collect()
     return [(row.offset, json.loads(bytes(row.after))["i"], row.mode, row.operation, row.after_kind) for row in rows]
 
@@ -159,7 +159,7 @@ def test_a_source_that_cannot_be_read_twice_is_logged_first(lab: Lab, crashes: C
 def test_the_folders_that_lead_to_a_new_log_and_to_staging_are_durable_first(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, log: str
 ) -> None:
-    """Before the manifest names a file, or a step is prepared: a crash may lose a folder that its parent forgot."""
+    """Before the manifest names a file, or a step is prepared: a crash may lose a folder with an unsynced parent."""
     synced, moments = set[str](), dict[str, set[str]]()
     sync = storage.sync
 

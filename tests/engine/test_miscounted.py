@@ -1,4 +1,4 @@
-"""Splits that rest on a guess of how many records lie before them, and a source that fails behind its last record."""
+"""Splits based on an assumed number of records before them, and a source that fails after its last record."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 
 def build(lab: Lab, gone: str, log: str = "positions", fails: bool = False, miscounts: bool = False) -> None:
-    """Numbers 1 to 9, some of which are gone; the eighth is refused."""
+    """Numbers 1 to 9, some of which are missing; the eighth is refused."""
     plugin = GUESSING.replace("FAILS", str(fails)).replace("MISCOUNTS", str(miscounts))
     lab.write("plugins/guessing.py", [plugin])
     (lab.root / "gone.txt").write_text(gone)
@@ -70,7 +70,7 @@ def build(lab: Lab, gone: str, log: str = "positions", fails: bool = False, misc
 def test_a_step_whose_splits_were_miscounted_is_staged_as_one(
     lab: Lab, log: str, gone: str, delivered: list[int], offset: int
 ) -> None:
-    """A dead letter's offset is the record's own number, not the one that was assumed."""
+    """A dead letter's offset is the record's real number, not the assumed one."""
     build(lab, gone, log)
     assert lab.run(parallelism=2).error is None
     assert [row["n"] for row in lab.documents("out.jsonl")] == delivered
@@ -79,7 +79,7 @@ def test_a_step_whose_splits_were_miscounted_is_staged_as_one(
 
 
 def test_a_lost_step_that_would_be_counted_otherwise_now_is_refused(lab: Lab, crashes: Crashes) -> None:
-    """Its decision stands: what it read is not all there any more."""
+    """Its decision is final: some of what it read is gone."""
     build(lab, "")
     crashes(lab, "after-prepare")
     shutil.rmtree(lab.root / ".conduit" / "staging")
@@ -96,7 +96,7 @@ def test_a_lost_step_that_would_be_counted_otherwise_now_is_refused(lab: Lab, cr
 def test_a_source_that_fails_behind_its_last_record_stops_the_pipeline(
     lab: Lab, code: str, fault: str, log: str
 ) -> None:
-    """Also where it miscounts one split as well. The step was cut at its own end, again and again."""
+    """Also if it miscounts a split as well. The step was cut at its own end, again and again."""
     build(lab, "", log, **{fault: True})
     error = lab.run(parallelism=2).error
     assert error is not None and (error.code, error.node) == (code, "p:in")

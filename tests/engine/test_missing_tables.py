@@ -1,4 +1,4 @@
-"""Records that name tables which do not exist: the pipeline goes on, and delivers the others exactly once."""
+"""Records that name missing tables: the pipeline continues, and delivers the others exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nack window against the plainest model of it: look at the last so many results, one by one."""
+"""The nack window against the simplest model: count the nacks among the last results, one by one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def text(bits: list[bool]) -> str:
 
 @given(st.integers(0, 8), st.integers(0, 7), results, results)
 def test_agrees_with_looking_at_each_result(size: int, threshold: int, first: list[bool], second: list[bool]) -> None:
-    """Over two steps: the state of the first is where the second begins, also after a refused nack."""
+    """Over two steps: the second begins with the state of the first, also after a refused nack."""
     threshold = min(threshold, max(0, size - 1))
     window, state, seen = NackWindow(size, threshold), "", list[bool]()
     for step in (first, second):

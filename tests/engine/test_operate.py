@@ -92,7 +92,7 @@ def test_marked_records_are_claimed_and_the_rest_is_delivered(
 def test_single_records_are_claimed_in_any_order_and_the_rest_is_delivered_once(
     lab: Lab, spark: SparkSession, url: str, crashes: Any
 ) -> None:
-    """Whatever a frozen owner still tries to publish: the whole, the piece it was in, or a marked record."""
+    """Whatever a frozen owner still tries to publish: the whole, its current piece, or a marked record."""
     crashes(lab, "before-publish")
     with lock(lab, spark) as frozen:
         late = open_delivery(frozen, "out")

@@ -1,4 +1,4 @@
-"""Origins beside staged parts: what is written is what is read, whatever the source left out."""
+"""Origins beside staged parts: they are read as written, whatever the source left out."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def left_out(count: int, **more: Any) -> Block:
 @pytest.mark.parametrize("origins", [range(5), range(1, 4), [0, 2, 2, 4], [4]])
 @pytest.mark.parametrize("are_given", [False, True])
 def test_positions_that_the_source_left_out(tmp_path: Path, origins: Sequence[int], are_given: bool) -> None:
-    """By its list of them, or else one by one."""
+    """By its list of them, or otherwise one by one."""
     block = left_out(5, positions=(lambda: [f"p{i}" for i in range(5)]) if are_given else None)
     names = ["a", "a", "a", "b", "b"]
     assert traced(tmp_path, block, origins) == [RecordOrigin("in", 100 + i, f"p{i}", names[i]) for i in origins]
 
 
 def test_positions_that_were_read(tmp_path: Path) -> None:
-    """They may be other than the block's: a processor can give records their own."""
+    """They may differ from the block's: a processor can give records their own."""
     block = Block([Record(f"own{i}", ONE) for i in range(3)], str, complete)
     assert [one.position for one in traced(tmp_path, block, range(3), are_read=True)] == ["own0", "own1", "own2"]
 

@@ -1,4 +1,4 @@
-"""What a pipeline writes to goes away under it and comes back: nothing is lost, nothing is there twice."""
+"""A pipeline's target goes away during a run and comes back: nothing is lost, nothing is duplicated."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_one_of_each_works(lab: Lab) -> None:
 
 
 def test_a_changed_plugin_is_used_by_the_next_run(lab: Lab) -> None:
-    """Also by a worker that already ran the old text."""
+    """Also by a worker that has already run the old text."""
     build(lab, 8)
     lab.run()
     lab.write("plugins/mine.py", [MINE.replace("n / self.settings.by", "n * 1000")])
@@ -219,7 +219,7 @@ class Lists(Source):
 
 
 def test_a_source_may_give_payloads(lab: Lab) -> None:
-    """Documents of keys and payloads belong to one branch each."""
+    """Each branch has its own documents of keys and payloads."""
     lab.write("plugins/lists.py", [PAYLOADS.replace("GIVES_JSON", "True")])
     add = processor("add", "field.set", field=".Key.k", expression="key.k + 100")
     double = processor("double", "field.set", field=".Payload.After.n", expression="after.n * 2")
@@ -248,7 +248,7 @@ def test_payloads_that_nobody_checked_stop_the_pipeline(lab: Lab) -> None:
 
 @pytest.mark.parametrize("log", ["positions", "records"])
 def test_numbers_that_json_lacks_become_text_not_null(lab: Lab, log: str) -> None:
-    """JSON's encoder would write null for them: a value that is lost, and nobody is told."""
+    """JSON's encoder would write null for them: a value lost without notice."""
     lab.write("plugins/odd.py", [ODD])
     whole = {"path": "./out.jsonl", "sdk.record.format": "opencdc/json"}
     connectors = [{"id": "in", "type": "source", "plugin": "odd", "settings": {}}, {**destination(), "settings": whole}]

@@ -1,4 +1,4 @@
-"""A pipeline that polls a table and runs on."""
+"""A pipeline that polls a table and keeps running."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WAITS = """
 
 @pytest.mark.parametrize("log", ["positions", "records"])
 def test_polls_go_on_after_one_whose_rows_are_gone(lab: Lab, postgres_server: PostgresServer, log: str) -> None:
-    """No step follows a range without records that would give its snapshot back."""
+    """No step follows a range without records, so its snapshot would stay open."""
     url = postgres_server.create_database()
     settings = {"url": url, "tables": "a", "cdcMode": "long_polling"}
     lab.pipeline(

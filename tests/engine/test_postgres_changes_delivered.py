@@ -1,4 +1,4 @@
-"""Changes of two tables through a whole pipeline: the tables are what the changes leave, one by one."""
+"""Changes of two tables through a whole pipeline: the tables equal the changes applied one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def history(seed: int, count: int) -> list[Change]:
-    """Few keys and all kinds; a truncate now and then."""
+    """Few keys and all kinds; an occasional truncate."""
     pick = random.Random(seed)
 
     def values() -> dict[str, int]:
@@ -39,7 +39,7 @@ def history(seed: int, count: int) -> list[Change]:
 
 @pytest.mark.parametrize("log", ["positions", "records"])
 def test_the_tables_are_what_the_changes_leave(lab: Lab, postgres_server: PostgresServer, log: str) -> None:
-    """Nothing of a delivery is lost or done twice by a crash in its middle; what a table refuses is a dead letter."""
+    """A crash in the middle loses or repeats nothing of a delivery; records that a table refuses are dead letters."""
     url = postgres_server.create_database()
     # with this seed keys are exchanged, too
     model, changes = Model("update"), history(14, 400)

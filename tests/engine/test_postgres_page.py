@@ -1,4 +1,4 @@
-"""The page ``docs/postgres.md`` as it is written: its table, its pipeline, its rows and its replay."""
+"""The page ``docs/postgres.md`` as written: its table, its pipeline, its rows and its replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real records, some of them dirty. What is expected is worked out here with the json module alone, without Spark."""
+"""Real records, some of them dirty. Expectations are computed here with the json module alone, without Spark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOVIES = [
 
 
 def movie(row: dict[str, Any]) -> dict[str, Any]:
-    """What the pipeline makes of one movie."""
+    """The pipeline's result for one movie."""
     made = {k: v for k, v in row.items() if k not in ("US DVD Sales", "Source")}
     made["score"] = round(row["IMDB Rating"] * 10)
     if row["IMDB Votes"] is not None:
@@ -78,7 +78,7 @@ def test_movies(lab: Lab) -> None:
 
 
 def test_flights(lab: Lab) -> None:
-    """20,000 records in several steps come out whole, in order, with the late ones marked."""
+    """20,000 records in several steps arrive whole, in order, with the late ones marked."""
     late = processor("late", "field.set", "after.delay > 60", field=".Payload.After.late", expression="True")
     lab.pipeline(
         connectors=[source(str(DATA / "flights.jsonl")), destination()],
@@ -119,7 +119,7 @@ def quake(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_record_that_is_no_json(lab: Lab) -> None:
-    """The lines of a CSV are dead letters, each with its own text, and the JSON among them goes through."""
+    """The lines of a CSV are dead letters, each with its own text, and the JSON among them passes."""
     lines = (DATA / "birdstrikes.csv").read_text(encoding="utf-8").splitlines()[:200]
     lab.write("in.jsonl", [*lines, {"ok": 1}])
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE], **{"dead-letter-queue": queue()})
@@ -129,7 +129,7 @@ def test_a_record_that_is_no_json(lab: Lab) -> None:
 
 
 def test_movies_are_replayed_once_their_processor_is_mended(lab: Lab) -> None:
-    """Ten dead letters; the processor is mended in the file; all ten are delivered once, and nothing is open."""
+    """Ten dead letters; the processor is fixed in the file; all ten are delivered once, and none is open."""
     path = str(DATA / "movies.jsonl")
     letters = {"dead-letter-queue": queue()}
     lab.pipeline(connectors=[source(path), destination()], processors=MOVIES, **letters)

@@ -1,4 +1,4 @@
-"""Start-up recovery after a crash: what was prepared is published as it was decided, or refused by name."""
+"""Start-up recovery after a crash: prepared deliveries are published as decided, or refused by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 @pytest.fixture
 def crash(lab: Lab, crashes: Crashes) -> Callable[[str], None]:
-    """Runs the pipeline until it crashes at the named point."""
+    """Run the pipeline until it crashes at the named point."""
     return partial(crashes, lab)
 
 
@@ -73,7 +73,7 @@ def test_a_rebuild_finds_the_source_under_its_new_name(lab: Lab, crash: Callable
 
 
 def test_a_rebuild_that_would_deliver_something_else_is_refused(lab: Lab, crash: Callable[[str], None]) -> None:
-    """The decision is fixed: put the processors back, let it finish, then change them."""
+    """The decision is final: put the processors back, let it finish, then change them."""
     build(lab)
     crash("after-prepare")
     lose_staging(lab)
@@ -122,7 +122,7 @@ def test_a_destination_that_is_gone_from_the_file_is_retired(lab: Lab, crash: Ca
 
 
 def test_a_planned_range_that_is_gone(lab: Lab, crash: Callable[[str], None]) -> None:
-    """It is named at every start, until the file is back or the settings let it go."""
+    """It is named at every start, until the file is back or the settings give it up."""
     build(lab)
     crash("after-plan")
     lab.write("in.jsonl", [])
@@ -146,7 +146,7 @@ def test_a_lost_destination_file_is_adopted_where_the_settings_say_so(lab: Lab, 
 
 
 def test_nothing_is_left_in_staging(lab: Lab, crash: Callable[[str], None]) -> None:
-    """After a run that ends well, whatever the runs before it left there."""
+    """After a successful run, whatever earlier runs left there."""
     build(lab)
     crash("after-stage")
     crash("after-prepare")
@@ -168,7 +168,7 @@ def test_b14_a_crash_between_publish_and_mark_sends_nothing_again(lab: Lab, cras
 
 
 def test_an_old_owner_cleans_nothing_of_a_newer_one(lab: Lab, crash: Callable[[str], None]) -> None:
-    """One that was frozen and goes on has a list of open steps that is out of date."""
+    """One that was frozen and continues has an outdated list of open steps."""
     build(lab)
     crash("after-stage")
     crash("after-prepare")

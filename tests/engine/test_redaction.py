@@ -1,4 +1,4 @@
-"""``redact``: values of some fields never reach logs, lists, assets or error texts; what is stored keeps them."""
+"""``redact``: values of some fields never reach logs, lists, assets or error texts; stored data keep them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONVERT = processor("convert", "field.convert", field=FIELD, type="int")
 
 
 def build(lab: Lab, plugin: str = "builtin:file", **more: Any) -> None:
-    """One record of two can't be converted, and its reason says why."""
+    """Every second record can't be converted, and its reason quotes the value."""
     lab.write("in.jsonl", [{"i": 0, "ssn": "5"}, {"i": 1, "ssn": SECRET}])
     letters = queue() if plugin == "builtin:file" else {"plugin": plugin, "window-size": 0}
     usual = {"connectors": [source(), destination()], "processors": [DECODE, CONVERT], "redact": [FIELD]}
@@ -141,7 +141,7 @@ def test_a_letter_that_its_own_processor_nacks_stops_the_run(lab: Lab) -> None:
 
 
 def test_staging_that_is_lost_is_masked_the_same_again(lab: Lab) -> None:
-    """What is looked for is in the original alone: a processor had renamed the field before the one that failed."""
+    """The searched value is only in the original: a processor had renamed the field before the one that failed."""
     rename = processor("rename", "field.rename", mapping=f"{FIELD}:other")
     convert = processor("convert", "field.convert", field=".Payload.After.other", type="int")
     build(lab, processors=[DECODE, rename, convert])
@@ -192,12 +192,12 @@ class Driver(DriverDestination):
 
 
 def everything(error: Any) -> str:
-    """What is printed of an error, with its causes, notes and stack traces."""
+    """The printed text of an error, with its causes, notes and stack traces."""
     return "".join(traceback.format_exception(error))
 
 
 def test_an_exception_that_fails_a_block_is_masked(lab: Lab) -> None:
-    """The field has another name by then: what it holds is read from the source again."""
+    """The field has another name by then: its value is read from the source again."""
     lab.write("transforms.py", [BLOCKS])
     rename = processor("rename", "field.rename", mapping=f"{FIELD}:other")
     broken = processor("broken", "python", function="transforms:fails", per="block")
@@ -210,7 +210,7 @@ def test_an_exception_that_fails_a_block_is_masked(lab: Lab) -> None:
 
 
 def build_telling(lab: Lab, plugin: str, redacts: bool, **more: Any) -> str:
-    """A pipeline whose destination tells what it was given; its id."""
+    """A pipeline whose destination quotes what it was given; return its id."""
     lab.write("plugins/telling.py", [TELLING])
     name = f"p{redacts:d}"
     build(
@@ -227,7 +227,7 @@ def build_telling(lab: Lab, plugin: str, redacts: bool, **more: Any) -> str:
 
 @pytest.mark.parametrize("plugin", ["direct", "driver"])
 def test_what_a_destination_says_of_many_records_and_of_one_is_masked(lab: Lab, plugin: str) -> None:
-    """An error that names no record: which values it may hold is known once the record is sent alone."""
+    """An error that names no record: which values it may quote is known once the record is sent alone."""
     told: dict[bool, list[str]] = {}
     for redacts in (False, True):
         name = build_telling(lab, plugin, redacts)
@@ -242,7 +242,7 @@ def test_what_a_destination_says_of_many_records_and_of_one_is_masked(lab: Lab, 
 
 @pytest.mark.parametrize("plugin", ["direct", "driver"])
 def test_at_most_once_tells_nothing_either(lab: Lab, plugin: str) -> None:
-    """What was sent and failed is not sent again; the error is all that is left of it."""
+    """A record that was sent and failed is not sent again; only the error is left of it."""
     for redacts in (False, True):
         error = lab.run(build_telling(lab, plugin, redacts, delivery={"strategy": "at-most-once"})).error
         assert error is not None and (SECRET in everything(error)) == (not redacts)

@@ -33,12 +33,12 @@ def bench(tmp_path: Path, spark: SparkSession) -> Iterator[Bench]:
 
 
 def asked(bench: Lab) -> list[list[int]]:
-    """The records of each attempt to publish, but for those of the queue."""
+    """The records of each attempt to publish, except those of the queue."""
     return [json.loads(line) for line in (bench.root / "asked.jsonl").read_text().splitlines()]
 
 
 def claims(bench: Lab, name: str = "out") -> dict[str, int]:
-    """How many hashes of each state the ledger has."""
+    """How many hashes the ledger has in each state."""
     with closing(sqlite3.connect(bench.root / f"{name}.ledger")) as connection:
         return dict(connection.execute("SELECT state, count(*) FROM hashes GROUP BY state").fetchall())
 
@@ -97,7 +97,7 @@ def test_a_delivery_of_one_record_is_nacked_without_being_sent_again(bench: Benc
 
 
 def test_more_than_a_batch_is_nacked_batch_by_batch(bench: Bench) -> None:
-    """Each batch is a delivery of letters of its own, and what lies behind it is tried as one child."""
+    """Each batch is a delivery of letters of its own, and the rest is tried as one child."""
     count = NACKED_TOGETHER + 5
     refused = [2 * n for n in range(1, count + 1)]
     bench.build(ledger(), upto=2 * count + 1)
@@ -111,7 +111,7 @@ def test_more_than_a_batch_is_nacked_batch_by_batch(bench: Bench) -> None:
 
 
 def test_the_window_takes_them_in_order_and_those_before_the_first_refused_one_are_recorded(bench: Bench) -> None:
-    """What comes before that one is delivered, it is named by the error, and nothing behind it is decided."""
+    """Earlier records are delivered, the error names it, and nothing after it is decided."""
     bench.build(ledger(), upto=8, window=(5, 2))
     bench.orders(named=[2, 4, 6, 7])
     result = bench.take()
@@ -164,7 +164,7 @@ def test_a_kill_at_any_line_of_a_batch_loses_and_doubles_nothing(bench: Bench, p
 
 @pytest.mark.parametrize("point", ["before-claim", "after-claim", "before-nack", "after-nack", "before-child"])
 def test_a_frozen_owner_that_goes_on_later_changes_nothing(bench: Bench, point: str) -> None:
-    """Its claims, its transaction and its children come after the new owner has decided the same records."""
+    """Its claims, its transaction and its children arrive after the new owner has decided the same records."""
     bench.build(ledger(), upto=6)
     bench.orders(named=[2, 5])
     bench.overtaken(point)
@@ -191,7 +191,7 @@ def test_an_owner_frozen_while_it_publishes_finds_the_records_claimed(bench: Ben
     ("point", "passage"), [("before-claim", 2), ("after-claim", 2), ("before-split", 1), ("after-split", 1)]
 )
 def test_a_piece_is_divided_only_once_it_is_claimed(bench: Bench, point: str, passage: int) -> None:
-    """Killed at any line of it while a frozen owner is sending the same piece, which goes in or finds the claim."""
+    """Killed at any line of it while a frozen owner is sending the same piece, which is written or finds the claim."""
     bench.build(ledger())
     bench.orders(bulk=[1])
     assert bench.take().error is not None

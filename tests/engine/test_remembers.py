@@ -1,4 +1,4 @@
-"""What a processor remembers from step to step, as a worker has it that goes on and as one that begins."""
+"""A processor's memory from step to step, in a worker that continues and in a new one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_LINES = str(Path(conduit_dagster.__file__).parent / "*")
 
 
 class Worker:
-    """One that remembers."""
+    """A processor with memory."""
 
     def __init__(self, folder: str, records: int | None, time: str | None, node: str = "p:x") -> None:
         settings = {"key": "after.v", "window.records": records, "window.time": time}
@@ -35,7 +35,7 @@ class Worker:
         self._remembers = StatefulNode(self.processor)
 
     def step(self, number: int, began: Memory, now: int, values: list[int], first: int) -> tuple[list[bool], Memory]:
-        """Which of the records are dropped, and what the next step begins with."""
+        """Which records are dropped, and the memory of the next step."""
         self.clock.now_ns = now * SECOND
         self._remembers.recall(self._node, began, self._folder)
         block = [Record(first + i, {}, {"v": value}) for i, value in enumerate(values)]
@@ -48,7 +48,7 @@ class Worker:
     st.sampled_from([(4, None), (None, "4s"), (6, "3s")]),
 )
 def test_who_begins_answers_as_who_goes_on(steps: list[tuple[int, list[int], bool]], window: Any) -> None:
-    """Whatever the clock does: a step that is repeated in another worker must give the same."""
+    """Whatever the clock does: a step repeated in another worker must give the same result."""
     with tempfile.TemporaryDirectory() as folder:
         lasting, memory, first = Worker(folder, *window), Memory(), 0
         for number, (now, values, fails) in enumerate(steps):
@@ -64,7 +64,7 @@ def test_who_begins_answers_as_who_goes_on(steps: list[tuple[int, list[int], boo
 
 @pytest.mark.parametrize(("records", "time"), [(1_000, None), (None, "20s"), (1_000, "1h"), (10_000, "20s")])
 def test_memory_holds_two_windows(tmp_path: Path, records: int | None, time: str | None) -> None:
-    """At some 200 bytes for each key, and not the keys of all steps; fifty records a second, four seconds a step."""
+    """About 200 bytes per key, and not the keys of all steps; fifty records per second, four seconds per step."""
     worker, memory = Worker(str(tmp_path), records, time), Memory()
     memories = Memories(str(tmp_path))
     try:
@@ -85,7 +85,7 @@ def test_memory_holds_two_windows(tmp_path: Path, records: int | None, time: str
 
 
 def test_a_worker_has_one_memory_of_a_pipeline(tmp_path: Path) -> None:
-    """A replay and a file that has changed are other programs, with processors of their own."""
+    """A replay and a changed file are other programs, with their own processors."""
     first, second = (Worker(str(tmp_path), 100, None) for _ in range(2))
     _, memory = first.step(0, Memory(), 0, [1, 2, 3], 0)
     assert second.step(1, memory, 1, [3, 4], 3)[0] == [True, False]

@@ -1,4 +1,4 @@
-"""``Source.resume``: what a source is told when a run begins (reference 4)."""
+"""``Source.resume``: what a source receives when a run begins (reference 4)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_the_source_knows_of_a_collection_goes_before_what_its_last_record_
 
 
 def test_records_that_are_logged_and_not_delivered_count(lab: Lab, crashes: Crashes) -> None:
-    """Killed right after the second range was logged: the source goes on behind it, and so do its modes."""
+    """Killed right after the second range was logged: the source continues after it, and so do its modes."""
     build(lab, log="records")
     crashes(lab, "after-log:2")
     (lab.root / "told.jsonl").unlink()
@@ -112,7 +112,7 @@ def test_records_that_are_logged_and_not_delivered_count(lab: Lab, crashes: Cras
 
 
 def test_a_log_that_lost_its_last_file_is_no_reason_to_stop(lab: Lab) -> None:
-    """All of it is delivered: only a step that needs an entry stops with ``log.missing``."""
+    """Everything is delivered: only a step that needs an entry stops with ``log.missing``."""
     build(lab, log="records")
     assert lab.run().error is None
     for file in (lab.root / ".conduit" / "log" / "p" / "in").rglob("*.parquet"):

@@ -1,4 +1,4 @@
-"""Records go to destinations by ``condition`` and ``namespace``; what does not go to one is acked for it."""
+"""Records go to destinations by ``condition`` and ``namespace``; a record that does not go to one is acked for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UP = processor("up", "field.set", field=".Payload.After.n", expression="after.n 
 
 
 def build(lab: Lab, *outputs: Any, **more: Any) -> None:
-    """Twelve numbers; one of them is none."""
+    """Twelve records, one of which is not a number."""
     lab.write("in.jsonl", [{"n": n if n != 5 else "five"} for n in range(12)])
     lab.pipeline(
         **{
@@ -29,7 +29,7 @@ def build(lab: Lab, *outputs: Any, **more: Any) -> None:
 
 
 def numbers(lab: Lab, name: str) -> list[Any]:
-    """What a destination has."""
+    """The content of a destination."""
     return [row["n"] for row in lab.documents(f"{name}.jsonl")]
 
 

@@ -1,4 +1,4 @@
-"""What another secret means for the digest of a pipeline, by which it is started anew."""
+"""The effect of a changed secret on a pipeline's digest, by which it is restarted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def bound(lab: Lab, setting: str, **more: object) -> BoundPipeline:
 
 
 def test_without_secrets_it_is_what_it_was(lab: Lab) -> None:
-    """Else every pipeline would begin anew with a new version of this package."""
+    """Otherwise every pipeline would restart with a new version of this package."""
     one = bound(lab, "plain")
     fields = {**msgspec.structs.asdict(msgspec.structs.replace(one.program, root="", replay=None))}
     del fields["secrets"]

@@ -1,4 +1,4 @@
-"""One destination is sent a range of the log again (``positions rewind --into``); all others stay as they are."""
+"""One destination is sent a range of the log again (``positions rewind --into``); all others stay unchanged."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_compaction_takes_nothing_that_it_is_still_sent(tmp_path: Path, spark: S
 
 
 def test_what_it_refused_before_is_struck_off_its_letters(tmp_path: Path, spark: SparkSession) -> None:
-    """A record that it takes now is not sent by a replay as well; one that is refused again has one open letter."""
+    """A record that it accepts now is not also sent by a replay; one that is refused again has one open letter."""
     lab = Lab(tmp_path, spark)
     lab.write("in.jsonl", [{"i": i} for i in range(10)])
     script = Script(lab)

@@ -137,7 +137,7 @@ def test_nothing_before_it_leaves_just_the_error(lab: Lab) -> None:
 
 @pytest.mark.parametrize("log", ["positions", "records"])
 def test_other_sources_are_delivered_whole(lab: Lab, log: str) -> None:
-    """Whichever comes first in the file, and although the failing one gives nothing at all."""
+    """Whichever comes first in the file, even if the failing one gives nothing at all."""
     build(
         lab, failing("a", fail_at=0), failing("b", fail_at=99, first=100), failing("c", fail_at=5, first=200), log=log
     )

@@ -99,7 +99,7 @@ ROWS = [{"i": i, "s": str(i)} for i in range(30)]
 
 
 def test_a_snapshot_of_a_jvm_format_once(lab: Lab) -> None:
-    """Options as Spark's own; the header is one of them. What comes later is another snapshot's."""
+    """Options are Spark's own, including the header. Later rows belong to another snapshot."""
     lab.write("in.csv", ["i,s", *(f"{i},{i}" for i in range(30))])
     source = given("csv", path="in.csv", header="true", schema="i BIGINT, s STRING")
     build(lab, source, destination())
@@ -121,7 +121,7 @@ def test_a_python_data_source(lab: Lab) -> None:
 
 
 def test_another_table_is_another_source(lab: Lab) -> None:
-    """Credentials say nothing of what is read."""
+    """Credentials do not change which data are read."""
     build(lab, given("counting", count="30", password="a", **COUNTING), destination())
     assert lab.run().error is None
     build(lab, given("counting", count="30", password="b", **COUNTING), destination())
@@ -152,7 +152,7 @@ def test_killed_at_each_line(lab: Lab) -> None:
 
 @pytest.mark.parametrize("kind", ["python", "json"])
 def test_a_stream_brings_what_comes(lab: Lab, kind: str) -> None:
-    """Three runs, each drains what is there; the query's checkpoint knows how far it was."""
+    """Three runs, each drains the existing rows; the query's checkpoint knows its progress."""
     if kind == "python":
         source = given("counting", read="stream", upto=str(lab.root / "upto"), **COUNTING)
     else:
@@ -166,7 +166,7 @@ def test_a_stream_brings_what_comes(lab: Lab, kind: str) -> None:
 
 
 def test_what_was_acked_goes_after_a_while(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the newest batch; a rewind to what is gone says so."""
+    """Except the newest batch; a rewind to removed rows reports it."""
     for upto in (5, 10, 15):
         (lab.root / "upto").write_text(str(upto))
         source = given("counting", read="stream", keep="0s", upto=str(lab.root / "upto"), **COUNTING)
@@ -211,7 +211,7 @@ def test_on_spark_connect(tmp_path: Path, connect_server: Any, read: str) -> Non
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_appended_by_a_jvm_format(lab: Lab, spark: SparkSession, rows: bool) -> None:
-    """Rows that stay columns, and documents of a processor; a column more says which delivery it was."""
+    """Rows that stay columns, and documents of a processor; an additional column names the delivery."""
     out = taken("orc", path="out.orc", **{"hash-column": "delivery"})
     more = {} if rows else {"processors": [processor("same", "field.set", field=".Payload.After.s", value="x")]}
     build(lab, given("counting", count="30", **COUNTING), out, delivery={"strategy": "at-least-once"}, **more)
@@ -223,7 +223,7 @@ def test_appended_by_a_jvm_format(lab: Lab, spark: SparkSession, rows: bool) -> 
 
 
 def test_appended_by_a_python_data_source(lab: Lab) -> None:
-    """What it raises is an outage: nothing is nacked, and the next run repeats the step."""
+    """Its errors are outages: nothing is nacked, and the next run repeats the step."""
     out = taken("counting", path="written", **COUNTING)
     (lab.root / "written" / "refuse").touch()
     build(lab, given("counting", count="30", **COUNTING), out, delivery={"strategy": "at-least-once"})
@@ -257,7 +257,7 @@ def test_what_can_not_be_read_is_said_in_a_line(lab: Lab, source: Any, code: str
 
 
 def test_validation_knows_the_strategies(lab: Lab) -> None:
-    """A data source of Spark knows no delivery hash."""
+    """A data source of Spark does not know delivery hashes."""
     build(lab, given("csv", path="in.csv"), taken("csv", path="out"))
     assert lab.catalogue().get("p") is None
     assert any("exactly-once" in finding.message for finding in lab.catalogue().findings)

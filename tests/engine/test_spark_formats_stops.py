@@ -92,7 +92,7 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 
 def build_waiting(lab: Lab, waits: str) -> None:
-    """A pipeline for whose connector Spark waits until there is a file ``go``; it makes the file ``started``."""
+    """A pipeline with a connector for which Spark waits for a file ``go``; it creates the file ``started``."""
     (lab.root / "waiting.py").write_text(WAITING)
     waiting = {"register": "waiting.py:Waiting", "folder": str(lab.root)}
     if waits == "append":
@@ -113,7 +113,7 @@ def came(lab: Lab, waits: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("waits", ["batch", "stream", "append"])
 def test_a_forced_stop_ends_what_spark_does_for_a_connector(lab: Lab, waits: str) -> None:
-    """However long it would take, and nothing of it counts."""
+    """However long it would take, and none of it counts."""
     build_waiting(lab, waits)
     forced_stop_once(lab, (lab.root / "started").exists, "Spark is at it")
     (lab.root / "go").touch()
@@ -126,7 +126,7 @@ def test_a_forced_stop_ends_what_spark_does_for_a_connector(lab: Lab, waits: str
 def test_a_forced_stop_on_spark_connect(
     tmp_path: Path, connect_server: Any, monkeypatch: pytest.MonkeyPatch, waits: str
 ) -> None:
-    """An operator asks for it in another process."""
+    """An operator requests it in another process."""
     lab = Lab(tmp_path)
     build_waiting(lab, waits)
     monkeypatch.chdir(tmp_path)

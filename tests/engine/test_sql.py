@@ -51,7 +51,7 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 @pytest.mark.parametrize("count", [1, 2, BATCH - 1, BATCH, BATCH + 1, 3_000, 60_000])
 def test_blocks_of_any_size_keep_their_order(lab: Lab, count: int) -> None:
-    """Through Spark's buffers: a question is answered whether it fills them or not."""
+    """Through Spark's buffers: a query is answered whether it fills them or not."""
     lab.write("in.jsonl", rows(count))
     build(lab)
     assert lab.run().error is None
@@ -59,7 +59,7 @@ def test_blocks_of_any_size_keep_their_order(lab: Lab, count: int) -> None:
 
 
 def test_large_records_go_through(lab: Lab) -> None:
-    """Questions of more than all buffers between the halves together hold."""
+    """Queries with more data than all buffers between the halves hold together."""
     wanted = [{"i": i, "s": f"{i}" * 90_000} for i in range(90)]
     lab.write("in.jsonl", wanted)
     build(lab, sql(query="SELECT *, reverse(s) AS r FROM record", columns="s STRING"))
@@ -79,7 +79,7 @@ def test_one_job_of_spark_and_no_shuffle(lab: Lab, spark: SparkSession) -> None:
 
 
 def test_several_and_wherever_processors_stand(lab: Lab) -> None:
-    """Behind the source, twice in the pipeline with the same text, in one of two destinations, behind a condition."""
+    """After the source, twice in the pipeline with the same text, in one of two destinations, with a condition."""
     again = "SELECT *, i + 1 AS i FROM record"
     first = source() | {"processors": [DECODE, sql("a", "SELECT *, upper(note) AS note FROM record", "note STRING")]}
     own = destination("own", processors=[sql("d", "SELECT i, note FROM record WHERE i > 15", "i INT, note STRING")])
@@ -99,7 +99,7 @@ def test_with_a_log_and_several_steps(lab: Lab, delivery: dict[str, Any]) -> Non
 
 
 def test_behind_what_is_not_deterministic(lab: Lab) -> None:
-    """Nothing is read twice: a query sees the very records that go on."""
+    """Nothing is read twice: a query sees the same records that continue."""
     (lab.root / "mine.py").write_text(
         "import random\n\ndef mix(record):\n    record.after['r'] = random.random()\n    return record\n"
     )
@@ -114,7 +114,7 @@ def test_behind_what_is_not_deterministic(lab: Lab) -> None:
 
 
 def test_nacks_are_dead_letters_and_are_replayed(lab: Lab) -> None:
-    """One of each kind; the others go on, and behind a better query so do these."""
+    """One of each kind; the others continue, and with a fixed query so do these."""
     bad = [{"a": 1, "b": 0}, "[1]", {"a": "x"}, {"a": 2**70, "b": 1}]
     lab.write("in.jsonl", [*bad[:3], {"a": 6, "b": 3}, bad[3], {"a": 1, "b": 1}])
     build(lab, sql(query="SELECT a, a / b AS q FROM record", columns="a BIGINT, b INT"))
@@ -130,7 +130,7 @@ def test_nacks_are_dead_letters_and_are_replayed(lab: Lab) -> None:
 
 
 def test_the_nack_window_cuts_a_step(lab: Lab) -> None:
-    """What is in front of the nack that is one too many is delivered once, the rest after the query is mended."""
+    """Records before the nack that is one too many are delivered once, the rest after the query is fixed."""
     query = "SELECT i, 10 / (i - 13) AS q FROM record"
     build(lab, sql(query=query, columns="i INT"), delivery={"strategy": "exactly-once"}, **{
         "dead-letter-queue": queue(1, 0, "./p-dead.jsonl")
@@ -144,7 +144,7 @@ def test_the_nack_window_cuts_a_step(lab: Lab) -> None:
 
 
 def test_a_query_that_spark_does_not_take_is_fatal(lab: Lab) -> None:
-    """Types are Spark's to check, once it runs: nothing is read, and the message is Spark's."""
+    """Types are checked by Spark, once it runs: nothing is read, and the message is Spark's."""
     build(lab, sql(query="SELECT date_add(i, note) AS x FROM record", columns="i INT, note STRING"))
     failed = lab.run().error
     assert failed is not None and failed.fatal
@@ -162,7 +162,7 @@ def test_a_query_that_spark_does_not_take_is_fatal(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_killed_at_each_line(lab: Lab) -> None:
-    """Exactly once, whichever point of the protocol a run ends at: a third of them, ``make matrix`` tries all."""
+    """Exactly once, at whichever point of the protocol a run ends: a third of them, ``make matrix`` tries all."""
     passed = Counter[str]()
     build(lab, name="whole", delivery=EXACTLY)
     with hooked(lambda point, pipeline: passed.update([point])):
@@ -247,7 +247,7 @@ def wait(record):
 
 
 def test_a_forced_stop_between_two_questions(lab: Lab) -> None:
-    """Nothing counts of a step that was cancelled, and the next one asks anew."""
+    """Nothing of a cancelled step counts, and the next one queries again."""
     (lab.root / "waiting.py").write_text(WAITING.format(root=str(lab.root)))
     steps = [sql(), processor("wait", "python", function="waiting:wait"), sql("r", "SELECT * FROM record", "i INT")]
     build(lab, *steps)
@@ -278,7 +278,7 @@ ASKER = """struct.unpack("3i", evaluator()._connection.getsockopt(socket.SOL_SOC
 @pytest.mark.slow
 @pytest.mark.parametrize("whom", ["os.getpid()", ASKER], ids=["the half that stages", "the half that asks"])
 def test_a_worker_that_is_killed(lab: Lab, whom: str) -> None:
-    """Between two questions. The task ends with an error, whichever half is gone, and the step is repeated."""
+    """Between two queries. The task ends with an error, whichever half is gone, and the step is repeated."""
     lab.write("in.jsonl", rows(9_000))
     text = DYING.format(mark=str(lab.root / "mark"), at=7_000, whom=whom)
     (lab.root / "dying.py").write_text(text)

@@ -1,4 +1,4 @@
-"""A run whose state store is lost under it ends with one clear error, and publishes nothing more."""
+"""A run that loses its state store ends with one clear error, and publishes nothing more."""
 
 from __future__ import annotations
 

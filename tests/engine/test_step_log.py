@@ -1,4 +1,4 @@
-"""Steps that are logged as they are staged: the log and the step are what they would be one after the other."""
+"""Steps that are logged as they are staged: log and step are equal to doing one after the other."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_log_is_the_same_as_if_it_were_written_first(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUTS)
 def test_what_is_staged_again_from_the_log_is_the_same(lab: Lab, crashes: Crashes, kind: str) -> None:
-    """Else the run would end with ``delivery.rebuild_differs``."""
+    """Otherwise the run would end with ``delivery.rebuild_differs``."""
     inputs, processors = INPUTS[kind]
     build(lab, *inputs, processors=processors, out=destination(**WHOLE))
     crashes(lab, "after-prepare")
@@ -217,7 +217,7 @@ def test_a_planned_range_that_is_gone_is_named_or_given_up(lab: Lab, crashes: Cr
 
 
 def test_a_step_that_was_planned_so_is_finished_so_where_the_fan_in_has_changed(lab: Lab, crashes: Crashes) -> None:
-    """It keeps its records and its name; what comes after it is planned as the file says now."""
+    """It keeps its records and its name; later ones are planned as the file says now."""
     lab.write("two.jsonl", [{"i": i} for i in range(100, 110)])
     both = (source(), {**source("./two.jsonl"), "id": "two"})
     build(lab, *both)
@@ -234,7 +234,7 @@ def test_a_step_that_was_planned_so_is_finished_so_where_the_fan_in_has_changed(
 
 
 def test_a_step_whose_log_stands_elsewhere_is_void(lab: Lab, crashes: Crashes) -> None:
-    """Neither in the log nor what comes next in it: the run goes on where the log stands."""
+    """Neither in the log nor next in it: the run continues where the log ends."""
     build(lab)
     crashes(lab, "after-plan")
     ((_, first),) = planned(lab)
@@ -291,7 +291,7 @@ def _two_files(lab: Lab, real: Any) -> Any:
 
 
 def _rotated(lab: Lab, real: Any) -> Any:
-    """Positions of the file that was there first have no prefix; the records of both have the same metadata."""
+    """Positions of the first file have no prefix; the records of both have the same metadata."""
     path = lab.write("large.jsonl", LARGE[:1])
     start = real.latest(real.initial(), LIMIT)
     lab.write("large.jsonl", LARGE)
@@ -308,7 +308,7 @@ LIMIT = Limit(10_000, 10_000_000)
 def test_small_plain_blocks_share_a_batch_and_are_logged_as_they_are_read(
     lab: Lab, tmp_path: Path, path: str, prepare: Any
 ) -> None:
-    """Several blocks of two files; what is told of a block is what reading the log tells."""
+    """Several blocks of two files; what a block says equals what reading the log says."""
     build(lab, source(path))
     bound = lab.catalogue().get("p")
     assert bound is not None

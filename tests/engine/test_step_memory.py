@@ -1,4 +1,4 @@
-"""What a run remembers between its steps is what the store holds, without another look at it; what a step costs it."""
+"""A run's memory between its steps equals the store's content, without reading it again; and a step's cost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_memory_agrees_with_the_store_where_sources_are_joined(lab: Lab, monkeyp
 
 
 def agreeing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Compares after each step; the list gets the steps that were."""
+    """Compare after each step; the list collects the steps."""
     compared: list[int] = []
     complete = StepLoop.complete
 
@@ -80,7 +80,7 @@ def run_steps(lab: Lab, steps: int, delivery: dict[str, Any]) -> None:
 
 
 def test_a_step_of_one_destination_costs_the_store_four_transactions(lab: Lab) -> None:
-    """Plan, prepare, delivered, done: 14 statements (a step of the protocol needs no other look at the store)."""
+    """Plan, prepare, delivered, done: 14 statements (a step of the protocol needs no other read of the store)."""
     lab.write("in.jsonl", [{"i": i} for i in range(6)])
     lab.pipeline(
         connectors=[source(), destination()],
@@ -100,7 +100,7 @@ def test_a_step_of_one_destination_costs_the_store_four_transactions(lab: Lab) -
 
 @contextmanager
 def counting() -> Iterator[list[str]]:
-    """The statements and commits of the owner's transactions; a heartbeat or somebody's look is none of them."""
+    """The statements and commits of the owner's transactions; heartbeats and other readers do not count."""
     seen: list[str] = []
     open_ones: dict[int, list[str]] = {}
 

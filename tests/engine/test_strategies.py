@@ -52,7 +52,7 @@ def _json(line: str) -> Any:
     "point", ["after-plan", "after-stage", "after-prepare", "mid-publish", "after-publish", "after-ack"]
 )
 def test_d17_at_most_once_delivers_nothing_twice(lab: Lab, crashes: Crashes, point: str, layout: str) -> None:
-    """Killed after the offset moved and before the write, that step is not delivered again; half of it may be there."""
+    """Killed after the offset moved and before the write, that step is not delivered again; half of it may exist."""
     output = destination("out", "./out.jsonl" if layout == "file" else "./out/")
     build(lab, "at-most-once", output)
     crashes(lab, f"{point}:2")
@@ -68,7 +68,7 @@ def test_d17_at_most_once_delivers_nothing_twice(lab: Lab, crashes: Crashes, poi
 
 
 def test_at_most_once_drops_the_rest_of_a_delivery_that_fails(lab: Lab) -> None:
-    """Counted and named; the next run goes on behind it."""
+    """Counted and named; the next run continues after it."""
     script = Script(lab)
     build(lab, "at-most-once", scripted())
     script.says(outage=[13])
@@ -93,7 +93,7 @@ def test_steps_in_flight_arrive_in_order(lab: Lab, depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a03_unacked_steps_never_exceed_the_bound(lab: Lab, depth: int) -> None:
-    """The publishing of the first step is held back: so many are staged, and no more are planned, then or later."""
+    """The publishing of the first step is held back: this many are staged, and no more are planned, then or later."""
     passed: Counter[str] = Counter()
     unacked: list[int] = []
     full, more = threading.Event(), threading.Event()
@@ -120,7 +120,7 @@ def test_a03_unacked_steps_never_exceed_the_bound(lab: Lab, depth: int) -> None:
 
 
 def test_a_cut_voids_the_steps_behind_it(lab: Lab) -> None:
-    """Step 2 is cut before record 13 while step 3 is staged already: nothing behind 12 is delivered."""
+    """Step 2 is cut before record 13 while step 3 is already staged: nothing after 12 is delivered."""
     lab.pipeline(
         connectors=[source(), destination()],
         processors=[DECODE, processor("no", "error", "after.i == 13", message="thirteen")],
@@ -157,7 +157,7 @@ def test_a_crash_with_steps_in_flight(lab: Lab, crashes: Crashes, point: str) ->
 
 
 def stopped_after_the_first(lab: Lab) -> RunResult:
-    """A run that is asked to stop when its first step is done, and its second one staged."""
+    """A run that is asked to stop when its first step is done and its second one staged."""
     stop, staged = StopFlag(), threading.Event()
     passed: Counter[str] = Counter()
 

@@ -29,7 +29,7 @@ def lab(tmp_path: Any, spark: SparkSession) -> Lab:
 
 @contextmanager
 def timed(lab: Lab, trigger: Trigger) -> Iterator[tuple[list[RunResult], Callable[[], None]]]:
-    """Runs it in the background; gives where its result will be, and what stops it and waits."""
+    """Run it in the background; return where its result will be, and a function that stops it and waits."""
     flag = StopFlag()
     with keeper(lab, QUICK, flag) as one:
         thread, results = in_background(lambda: one.timed(lambda: lab._spark, trigger))  # type: ignore[arg-type, return-value]

@@ -1,4 +1,4 @@
-"""Tests of a pipeline, and dry runs: what its processors make of records, without Spark and with nothing written."""
+"""Tests of a pipeline, and dry runs: what its processors do with records, without Spark and without writing."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def verdict(lab: Lab, records: list[Any], expect: Any = None, **more: Any) -> Ca
 
 
 def raw(i: int, n: Any = "1") -> Any:
-    """A record as the source gives it."""
+    """A record as the source returns it."""
     return {"after": json.dumps({"i": i, "n": n})}
 
 
 def flaws(found: CaseResult) -> list[str]:
-    """Where something is not as expected."""
+    """Where something differs from the expectation."""
     return [flaw.where for flaw in found.flaws]
 
 
@@ -136,7 +136,7 @@ def test_of_several_sources_one_is_named(lab: Lab) -> None:
 
 
 def test_a_test_does_not_make_the_pipeline_another_one(lab: Lab) -> None:
-    """A degraded pipeline starts again when its file says something else: a test says nothing of what it does."""
+    """A degraded pipeline restarts when its file changes: a test says nothing about what it does."""
     build(lab)
     [before] = lab.catalogue().bound
     build(lab, {"name": "t", "records": []})
@@ -145,7 +145,7 @@ def test_a_test_does_not_make_the_pipeline_another_one(lab: Lab) -> None:
 
 
 def test_a_changed_script_or_plugin_makes_it_another_one(lab: Lab) -> None:
-    """As its file does: a degraded pipeline starts again with what was mended."""
+    """As its file does: a degraded pipeline starts again with the fix."""
     (lab.root / "plugins").mkdir()
 
     def digest(script: str, plugin: str) -> str:

@@ -1,4 +1,4 @@
-"""Evaluates expressions, each in a fork with limits of memory and processor time: a request and an answer a line."""
+"""Evaluate expressions, each in a fork with limits of memory and CPU time: a request and a response per line."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _virtual() -> int:
 
 
 def evaluate(kind: str, text: str) -> str:
-    """The kind of what came of it, with the length of the result as JSON."""
+    """The kind of the result, with its length as JSON."""
     try:
         function = COMPILERS[kind](text)
     except ExpressionError:

@@ -280,7 +280,7 @@ def test_a_whole_record_or_payload_is_printed_as_json() -> None:
 
 
 def test_a_compiled_template_says_what_it_is() -> None:
-    """Callers take short cuts by ``literal`` and ``json_of``."""
+    """Callers take shortcuts by ``literal`` and ``json_of``."""
     assert compile_template("plain").literal == "plain"
     assert compile_template("").literal == ""
     assert compile_template("a{{/* c */}}b").literal == "ab"
@@ -374,5 +374,5 @@ def test_format_go(value: Any, expected: str) -> None:
     [("true", True), ("T", True), ("1", True), ("True", True), ("false", False), ("F", False), ("0", False)],
 )
 def test_a_condition_may_be_one_of_go_s_booleans(text: str, holds: bool) -> None:
-    """Conduit takes them without braces, as any template."""
+    """Conduit accepts them without braces, like any template."""
     assert compile_condition(text, CLOCK)(Record("1", {})) is holds

@@ -48,7 +48,7 @@ def check(evaluate: Evaluate, kind: str, text: str) -> None:
 
 
 def filled(part: str, separator: str = ", ", room: int = limits.EXPRESSION_CHARS - 20) -> str:
-    """The part as often as an expression has room for it."""
+    """The part as often as an expression has room for."""
     return separator.join([part] * (room // len(part + separator)))
 
 

@@ -1,4 +1,4 @@
-"""Python expressions: what a field, a function and an operator mean, and where a finding points."""
+"""Python expressions: the meaning of fields, functions and operators, and the position of findings."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_names_are_the_parts_it_looks_at() -> None:
 
 
 def test_now_is_the_clock_of_the_moment() -> None:
-    """The engine moves the clock between steps; a compiled expression sees it."""
+    """The engine advances the clock between steps; a compiled expression sees it."""
     clock = Clock()
     compiled = compile_expression("now()", clock)
     assert compiled(RECORD) == "1970-01-01T00:00:00Z"

@@ -224,7 +224,7 @@ BOMBS = [
 
 @pytest.mark.parametrize("text", BOMBS)
 def test_bombs_fail_without_growing(text: str) -> None:
-    """Whatever the record holds, an evaluation ends soon and with little memory."""
+    """Whatever the record contains, an evaluation ends soon and with little memory."""
     compiled = compile_expression(text, CLOCK)
     tracemalloc.start()
     began = time.monotonic()
@@ -275,7 +275,7 @@ TEXTS = st.one_of(st.text(max_size=80), st.lists(PIECES, max_size=25).map(" ".jo
 @settings(max_examples=1500, deadline=None)
 @given(TEXTS)
 def test_any_text_compiles_or_is_refused(text: str) -> None:
-    """Nothing but ExpressionError comes out of the compilers, and its column lies within the text."""
+    """The compilers raise nothing but ExpressionError, and its column is within the text."""
     for build in (
         lambda: compile_condition(text, CLOCK),
         lambda: compile_expression(text, CLOCK),

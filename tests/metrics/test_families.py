@@ -1,4 +1,4 @@
-"""Facts as samples, and that the documentation names all of them and no others."""
+"""Facts as samples; the documentation names all of them and no others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 def samples(*facts: PipelineFacts) -> dict[tuple[str, ...], float]:
-    """What a Prometheus would read: name and labels to value."""
+    """What Prometheus would read: name and labels to value."""
     found = text_string_to_metric_families(page(families(facts)))
     return {(s.name, *s.labels.values()): s.value for family in found for s in family.samples}
 

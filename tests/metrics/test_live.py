@@ -1,4 +1,4 @@
-"""Metrics of a run: what they count, from the reports that the engine makes."""
+"""Metrics of a run: what they count, from the engine's reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from conduit_dagster.state.steps import SourceCount
 
 
 class Lived:
-    """A tally, and the run that it looks at."""
+    """A tally, and the run it observes."""
 
     def __init__(self, bound: BoundPipeline) -> None:
         self.status, self.progress = "running", RunProgress()
@@ -93,7 +93,7 @@ def test_restarts_are_counted_when_they_begin(lived: Lived) -> None:
 
 
 def test_logged_sources_have_the_lag_of_the_real_one(tmp_path: Path) -> None:
-    """A step's positions are offsets of the log then, which the source itself knows nothing of."""
+    """A step's positions are then offsets of the log, which the source itself does not know."""
     lab = Lab(tmp_path)
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE], delivery={"log": "records"})
     found = lab.catalogue().get("p")

@@ -16,7 +16,7 @@ from conduit_dagster.recovery.errors import FatalError
 
 
 class Answer(Collector):
-    """Gives what it is told to, or fails."""
+    """Returns what it is told to, or fails."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

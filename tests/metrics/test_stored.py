@@ -116,7 +116,7 @@ def test_the_newest_step_that_is_done(database: sa.Engine, store: PipelineStore)
 
 
 def test_a_counter_does_not_go_back_a_little(database: sa.Engine, store: PipelineStore) -> None:
-    """A nack at publishing is taken from the acked ones until the step is done."""
+    """A nack at publishing is subtracted from the acked ones until the step is done."""
     metrics, acked = StoredMetrics(database, no_lag), list[float]()
     for value in (1_000_000, 999_999, 1_000_050, 20):
         change(database, sources, acked=value)

@@ -1,4 +1,4 @@
-"""Makes the package ``model`` importable: it lies beside the project's own packages and is not installed."""
+"""Make the package ``model`` importable: it lies beside the project's own packages and is not installed."""
 
 from __future__ import annotations
 

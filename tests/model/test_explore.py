@@ -9,7 +9,7 @@ from model.explore import explore
 
 
 class Counter:
-    """Counts to a limit; a fault takes one away."""
+    """Counts to a limit; a fault subtracts one."""
 
     def __init__(self, limit: int, bad: Callable[[int, bool], str | None], cyclic: bool = False) -> None:
         self._limit, self._bad, self._cyclic = limit, bad, cyclic

@@ -15,7 +15,7 @@ FINDINGS = ("P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P13")
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=f"{case.group}: {case.name}") for case in chosen("short")])
 def test_finds_what_it_has_to(case: Case) -> None:
-    """The protocol as it was breaks, with its rules it holds, and with one rule missing it breaks again."""
+    """The old protocol breaks, with its rules it holds, and with one rule missing it breaks again."""
     result = case.run()
     assert not case.problem(result), "\n".join([case.problem(result), result.violation, *result.trace])
 
@@ -34,7 +34,7 @@ def test_without_a_rule_for_changes_something_breaks(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ProtocolRule)
 def test_every_rule_of_the_protocol_is_left_out_once(rule: str) -> None:
-    """Of a few the README says that nothing breaks without them."""
+    """For a few the README says that nothing breaks without them."""
     names = [case.name for case in chosen("mutants")]
     assert any(rule in name.split() for name in names)
 

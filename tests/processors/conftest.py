@@ -27,7 +27,7 @@ def make(plugin: str, settings: Settings | None = None, now_ns: int = 0) -> Proc
 
 
 def check_loop(plugin: str, settings: Settings, records: list[Record]) -> None:
-    """Usual records of a block go a faster way; it gives what each one alone gives, and nacks what that nacks."""
+    """Usual records of a block take a faster path; it gives the same results and nacks as each record alone."""
     subject, alone = make(plugin, settings), [copy(record) for record in records]
     assert isinstance(subject, InPlaceProcessor) and (subject.loop or subject.payload_code) is not None
     results = list(subject.process_block(records))
@@ -38,13 +38,13 @@ def check_loop(plugin: str, settings: Settings, records: list[Record]) -> None:
 
 @pytest.fixture
 def processor() -> Callable[..., Processor]:
-    """Makes a processor by its plugin's name and settings."""
+    """Create a processor by its plugin's name and settings."""
     return make
 
 
 @pytest.fixture
 def run() -> Callable[..., list[Any]]:
-    """Runs payloads through one processor as one block; a result is a payload, ``DROP`` or a ``Nack``."""
+    """Run payloads through one processor as one block; a result is a payload, ``DROP`` or a ``Nack``."""
 
     def run(plugin: str, settings: Settings, *payloads: Any) -> list[Any]:
         records = [Record(i, {"m": "1"}, payload) for i, payload in enumerate(payloads)]
@@ -56,7 +56,7 @@ def run() -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def golden() -> Callable[[str], None]:
-    """Asserts that a golden pipeline's processors and format write what Conduit wrote."""
+    """Assert that a golden pipeline's processors and format write what Conduit wrote."""
 
     def check(case: str) -> None:
         if not GOLDEN.is_dir():
@@ -134,5 +134,5 @@ def _value(line: bytes) -> Any:
 
 
 def _exact(values: list[Any]) -> list[Any]:
-    """Integers as Conduit's floats: the one difference in values that golden/README.md allows."""
+    """Integers as Conduit's floats: the only difference in values that golden/README.md allows."""
     return json.loads(json.dumps(values, default=bytes.decode), parse_int=float)

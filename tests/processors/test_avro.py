@@ -61,7 +61,7 @@ class Registry(ThreadingHTTPServer):
         self.seen: list[tuple[str, str]] = []
 
     def url(self, login: str = "") -> str:
-        """Where it is."""
+        """Its address."""
         return f"http://{login}127.0.0.1:{self.server_port}"
 
 
@@ -69,7 +69,7 @@ class Handler(QuietHandler):
     server: Registry
 
     def respond(self) -> None:
-        """A schema; a new one where it comes with the request."""
+        """A schema; a new one if it comes with the request."""
         text = json.loads(self.body)["schema"] if self.command == "POST" else None
         self.server.seen.append((self.path, self.headers.get("Authorization", "")))
         status, body = self.server.answer, dict[str, Any](message="no")
@@ -101,18 +101,18 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def one(name: str, record: Record, more: dict[str, str]) -> Any:
-    """What comes of a record."""
+    """The result for a record."""
     [result] = make(name, more).process_block([record])
     return result
 
 
 def encode(record: Record, url: str, **more: str) -> Any:
-    """With schemas that are read off the records."""
+    """With schemas derived from the records."""
     return one("avro.encode", record, {**AUTO, "url": url, **more})
 
 
 def decode(record: Record, url: str, **more: str) -> Any:
-    """What it holds."""
+    """Its content."""
     return one("avro.decode", record, {"url": url, **more})
 
 

@@ -1,4 +1,4 @@
-"""What becomes of what an author's processor raises."""
+"""The results of errors raised by an author's processor."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ TYPED = {"columns": "id:int, name, amount:float, paid:bool"}
 
 
 def decode(settings: dict[str, str], header: str, *lines: Any) -> list[Any]:
-    """What lines of a file with a header become: a payload, ``DROP``, or a ``Nack``."""
+    """The results for lines of a file with a header: a payload, ``DROP``, or a ``Nack``."""
     records = [Record(i, {"file.header": header}, line) for i, line in enumerate(lines)]
     results = make("csv.decode", settings).process_block(records)
     return [result.after if isinstance(result, Record) else result for result in results]
@@ -82,7 +82,7 @@ def test_a_line_that_does_not_fit_is_a_nack(run: Run, part: str, line: bytes) ->
 
 
 def test_reasons(run: Run) -> None:
-    """The number of fields, with what was expected; and the way out where a line alone is not enough."""
+    """The number of fields, with the expected one; and the fix if a line alone is not enough."""
     short, open_quote, old_mac, utf = run("csv.decode", TYPED, b"1,Ana,2", b'1,"Ana', b"1,a\r2,b", b"1,\xff,2,1")
     assert short.message == (
         ".Payload.After has 3 fields, not 4 (id, name, amount, paid); the line begins with '1,Ana,2'"
@@ -102,7 +102,7 @@ def test_reasons(run: Run) -> None:
      ("1.7976931348623157e308", 1.7976931348623157e308), ("100000000000000000000", 1e20), ("-1E2", -100.0)],
 )  # fmt: skip
 def test_a_float_that_keeps_its_digits(run: Run, text: str, value: float) -> None:
-    """Also one that a program wrote with more digits than it needs."""
+    """Also one written by a program with more digits than needed."""
     assert run("csv.decode", {"columns": "a:float"}, text.encode()) == [{"a": value}]
 
 
@@ -147,7 +147,7 @@ def test_files_with_other_headers_in_one_block() -> None:
 
 
 def test_the_names_again_are_a_nack_and_never_lost(run: Run) -> None:
-    """A header that nothing left out, or that of a second file in one; a name alone may well be a value."""
+    """A header that was not skipped, or that of a second file in one; a name alone may well be a value."""
     [nack] = decode({}, "a,b", b"a,b")
     assert "set header: true at the file source" in nack.message
     assert run("csv.decode", {"columns": "a"}, b"a") == [{"a": "a"}]
@@ -179,7 +179,7 @@ def test_dialects(run: Run, settings: dict[str, str], line: bytes, after: Any) -
 
 
 def test_a_field_of_a_document_the_key_and_the_payload_before(run: Run, processor: Callable[..., Any]) -> None:
-    """There a blank line is null; text with line ends inside quotes is whole there."""
+    """There a blank line is null; text with line ends inside quotes is complete there."""
     settings = {"columns": "a, b", "field": ".Payload.After.line"}
     assert run("csv.decode", settings, {"line": '1,"x\ny"'}, {"line": ""}, {"line": None}, {}) == [
         {"line": {"a": "1", "b": "x\ny"}}, {"line": None}, {"line": None}, {}
@@ -243,7 +243,7 @@ def written(rows: Sequence[Sequence[str]], dialect: tuple[str, str, int], end: s
 def test_what_pythons_writer_writes_comes_back(
     rows: list[list[str]], dialect: tuple[str, str, int], end: str, nulls: str
 ) -> None:
-    """Whatever characters and quotes; the names of the columns come as a header does."""
+    """For any characters and quotes; the names of the columns come like a header's."""
     names = [f"c{i}" for i in range(len(rows[0]))]
     lines = written([names, *rows], dialect, end)
     settings = {"delimiter": dialect[0], "quote": dialect[1], "nulls": nulls}
@@ -255,7 +255,7 @@ def test_what_pythons_writer_writes_comes_back(
 
 
 def nack_or(result: Any, row: list[str], names: list[str], document: Any) -> Any:
-    """The document, unless the row is one that repeats the names."""
+    """The document, unless the row repeats the names."""
     return result if row == names and len(names) > 1 else document
 
 
@@ -269,7 +269,7 @@ LINES = st.lists(PIECES, max_size=6).map(lambda pieces: "".join(pieces).encode()
     st.lists(LINES, max_size=230), st.sampled_from(["a", "a,b", "a:int,b", "a:int,b:float", "a:bool, b"]), st.booleans()
 )
 def test_a_block_becomes_what_each_record_becomes_alone(lines: list[Any], columns: str, trim: bool) -> None:
-    """Lines are decoded together where that works for all; no input ends a block, and no result is not JSON."""
+    """Lines are decoded together if that works for all; no input fails a block, and every result is JSON."""
     subject = make("csv.decode", {"columns": columns, "trim": str(trim)})
     together = [Record(i, {}, copy(Record(0, {}, line)).after) for i, line in enumerate([*lines, b"1,2"])]
     alone = [copy(record) for record in together]

@@ -23,13 +23,13 @@ SAME = "function process(rec) { return rec; }"
 
 
 def run(body: str, *records: Record, **settings: str) -> list[Any]:
-    """What comes of the records; ``body`` is that of the function."""
+    """The results for records; ``body`` is that of the function."""
     subject = make("custom.javascript", {"script": f"function process(rec) {{ {body} }}", **settings})
     return list(subject.process_block(list(records)))
 
 
 def after(body: str, value: Any = None) -> Any:
-    """What comes of one payload."""
+    """The result for one payload."""
     [result] = run(body, Record("1", {}, value))
     return result.after if isinstance(result, Record) else result
 

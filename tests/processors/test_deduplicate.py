@@ -1,4 +1,4 @@
-"""``deduplicate`` by itself: what goes on, beside a plain model, and what it remembers."""
+"""``deduplicate`` by itself: which records pass, compared with a simple model, and what it remembers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOURCES = [{SOURCE_CONNECTOR_ID: "p:a"}, {SOURCE_CONNECTOR_ID: "p:b"}]
 
 
 def expected(steps: list[list[Any]], records: int | None, seconds: int | None) -> list[Any]:
-    """What goes on, by walking back over all records; a step lasts a second."""
+    """The records that pass, by walking back over all records; a step lasts a second."""
     seen: list[tuple[str, int, int, bool]] = []
     on: list[Any] = []
     for now, step in enumerate(steps):
@@ -84,7 +84,7 @@ def windowed(records: int | None = None, time: str | None = None) -> Deduplicate
 
 
 def test_what_is_over_is_forgotten() -> None:
-    """Of a long step no more is written than a window holds."""
+    """A long step stores no more than a window holds."""
     one = windowed(100)
     for first in range(0, 10_000, 50):
         one.process_block([Record(i, {}, {"v": i}) for i in range(first, first + 50)])
@@ -99,7 +99,7 @@ def test_a_number_stands_for_its_text(position: int | str) -> None:
 
 
 def test_a_clock_that_was_far_ahead_once() -> None:
-    """A window goes back and forth: what was remembered then does not last until the clock is there again."""
+    """A clock that goes back and forth: entries remembered then do not last until the clock is there again."""
     one = windowed(time="60s")
     one.context.clock.now_ns = 86_400 * SECOND
     assert one.process_block([Record(1, {}, {"v": 1})]) != [DROP]
@@ -144,7 +144,7 @@ def test_a_key_that_fails_is_a_nack_between_its_neighbours() -> None:
 
 
 def test_a_null_in_a_list_makes_it_no_key() -> None:
-    """Deletes have no ``after``: they are no duplicates of one another."""
+    """Deletes have no ``after``: they are not duplicates of one another."""
     one = make("deduplicate", {"key": "[after.id, operation]", "window.records": "10"})
     given = [Record(i, {}, None, {"id": i}, None, "delete") for i in range(3)]
     assert one.process_block(given) == given

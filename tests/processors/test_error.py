@@ -17,7 +17,7 @@ Run = Callable[..., list[Any]]
 
 @pytest.mark.parametrize("case", ["error-static", "error-template"])
 def test_golden(golden: Callable[[str], None], case: str) -> None:
-    """What Conduit wrote is what comes out."""
+    """The output equals Conduit's."""
     golden(case)
 
 
@@ -30,7 +30,7 @@ def test_every_record_is_refused_with_the_message(run: Run) -> None:
 
 
 def test_a_message_that_fails_is_a_nack_all_the_same(run: Run, processor: Callable[..., Any]) -> None:
-    """The nack then tells both."""
+    """The nack then reports both."""
     [nack] = run("error", {"message": "{{ len .Payload.After.id }}"}, {"id": 2})
     assert nack.code == "processor.error"
     assert "len .Payload.After.id" in nack.message
@@ -39,7 +39,7 @@ def test_a_message_that_fails_is_a_nack_all_the_same(run: Run, processor: Callab
 
 
 def test_bad_template() -> None:
-    """A template that cannot be compiled is found when the file is checked."""
+    """A template that cannot be compiled is found by validation."""
     with pytest.raises(ValidationError) as caught:
         ErrorSettings(message="{{ nope . }}")
     assert caught.value.errors()[0]["type"] == "expression"

@@ -1,4 +1,4 @@
-"""Every built-in shows what it does, and does what it shows."""
+"""Every built-in has examples, and they are true."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_example_is_true(processor: Callable[..., Processor], name: str, exam
 
 @pytest.mark.parametrize(("name", "example"), CASES)
 def test_shared_metadata_is_replaced(processor: Callable[..., Processor], name: str, example: Example) -> None:
-    """Records of a split share it; what happens to one must not happen to its neighbours."""
+    """Records of a split share it; a change to one must not affect its neighbours."""
     metadata = dict(example.given.metadata)
     first, second = (copy(example.given) for _ in range(2))
     first.metadata = second.metadata = metadata

@@ -38,7 +38,7 @@ NACK = object()
     ],
 )
 def test_golden(golden: Callable[[str], None], case: str) -> None:
-    """What Conduit wrote is what comes out."""
+    """The output equals Conduit's."""
     golden(case)
 
 
@@ -95,7 +95,7 @@ def test_golden(golden: Callable[[str], None], case: str) -> None:
     ],
 )
 def test_converts(run: Run, field: str, kind: str, value: Any, expected: Any) -> None:
-    """By Go's rules, on the fast way as on the slow one; what does not fit is a nack that shows the value."""
+    """By Go's rules, on the fast path as on the slow one; a value that does not fit is nacked and quoted."""
     payload = {"v": value, "o": {"v": value}}
     [result] = run("field.convert", {"field": field, "type": kind}, payload)
     if expected is NACK:
@@ -114,7 +114,7 @@ def test_a_missing_field_is_converted_like_null(run: Run) -> None:
 
 
 def test_whole_payloads(run: Run) -> None:
-    """Raw data is read as its text; a payload takes no number."""
+    """Raw data is read as text; a payload can't become a number."""
     whole = {"field": ".Payload.After"}
     assert run("field.convert", {**whole, "type": "string"}, b"x", {"a": 1}) == [b"x", b"map[a:1]"]
     assert run("field.convert", {**whole, "type": "int"}, b"12")[0].code == "field.unsuitable"
@@ -160,6 +160,6 @@ def test_a_float_is_finite(value: Any) -> None:
     ],
 )
 def test_bad_settings(settings: dict[str, str]) -> None:
-    """A field without data and a type that there is not are found when the file is checked."""
+    """A field without data and an unknown type are found by validation."""
     with pytest.raises(ValidationError):
         FieldConvertSettings.model_validate(settings)

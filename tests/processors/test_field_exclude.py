@@ -16,7 +16,7 @@ Run = Callable[..., list[Any]]
 
 @pytest.mark.parametrize("case", ["exclude", "exclude-missing", "exclude-whole"])
 def test_golden(golden: Callable[[str], None], case: str) -> None:
-    """What Conduit wrote is what comes out."""
+    """The output equals Conduit's."""
     golden(case)
 
 
@@ -35,12 +35,12 @@ def test_golden(golden: Callable[[str], None], case: str) -> None:
     ],
 )
 def test_excludes(run: Run, fields: str, before: Any, after: Any) -> None:
-    """A comma inside brackets does not separate; what is missing is no error."""
+    """A comma inside brackets does not separate; a missing field is not an error."""
     assert run("field.exclude", {"fields": fields}, before) == [after]
 
 
 def test_raw_payloads_are_refused_in_their_place(run: Run) -> None:
-    """One field or several, the nack stands where the record stood."""
+    """One field or several, the nack is in the record's place."""
     for fields in (".Payload.After.a", ".Payload.After.a,.Payload.After.b", ".Payload.After.a.b"):
         results = run("field.exclude", {"fields": fields}, b"raw", {}, b"raw")
         assert [getattr(r, "code", None) for r in results] == ["field.unresolved", None, "field.unresolved"]
@@ -73,7 +73,7 @@ def test_bad_settings(fields: str, kind: str, column: int | None) -> None:
 
 
 def test_a_nack_keeps_whole_parts(processor: Callable[..., Any]) -> None:
-    """As in Conduit, a dead letter has the key that was removed before the nack; removed fields stay removed."""
+    """As in Conduit, a dead letter has a key that was removed before the nack; removed fields stay removed."""
     record = Record(1, {"m": "1"}, {"s": "text", "x": 1}, b"k", {"b": 1})
     fields = ".Key,.Payload.Before,.Payload.After.x,.Metadata.m,.Payload.After.s.y"
     [nack] = processor("field.exclude", {"fields": fields}).process_block([record])
@@ -82,12 +82,12 @@ def test_a_nack_keeps_whole_parts(processor: Callable[..., Any]) -> None:
 
 
 def test_small_letters(run: Callable[..., list[Any]]) -> None:
-    """Conduit takes the parts of a record in small letters as well."""
+    """Conduit accepts the parts of a record in lower case as well."""
     assert run("field.exclude", {"fields": ".payload.after.a"}, {"a": 1, "b": 2}) == [{"b": 2}]
     assert run("field.exclude", {"fields": ".payload"}, {"a": 1}) == [None]
 
 
 def test_reads_key(processor: Callable[..., Any]) -> None:
-    """Only an exclusion from the key looks at it."""
+    """Only an exclusion from the key reads it."""
     assert processor("field.exclude", {"fields": ".Payload.After.a"}).reads_key is False
     assert processor("field.exclude", {"fields": ".Key"}).reads_key is True

@@ -16,7 +16,7 @@ Run = Callable[..., list[Any]]
 
 @pytest.mark.parametrize("case", ["rename", "rename-nested", "processor-order"])
 def test_golden(golden: Callable[[str], None], case: str) -> None:
-    """What Conduit wrote is what comes out."""
+    """The output equals Conduit's."""
     golden(case)
 
 
@@ -36,7 +36,7 @@ def test_golden(golden: Callable[[str], None], case: str) -> None:
     ],
 )
 def test_renames(run: Run, mapping: str, before: Any, after: Any) -> None:
-    """One mapping after the other; a missing field becomes null; odd names stand in brackets or quotes."""
+    """One mapping after the other; a missing field becomes null; unusual names are in brackets or quotes."""
     assert run("field.rename", {"mapping": mapping}, before) == [after]
 
 
@@ -53,7 +53,7 @@ def test_renames(run: Run, mapping: str, before: Any, after: Any) -> None:
     ],
 )
 def test_no_field_is_overwritten(run: Run, mapping: str, before: Any, left: Any) -> None:
-    """As in Conduit, a new name that a field has nacks the record; the renamings before it stay in the dead letter."""
+    """As in Conduit, an existing new name nacks the record; earlier renamings stay in the dead letter."""
     [nack] = run("field.rename", {"mapping": mapping}, before)
     assert nack.code == "field.exists" and before == left
 
@@ -65,7 +65,7 @@ def test_no_metadata_entry_is_overwritten(processor: Callable[..., Any]) -> None
 
 
 def test_refused_records_are_not_renamed_twice(run: Run) -> None:
-    """The records around a nack are changed once, on the fast way as on the slow one."""
+    """The records around a nack are changed once, on the fast path as on the slow one."""
     for mapping in (".Payload.After.a:b", ".Payload.After.a:b,.Payload.After.c.d:e"):
         results = run("field.rename", {"mapping": mapping}, {"a": 1}, b"raw", {"a": 2, "b": 3}, {"a": 4})
         assert [r["b"] for r in (results[0], results[3])] == [1, 4]
@@ -73,7 +73,7 @@ def test_refused_records_are_not_renamed_twice(run: Run) -> None:
 
 
 def test_metadata(processor: Callable[..., Any]) -> None:
-    """A metadata entry is renamed in a new dict, the rest of its name being one name."""
+    """A metadata entry is renamed in a new dict; the rest of the reference is its whole name."""
     shared = {"a.b": "1"}
     subject = Record(1, shared, {})
     processor("field.rename", {"mapping": ".Metadata.a.b:c"}).process_block([subject])
@@ -104,6 +104,6 @@ def test_bad_settings(mapping: str, kind: str, column: int | None) -> None:
 
 
 def test_reads_key(processor: Callable[..., Any]) -> None:
-    """Only a renaming within the key looks at it."""
+    """Only a renaming within the key reads it."""
     assert processor("field.rename", {"mapping": ".Payload.After.a:b"}).reads_key is False
     assert processor("field.rename", {"mapping": ".Payload.After.a:b,.Key.a:b"}).reads_key is True

@@ -33,12 +33,12 @@ Run = Callable[..., list[Any]]
     ],
 )
 def test_golden(golden: Callable[[str], None], case: str) -> None:
-    """What Conduit wrote is what comes out."""
+    """The output equals Conduit's."""
     golden(case)
 
 
 def test_a_block_changed_throughout_is_the_very_list(processor: Callable[..., Any]) -> None:
-    """Nothing is built where nothing was refused, also where a payload had to be created."""
+    """No list is built if nothing was refused, also if a payload had to be created."""
     records = [Record(1, {}, {"a": 1}), Record(2, {}, None)]
     assert processor("field.set", {"field": ".Payload.After.k", "value": "v"}).process_block(records) is records
     assert [r.after for r in records] == [{"a": 1, "k": "v"}, {"k": "v"}]
@@ -53,7 +53,7 @@ def test_refused_records_stand_between_the_others(run: Run) -> None:
 
 
 def test_raw_payload_is_unresolved(run: Run) -> None:
-    """The nack says what to do."""
+    """The nack has a fix."""
     [nack] = run("field.set", {"field": ".Payload.After.x", "value": "1"}, b"raw")
     assert nack.code == "field.unresolved"
     assert "put json.decode before it" in nack.message
@@ -70,7 +70,7 @@ def test_raw_payload_is_unresolved(run: Run) -> None:
     ],
 )
 def test_what_json_cannot_hold_is_a_nack(run: Run, field: str, expression: str, payload: Any) -> None:
-    """Infinity would silently become null and a lone surrogate would fail at the destination."""
+    """Infinity would silently become null, and a lone surrogate would fail at the destination."""
     try:
         FieldSetSettings(field=field, expression=expression)
     except ValidationError:
@@ -97,7 +97,7 @@ def test_values_keep_their_type_and_integers_their_digits(run: Run) -> None:
 
 
 def test_a_copied_document_is_a_copy(run: Run) -> None:
-    """Two fields never share a document, and a payload never holds itself."""
+    """Two fields never share a document, and a payload never contains itself."""
     [after] = run("field.set", {"field": ".Payload.After.b", "expression": "after.a"}, {"a": {"x": [1]}})
     assert after["b"] == after["a"]
     assert after["b"] is not after["a"]
@@ -126,7 +126,7 @@ def test_a_whole_payload_can_be_copied(processor: Callable[..., Any]) -> None:
 
 
 def test_metadata_stays_shared(processor: Callable[..., Any]) -> None:
-    """Records that shared their metadata share it afterwards, and the old dict is as it was."""
+    """Records that shared their metadata share it afterwards, and the old dict is unchanged."""
     shared = {"a": "1"}
     records = [Record(i, shared, {}) for i in range(3)] + [Record(3, {"b": "2"}, {})]
     processor("field.set", {"field": ".Metadata.team", "value": "blue"}).process_block(records)
@@ -137,7 +137,7 @@ def test_metadata_stays_shared(processor: Callable[..., Any]) -> None:
 
 
 def test_metadata_takes_no_number(run: Run) -> None:
-    """A number from an expression is refused with what to write."""
+    """A number from an expression is refused, with the fix."""
     [nack] = run("field.set", {"field": ".Metadata.n", "expression": "after.n"}, {"n": 1})
     assert nack.code == "field.unsuitable"
     assert "str(" in nack.message
@@ -145,7 +145,7 @@ def test_metadata_takes_no_number(run: Run) -> None:
 
 @pytest.mark.parametrize("name", ["a.b", "IMDB Rating", 'it"s', "]", ""])
 def test_odd_names(run: Run, name: str) -> None:
-    """Any field can be set, whatever it is called."""
+    """Any field can be set, whatever its name."""
     field = '.Payload.After["' + name.replace('"', '\\"') + '"]'
     assert run("field.set", {"field": field, "value": "v"}, {}) == [{name: "v"}]
 
@@ -186,7 +186,7 @@ def test_bad_settings_are_found_when_the_file_is_checked(settings: dict[str, str
     ],
 )
 def test_reads_key(processor: Callable[..., FieldSet], settings: dict[str, str], expected: bool) -> None:
-    """A source may leave the key out only where neither the field nor its value has to do with it."""
+    """A source may omit the key only if neither the field nor its value depends on it."""
     assert processor("field.set", settings).reads_key is expected
 
 

@@ -23,12 +23,12 @@ from conduit_dagster.sdk import DROP
     ],
 )
 def test_golden(golden: Callable[[str], None], case: str) -> None:
-    """What Conduit wrote is what comes out."""
+    """The output equals Conduit's."""
     golden(case)
 
 
 def test_drops_everything_without_looking(processor: Callable[..., Any]) -> None:
-    """Whatever the records hold; the key is not needed."""
+    """Whatever the records contain; the key is not needed."""
     subject = processor("filter")
     assert subject.process_block([Record(1, {}, b"raw"), Record(2, {}, {})]) == [DROP, DROP]
     assert subject.process(Record(1, {})) is DROP

@@ -12,7 +12,7 @@ from conduit_dagster.sdk import ProcessorContext, ProcessorSettings
 
 
 class Broken(InPlaceProcessor):
-    """Its code is no Python."""
+    """Its code is not Python."""
 
     name = "broken"
     payload_code = PayloadCode("after = )", {})
@@ -22,7 +22,7 @@ class Broken(InPlaceProcessor):
 
 
 def test_code_that_is_no_python_is_no_records_fault() -> None:
-    """It was taken for one, over and over."""
+    """It was mistaken for one, over and over."""
     broken = Broken(ProcessorSettings(), ProcessorContext("p", "p:x", Clock()))
     with pytest.raises(SyntaxError):
         broken.process_block([Record(1, {}, {}), Record(2, {}, {})])

@@ -1,4 +1,4 @@
-"""Limits of ``custom.javascript`` hold wherever a script spends its time, and end with the process that asked."""
+"""Limits of ``custom.javascript`` hold wherever a script spends its time, and end with the calling process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NATIVE = "Array.prototype.reverse.call({length: 2 ** 40});"
 
 
 def run(body: str, count: int = 3, **settings: str) -> list[Any]:
-    """What comes of ``count`` records numbered ``i``."""
+    """The results for ``count`` records numbered ``i``."""
     subject = make("custom.javascript", {"script": f"function process(rec) {{ {body} }}", **settings})
     return list(subject.process_block([Record(str(i), {}, {"i": i}) for i in range(count)]))
 
@@ -54,7 +54,7 @@ def test_a_native_call_that_does_not_end_is_the_nack_of_its_record_alone(native:
 
 @pytest.mark.parametrize("script", [NATIVE, "for (;;) {}", "throw {toString() { for (;;) {} }};"])
 def test_a_top_level_that_does_not_end_is_refused(script: str) -> None:
-    """Also where Python's own lock is held: an exception's text is made by the script."""
+    """Also while Python's own lock is held: an exception's text is made by the script."""
     with pytest.raises(FatalError, match=r"top level takes more than 0\.1 s") as error:
         make("custom.javascript", {"script": f"{script} function process(r) {{ return r }}", "limit.time": "100ms"})
     assert error.value.code == "javascript.invalid"
@@ -91,7 +91,7 @@ def test_an_engine_process_that_is_killed_is_replaced() -> None:
 
 
 def test_a_record_at_which_the_process_is_killed_is_tried_again() -> None:
-    """Whoever killed it: the record is not to blame the first time."""
+    """Whoever killed it: the record is not blamed the first time."""
     script = f"function process(r) {{ {NATIVE} return r }}"
     subject = make("custom.javascript", {"script": script, "limit.time": "700ms"})
     found: list[Any] = []
@@ -190,7 +190,7 @@ def test_interrupting_the_group_leaves_the_engine_process_at_work() -> None:
 
 
 def test_a_script_names_no_attribute_of_the_logger() -> None:
-    """Levels are Conduit's five, and a field cannot take the place of what the log itself writes."""
+    """Levels are Conduit's five, and a field cannot replace what the log itself writes."""
     body = """
         logger.Error().Str("exc_info", "a").Str("event", "b").Str("self", "c").Str("_logger", "d").Msg("hello");
         logger.Trace().Msg("low");

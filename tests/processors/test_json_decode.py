@@ -22,7 +22,7 @@ WHOLE = {"field": ".Payload.After"}
 
 @pytest.mark.parametrize("case", ["json-decode", "json-decode-not-json", "json-decode-other-field"])
 def test_golden(golden: Callable[[str], None], case: str) -> None:
-    """What Conduit wrote is what comes out."""
+    """The output equals Conduit's."""
     golden(case)
 
 
@@ -71,7 +71,7 @@ BAD = {
 
 @pytest.mark.parametrize("raw", BAD.values(), ids=BAD)
 def test_what_is_no_document_is_a_nack(run: Run, raw: bytes) -> None:
-    """The nack says where and why with a short excerpt, and its neighbours are decoded."""
+    """The nack has place and reason with a short excerpt, and its neighbours are decoded."""
     before, nack, after = run("json.decode", WHOLE, b'{"a":1}', raw, b'{"b":2}')
     assert (before, after) == ({"a": 1}, {"b": 2})
     assert nack.code == "json.decode.invalid"
@@ -80,7 +80,7 @@ def test_what_is_no_document_is_a_nack(run: Run, raw: bytes) -> None:
 
 
 def test_reasons(run: Run) -> None:
-    """Three traps are named for what they are."""
+    """Three pitfalls are named."""
     reasons = [nack.message for nack in run("json.decode", WHOLE, BAD["mark"], BAD["nested"], BAD["no utf-8"])]
     assert "byte-order mark" in reasons[0]
     assert "nested too deeply" in reasons[1]
@@ -104,13 +104,13 @@ def test_reasons(run: Run) -> None:
     ],
 )
 def test_a_field_takes_any_json(run: Run, before: Any, after: Any) -> None:
-    """Also a list, a number or a boolean; what is missing, null or a document stays."""
+    """Also a list, a number or a boolean; missing, null and documents stay."""
     assert run("json.decode", {"field": ".Payload.After.d"}, before) == [after]
 
 
 @pytest.mark.parametrize("value", [1, 1.5, True, [1]])
 def test_a_field_without_text_is_a_nack(run: Run, value: Any) -> None:
-    """A number or list cannot be decoded, and says so."""
+    """A number or list cannot be decoded, and the nack says so."""
     [nack] = run("json.decode", {"field": ".Payload.After.d"}, {"d": value})
     assert nack.code == "json.decode.invalid"
     assert "not JSON text" in nack.message
@@ -128,7 +128,7 @@ def test_key_and_before(processor: Callable[..., Any]) -> None:
 
 @given(st.lists(st.binary() | st.sampled_from(list(BAD.values())) | st.just(b'{"a":1}')))
 def test_no_input_ends_a_block(payloads: list[bytes]) -> None:
-    """Each record becomes what can be encoded again, or a nack; the others do not notice."""
+    """Each record becomes one that can be encoded again, or a nack; the others are not affected."""
     subject = JsonDecode(JsonDecodeSettings(field=".Payload.After"), ProcessorContext("p", "p:x", Clock(0)))
     results = subject.process_block([Record(i, {}, payload) for i, payload in enumerate(payloads)])
     assert len(results) == len(payloads)

@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
 
 
 def test_golden_whole(run: Run) -> None:
-    """Conduit's raw payload says the same; ours keeps the order of keys and exact integers."""
+    """Conduit's raw payload has the same content; ours keeps the order of keys and exact integers."""
     folder = GOLDEN / "json-encode-whole"
     if not folder.is_dir():
         pytest.skip(f"no golden cases at {GOLDEN}")
@@ -30,7 +30,7 @@ def test_golden_whole(run: Run) -> None:
 
 
 def test_golden_nested(run: Run) -> None:
-    """The field becomes Conduit's text, but for the order of keys; a missing one stays missing."""
+    """The field becomes Conduit's text, except for the order of keys; a missing one stays missing."""
     folder = GOLDEN / "json-encode-nested"
     if not folder.is_dir():
         pytest.skip(f"no golden cases at {GOLDEN}")
@@ -70,7 +70,7 @@ def test_a_payload_becomes_raw_data(run: Run, before: Any, after: Any) -> None:
     ],
 )
 def test_a_field_becomes_text(run: Run, before: Any, after: Any) -> None:
-    """Any value but null and nothing."""
+    """Any value except null and missing ones."""
     assert run("json.encode", {"field": ".Payload.After.v"}, before) == [after]
 
 
@@ -85,13 +85,13 @@ def test_what_cannot_be_encoded_is_a_nack(run: Run, field: str, value: Any) -> N
 
 
 def test_a_field_of_raw_data_is_unresolved(run: Run) -> None:
-    """The nack says what to put before."""
+    """The nack says which processor to put before."""
     [nack] = run("json.encode", {"field": ".Payload.After.v"}, b"raw")
     assert nack.code == "field.unresolved"
 
 
 def test_decoding_is_the_way_back(processor: Callable[..., Any]) -> None:
-    """Encode and decode leave a document as it was, and the key alone reads the key."""
+    """Encode and decode leave a document unchanged, and only the key's reads the key."""
     subject = Record(1, {}, {"b": [1, {"c": None}], "a": 2**70}, key={"k": 1})
     for field in (".Payload.After", ".Key"):
         encode, decode = (processor(name, {"field": field}) for name in ("json.encode", "json.decode"))

@@ -1,4 +1,4 @@
-"""What processors tell of the origin of fields (``made_of``), compared with what they do."""
+"""What processors report as the origin of fields (``made_of``), compared with what they do."""
 
 from __future__ import annotations
 

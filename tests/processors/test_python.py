@@ -69,7 +69,7 @@ value = 5
 
 
 def run(function: str, *payloads: Any, per: str = "record") -> list[Any]:
-    """What comes of payloads; of records their payloads."""
+    """The results for payloads; for records their payloads."""
     settings = {"function": f"mod:{function}", "module.source": MODULE, "per": per}
     records = [Record(str(i), {"m": "1"}, after) for i, after in enumerate(payloads)]
     return [_after(result) for result in make("python", settings).process_block(records)]

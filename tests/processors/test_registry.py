@@ -1,4 +1,4 @@
-"""Finding a processor by what a pipeline file calls it."""
+"""Finding a processor by the name used in a pipeline file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def test_finds_as_conduit_writes_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["field_set", "base", "registry", "settings", "in.place", "", "builtin:", "os.path"])
 def test_finds_nothing_else(name: str) -> None:
-    """A module of this package that is no plugin is not found, nor is anything outside."""
+    """A module of this package that is not a plugin is not found, nor is anything outside."""
     assert PROCESSORS.find(name, {}) is None
 
 
 def test_a_users_own_goes_first_by_its_very_name() -> None:
-    """The built-in of the same name is still there with its prefix."""
+    """The built-in of the same name is still available with its prefix."""
 
     class Own(Processor):
         name = "field.set"
@@ -43,5 +43,5 @@ def test_a_users_own_goes_first_by_its_very_name() -> None:
 
 
 def test_settings_have_a_schema() -> None:
-    """``describe`` and the reference page are made from it."""
+    """``describe`` and the reference page are generated from it."""
     assert set(FieldSet.Settings.model_json_schema()["properties"]) == {"field", "value", "expression"}

@@ -1,4 +1,4 @@
-"""``schema``: what a contract lets on, removes, nacks and stops, beside a plain model of it."""
+"""``schema``: what a contract passes, removes, nacks and stops, compared with a simple model."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ contracts = st.dictionaries(st.sampled_from(NAMES), st.tuples(st.sampled_from(li
 
 
 def text(contract: dict[str, tuple[str, bool]]) -> str:
-    """As it is written in a file."""
+    """As written in a file."""
     quoted = {name: '"' + name.replace('"', '\\"') + '"' for name in contract}
     return ", ".join(f"{quoted[name]}: {kind}{'?' * optional}" for name, (kind, optional) in contract.items())
 
 
 def expected(document: dict[str, Any], contract: dict[str, tuple[str, bool]], columns: str, types: str) -> Any:
-    """The document that comes out, or what becomes of the record."""
+    """The resulting document, or the record's fate."""
     for name, (kind, optional) in contract.items():
         value = document.get(name)
         if optional if value is None else KINDS[kind](value):

@@ -62,7 +62,7 @@ def ran(columns: str, query: str, *documents: Any) -> list[Any]:
     ],
 )  # fmt: skip
 def test_what_fits_a_type(kind: str, fits: list[Any], not_: list[Any]) -> None:
-    """It goes through Spark and back; what does not fit is that record's nack, among the others."""
+    """It passes through Spark and back; a value that does not fit is that record's nack, among the others."""
     found = ran(f"v {kind}", "SELECT v, v IS NULL AS gone FROM record", *({"v": v} for v in [*not_, *fits, *not_]))
     bad = ["sql.does_not_fit"] * len(not_)
     assert found == [*bad, *({"v": v, "gone": v is None} for v in fits), *bad]
@@ -119,7 +119,7 @@ def test_what_a_result_becomes(expression: str, value: Any) -> None:
     ],
 )  # fmt: skip
 def test_an_error_is_the_records_own(expression: str) -> None:
-    """Whatever Spark raises for one record, its neighbours go on; also where two columns share the part that raises."""
+    """Whatever Spark raises for one record, its neighbours continue; also if two columns share the failing part."""
     query = f"SELECT v, {expression} AS r, ({expression}) IS NULL AS n FROM record"
     bad = {"v": 0, "s": "x"}
     harmless = f"SELECT v, CASE WHEN v = 0 THEN {expression} END AS r, v + 1 AS w FROM record"

@@ -1,4 +1,4 @@
-"""``sql``: what is refused when the file is checked, without Spark, and where in the text it is."""
+"""``sql``: what validation refuses, without Spark, and the position in the text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = "a INT, b STRING, l ARRAY<INT>, s STRUCT<x: INT>"
 
 
 def refused(columns: str, query: str) -> tuple[str, int]:
-    """The message, and what the text begins with where it points to."""
+    """The message, and the beginning of the text it points to."""
     with pytest.raises(ValidationError) as caught:
         SqlSettings.model_validate({"columns": columns, "query": query})
     [error] = caught.value.errors()
@@ -120,7 +120,7 @@ def test_types_by_any_of_their_names() -> None:
 
 
 def test_every_function_of_spark_is_allowed_or_refused(spark: SparkSession) -> None:
-    """A new version of Spark brings new ones: each is put on one side."""
+    """A new version of Spark adds functions: each is classified."""
     names = {row.function for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()}
     known = {name for name in names if name.isidentifier()}
     assert known - ALLOWED - REFUSED == {"case"}

@@ -122,7 +122,7 @@ KEYS = st.sampled_from([None, b"", b"1", b' {"payload": {"id": 1}}', b"{", {"pay
 
 @st.composite
 def wrapped(draw: Any) -> tuple[str, list[Record]]:
-    """A block of usual records with unusual ones among them: parts replaced or left out, at both levels."""
+    """A block of usual records with unusual ones among them: parts replaced or missing, at both levels."""
     name = draw(st.sampled_from(NAMES))
     records: list[Record] = []
     for i in range(draw(st.integers(1, 6))):

@@ -22,7 +22,7 @@ from conduit_dagster.sdk import Nack
 
 
 class Server(ThreadingHTTPServer):
-    """It greets: ``/fail/N`` answers 503 to the first N requests, ``/gate`` waits until four have come."""
+    """It greets: ``/fail/N`` answers 503 to the first N requests, ``/gate`` waits until four have arrived."""
 
     daemon_threads = True
 
@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Its address."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
@@ -65,7 +65,7 @@ def server() -> Iterator[Server]:
 
 
 def sent(settings: dict[str, str], *records: Record) -> list[Any]:
-    """What comes of the records."""
+    """The results for records."""
     return list(make("webhook.http", settings).process_block(list(records)))
 
 
@@ -116,7 +116,7 @@ def test_other_statuses_are_answers(server: Server, path: str, answer: bytes) ->
     ],
 )
 def test_a_redirect_is_followed_as_go_does(server: Server, method: str, status: int, then: str, body: bytes) -> None:
-    """A body is written once, unless the server asks for it again (307, 308)."""
+    """A body is rendered once, unless the server requests it again (307, 308)."""
     settings = {"request.url": f"{server.url}/moved/{status}/there", "request.method": method, "request.body": "b"}
     sent(settings, Record("1", {}))
     _, (command, path, sent_body, headers) = server.seen
@@ -141,7 +141,7 @@ def test_redirects_end(server: Server) -> None:
 
 
 def test_the_login_of_the_url_is_sent(server: Server) -> None:
-    """As Go's client does; a header of its own wins."""
+    """As Go's client does; an own header takes precedence."""
     url = server.url.replace("//", "//user:p%40ss@")
     sent({"request.url": url}, Record("1", {}))
     sent({"request.url": url, "headers.authorization": "Bearer key"}, Record("1", {}))
@@ -158,7 +158,7 @@ def test_the_record_may_give_the_whole_url(server: Server) -> None:
 
 
 def test_a_nack_has_the_payload_that_was_sent(server: Server) -> None:
-    """The dead letter of a record whose status has no place has its own payload, not the answer."""
+    """The dead letter of a record whose status can't be stored has its own payload, not the response."""
     record = Record("1", {}, {"a": 1})
     [nack] = sent({"request.url": server.url, "response.status": ".Payload.After.status"}, record)
     assert isinstance(nack, Nack) and nack.code == "field.unresolved"
@@ -208,7 +208,7 @@ def test_no_answer_is_a_nack_that_tells_no_secret(server: Server) -> None:
 
 
 def test_many_at_the_same_time_keep_their_order(server: Server) -> None:
-    """The server answers none before four have come."""
+    """The server answers none before four have arrived."""
     settings = {"request.url": server.url + "/gate/{{ .Payload.After.i }}", "request.concurrency": "4"}
     records = [Record(str(i), {}, {"i": i}) for i in range(4)]
     assert [one.after for one in sent(settings, *records)] == [f"hello, /gate/{i}".encode() for i in range(4)]

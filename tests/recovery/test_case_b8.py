@@ -1,4 +1,4 @@
-"""CASES B8 and B6 through the engine: a project's own plugins raise, the run's error says class, code and node."""
+"""CASES B8 and B6 through the engine: a project's own plugins raise, the run's error has class, code and node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The class of an error survives whoever wraps it, in one process and as text."""
+"""An error's class survives any wrapping, in one process and as text."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_b08_through_a_tasks_ledger_and_blame(wrapper: str) -> None:
 
 
 def test_the_outermost_of_ours_decides() -> None:
-    """Whoever wraps an error in the other class means it."""
+    """Wrapping an error in the other class is deliberate."""
     later = TransientError("try later", code="mine.later")
     wrapped = raised(throw(ValueError("x"), raised(throw(later, gone()))))
     for error in (wrapped, RuntimeError("".join(traceback.format_exception(wrapped)))):
@@ -128,7 +128,7 @@ def test_a_derived_class_is_kept_and_can_be_raised_from_its_wrapper() -> None:
 
 
 class HomemadeError(FatalError):
-    """An author's own class, which the process that reads its traceback may not know."""
+    """An author's own class, which may be unknown to the process that reads its traceback."""
 
 
 def test_an_authors_class_is_known_by_its_text() -> None:
@@ -159,7 +159,7 @@ def test_b08_json_with_a_fatal_code(text: str) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_b08_json_in_a_traceback(text: str) -> None:
-    """Source lines, which a traceback shows, do not count: this file is full of JSON."""
+    """Source lines in a traceback do not count: this file is full of JSON."""
     wrapped = raised(throw(KeyError("x"), raised(throw(ValueError(TEXTS[text])))))
     found = classify(RuntimeError("".join(traceback.format_exception(wrapped))))
     assert (type(found), found.code) == (FatalError, "422")
@@ -263,7 +263,7 @@ def test_blame_names_the_node_and_task_errors_what_was_done() -> None:
 
 
 def test_an_error_whose_text_can_not_be_asked_for() -> None:
-    """As py4j's, once the Java process is gone."""
+    """Like py4j's, once the Java process is gone."""
 
     class MuteError(Exception):
         def __str__(self) -> str:

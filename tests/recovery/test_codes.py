@@ -1,4 +1,4 @@
-"""What codes say, and that the catalogue of names is true to the source."""
+"""What codes mean, and that the catalogue of names matches the source."""
 
 from __future__ import annotations
 

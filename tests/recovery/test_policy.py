@@ -23,7 +23,7 @@ def at(clock: str) -> int:
 
 
 def waits(policy: Policy, past: RestartHistory, now_ns: int) -> Wait:
-    """The wait that follows an error now."""
+    """The wait after an error now."""
     decision = decide(policy, past, now_ns, _never)
     assert isinstance(decision, Wait)
     return decision
@@ -81,7 +81,7 @@ def test_b02_the_third_error_within_the_window() -> None:
 
 
 def test_b03_a_later_error_after_the_window() -> None:
-    """Reference 2, scenario 2: at 15:20:01 the first restart counts no more, at 15:35 neither of them."""
+    """Reference 2, scenario 2: at 15:20:01 the first restart no longer counts, at 15:35 neither of them."""
     first = waits(TWICE, RestartHistory(), at("15:10"))
     second = waits(TWICE, first.past, at("15:11"))
     assert gives_up(TWICE, second.past, at("15:20")).attempt == 2
@@ -97,7 +97,7 @@ def test_b04_no_retries() -> None:
 
 
 def test_b05_unlimited_retries() -> None:
-    """Also the ten thousandth restart waits, without an overflow, and what is kept does not grow."""
+    """The ten thousandth restart waits as well, without an overflow, and the stored history does not grow."""
     last = always_failing(Policy(), 10_000)[-1]
     assert (last.attempt, last.delay) == (10_000, 600)
     assert last.past == RestartHistory(10_000, (last.at_ns,))
@@ -122,7 +122,7 @@ def test_a_pending_restart_is_not_settled() -> None:
 
 
 def test_a_clock_set_back_neither_hurries_nor_blocks() -> None:
-    """A restart in the future counts as now: from there it stops to count after one window, not after a year."""
+    """A restart in the future counts as now: it stops counting after one window, not after a year."""
     year = 365 * 86_400 * SECOND
     second = always_failing(TWICE, 2)[-1]
     back = START - year
@@ -171,7 +171,7 @@ runs = st.lists(st.integers(0, 4000 * SECOND) | st.integers(0, SECOND), max_size
 
 
 def history(policy: Policy, steps: list[int], spread: float) -> list[tuple[int, Wait]]:
-    """Restarts with the times of their errors; after giving up somebody waits for one window and the story goes on."""
+    """Restarts with the times of their errors; after giving up somebody waits for one window and it continues."""
     found: list[tuple[int, Wait]] = []
     past, now = RestartHistory(), START
     for step in steps:
@@ -216,7 +216,7 @@ def test_delays_grow_until_they_begin_anew(policy: Policy, steps: list[int]) -> 
 
 @given(policies, st.lists(st.integers(-(10**20), 10**19), max_size=20))
 def test_no_clock_makes_a_wait_negative_or_endless(policy: Policy, jumps: list[int]) -> None:
-    """The clock may be set to anything, backwards too: the wait from then on keeps its limits."""
+    """The clock may be set to anything, also backwards: later waits keep their limits."""
     past, now = RestartHistory(), START
     for jump in jumps:
         now += jump

@@ -1,4 +1,4 @@
-"""CASES B8 through Spark Connect: what gRPC leaves of a worker's error."""
+"""CASES B8 through Spark Connect: what gRPC keeps of a worker's error."""
 
 from __future__ import annotations
 

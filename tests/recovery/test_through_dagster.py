@@ -20,7 +20,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def stored(instance: dg.DagsterInstance, body: Callable[[], Any], **asset: Any) -> ConduitError:
-    """What the log of a run whose only step ran ``body`` says."""
+    """The log of a run whose only step executed ``body``."""
 
     @dg.asset(name="moved", **asset)
     def moved():  # type: ignore[no-untyped-def]  # Dagster reads the annotation, and checks change what it may be
@@ -84,7 +84,7 @@ def test_b08_json_with_a_code(instance: dg.DagsterInstance) -> None:
 
 
 def test_plain_errors_are_transient(instance: dg.DagsterInstance) -> None:
-    """The line that shows ``{"code": 422}`` in the step's stack is no error."""
+    """The line with ``{"code": 422}`` in the step's stack is not an error."""
 
     def body() -> None:
         raise ValueError("plain", {"code": 422, "message": "in the source"}["code"])

@@ -83,7 +83,7 @@ CASES: dict[Callable[[], None], tuple[type, str, str]] = {
 
 
 class Raising(Processor):
-    """Ends its task, as a block that is not worth nacking one by one does."""
+    """Ends its task, like a block that is not worth nacking one by one."""
 
     name = "raising"
 
@@ -123,7 +123,7 @@ def seen(error: BaseException) -> tuple[type, str, str]:
 
 @pytest.fixture(autouse=True)
 def whole_tracebacks(spark: SparkSession) -> Iterator[None]:
-    """By default a worker leaves causes out of its traceback, and with them whatever a user's code wrapped."""
+    """By default a worker omits causes from its traceback, and with them anything wrapped by a user's code."""
     name = "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled"
     before = spark.conf.get(name)
     spark.conf.set(name, "false")
@@ -176,7 +176,7 @@ def test_b08_through_py4j(spark: SparkSession, step: Callable[[], None]) -> None
 
 
 def test_b08_through_a_callback_of_py4j(spark: SparkSession, tmp_path: Path) -> None:
-    """A streaming query calls Python back, and keeps what it raised as text."""
+    """A streaming query calls Python back, and keeps its error as text."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("one\n")
 

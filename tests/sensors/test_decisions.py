@@ -1,4 +1,4 @@
-"""What the sensors decide, for everything that can be known of a pipeline. No store, no Dagster, no clock."""
+"""The sensors' decisions, for everything that can be known of a pipeline. No store, no Dagster, no clock."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_start_by_hand_goes_before_a_restart() -> None:
 
 
 def test_a_restart_does_not_wait_for_the_last_words_of_the_run_that_failed() -> None:
-    """It has given its lease back; where the sensor waited for Dagster's word it came a tick late."""
+    """It has released its lease; a sensor that waited for Dagster's word would be a tick late."""
     assert recover(waiting(0), run("r1", "active")) == Restart(3, 2, NOW)
 
 

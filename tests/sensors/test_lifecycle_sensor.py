@@ -148,7 +148,7 @@ def test_a_pipeline_whose_file_is_gone_is_deprovisioned_once(location: Location)
 
 
 def test_a_broken_file_fails_its_check_until_it_is_valid_again(location: Location) -> None:
-    """Nobody has to materialise anything to see it."""
+    """Visible without any materialisation."""
     location.write()
     bad = location.root / "pipelines" / "bad.yaml"
     bad.write_text("pipelines: [")
@@ -167,7 +167,7 @@ FILES, BAD = dg.AssetKey(["conduit", "pipeline_files"]), dg.AssetKey(["bad", "br
 
 
 def evaluated(location: Location, key: dg.AssetKey, name: str) -> list[bool]:
-    """How the check came out, the newest first."""
+    """The results of the check, newest first."""
     storage = location.instance.event_log_storage
     records = storage.get_asset_check_execution_history(dg.AssetCheckKey(key, name), 10)
     return [record.evaluation.passed for record in records if record.evaluation is not None]

@@ -78,7 +78,7 @@ def test_b06_a_fatal_failure_is_not_restarted(location: Location) -> None:
 
 
 def _newest(location: Location) -> tuple[dg.AssetObservation, bool]:
-    """What the acks show last, and how the check ``status`` came out last."""
+    """What the acks show last, and the last result of the check ``status``."""
     acks = dg.AssetKey(["orders", "acks"])
     (shown,) = location.instance.fetch_observations(acks, limit=1).records
     status = dg.AssetCheckKey(acks, "status")
@@ -140,7 +140,7 @@ def test_a_living_run_is_left_alone(location: Location) -> None:
 
 @pytest.mark.parametrize("tag", [False, True])
 def test_a_run_that_failed_before_it_began_is_restarted(location: Location, tag: bool) -> None:
-    """No Spark, say: the store never heard of it."""
+    """No Spark, for example: the store never heard of it."""
     location.write()
     run = location.restart() if tag else location.run()
     location.instance.report_run_failed(run)

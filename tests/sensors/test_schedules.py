@@ -16,7 +16,7 @@ NIGHTLY = '{cron: "15 3 * * *"}'
 
 @pytest.fixture
 def location(location: Location, tmp_path: Path) -> Iterator[Location]:
-    """A schedule opens Dagster's storage anew, so it has to be on the disk."""
+    """A schedule opens Dagster's storage again, so it has to be on disk."""
     home = tmp_path / "dagster"
     home.mkdir()
     with dg.DagsterInstance.local_temp(str(home)) as instance:
@@ -29,7 +29,7 @@ def schedule(location: Location) -> dg.ScheduleDefinition:
 
 
 def ticks(location: Location, now: datetime) -> list[str | None]:
-    """The keys of what the schedule asks for at this time."""
+    """The keys of what the schedule requests at this time."""
     repository = location.definitions.get_repository_def()
     with dg.build_schedule_context(location.instance, now, repository_def=repository) as context:
         return [request.run_key for request in schedule(location).evaluate_tick(context).run_requests or []]

@@ -1,4 +1,4 @@
-"""The class-data archive: found by what it is made of, and never in the way."""
+"""The class-data archive: identified by its inputs, and never in the way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(open_session(SparkSettings("local[1]"), "archive").range(3).count())
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own, in which an archive failed lately: nothing makes one in the background."""
+    """A separate cache, in which an archive failed recently: none is made in the background."""
     monkeypatch.delenv("CONDUIT_SPARK_ARCHIVE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = class_data.archive_path()

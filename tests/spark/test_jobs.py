@@ -1,4 +1,4 @@
-"""Jobs that another thread cancels, and what is left of Spark's errors."""
+"""Jobs cancelled by another thread, and what is kept of Spark's errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _cut_off(details: str) -> grpc.RpcError:
 
 
 def test_a_server_that_was_killed_in_the_middle_of_an_answer_is_a_lost_session(spark: SparkSession) -> None:
-    """Spark Connect lets this one through as it is; seen while the dying process was still there."""
+    """Spark Connect passes this one on unchanged; observed while the dying process still existed."""
 
     def action() -> None:
         raise _cut_off("Stream removed (recvmsg:Connection reset by peer (104))")
@@ -119,7 +119,7 @@ def test_an_error_that_is_not_sparks_passes_unchanged(spark: SparkSession) -> No
 
 
 class _Thread(threading.Thread):
-    """Runs a job whose task says that it has started and then sleeps for a minute."""
+    """Run a job whose task reports its start and then sleeps for a minute."""
 
     def __init__(self, spark: SparkSession, tag: str, mark: Path) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def test_only_the_job_with_the_tag_is_cancelled(spark: SparkSession, tmp_path: P
 
 
 def test_a_run_between_two_of_its_jobs_is_cancelled_too(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark itself forgets a cancel that comes while no job of the tag runs."""
+    """Spark itself forgets a cancel that arrives while no job with the tag runs."""
     between = threading.Event()
     cancelled: list[bool] = []
 

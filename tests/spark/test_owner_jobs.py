@@ -1,4 +1,4 @@
-"""Jobs that a killed owner left at a shared server end before its successor goes on."""
+"""Jobs left by a killed owner at a shared server end before its successor continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def last(sent: Path) -> list[str]:
-    """Process and time of the last line that was sent whole."""
+    """Process and time of the last complete line."""
     return [line for line in sent.read_text().splitlines(keepends=True) if line.endswith("\n")][-1].split()
 
 

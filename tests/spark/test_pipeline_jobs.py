@@ -1,4 +1,4 @@
-"""A pipeline's jobs are ended side by side."""
+"""A pipeline's jobs are ended in parallel."""
 
 from __future__ import annotations
 

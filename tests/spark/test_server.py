@@ -189,7 +189,7 @@ def test_a_keeper_that_was_killed_is_replaced(home: Path, client: Callable[[], C
 
 
 def test_a_stale_file_whose_pid_is_somebody_elses_is_passed_over(home: Path, tmp_path: Path) -> None:
-    """The id of a server that is gone may belong to any process by now: it is neither used nor ended."""
+    """The id of a dead server may belong to any process by now: it is neither used nor ended."""
     files = ServerFiles(tmp_path)
     files.make()
     with subprocess.Popen(["sleep", "600"]) as other:

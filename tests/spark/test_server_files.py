@@ -132,7 +132,7 @@ def test_the_users_conf_has_the_last_word_and_digests_hide_it() -> None:
 
 
 def test_a_parent_without_workers_ends_by_itself(socket_folder: Path) -> None:
-    """Spoken to as the JVM does; see ``test_worker_daemon``. Its imports take longer than two of its checks."""
+    """Addressed as the JVM does; see ``test_worker_daemon``. Its imports take longer than two of its checks."""
     environment = {
         **os.environ,
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",

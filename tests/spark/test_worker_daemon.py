@@ -1,4 +1,4 @@
-"""A worker whose JVM is gone ends quietly. Spoken to as the JVM does: over the daemon's socket."""
+"""A worker whose JVM is gone ends quietly. Addressed as the JVM does: over the daemon's socket."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 
 def told_by_a_worker_that_is_left(module: str, folder: Path) -> str:
-    """What stands on stderr when the JVM leaves a worker that waits for its next task."""
+    """The stderr output when the JVM leaves a worker that waits for its next task."""
     environment = {
         **os.environ,
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
@@ -46,7 +46,7 @@ def test_a_worker_that_its_jvm_left_says_nothing(socket_folder: Path) -> None:
 
 
 def test_pysparks_own_prints_a_stack_trace(socket_folder: Path) -> None:
-    """Why there is one of ours: the day this fails it can go."""
+    """Why there is one of ours: the day this fails it can be removed."""
     told = told_by_a_worker_that_is_left("pyspark.daemon", socket_folder)
     assert "BrokenPipeError" in told
 
@@ -54,7 +54,7 @@ def test_pysparks_own_prints_a_stack_trace(socket_folder: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks at a process's memory map")
 @pytest.mark.parametrize("module", ["conduit_dagster.spark.worker_daemon", "conduit_dagster.spark.server_daemon"])
 def test_what_tasks_need_is_imported_before_the_first_worker(module: str) -> None:
-    """Else each worker imports pandas by itself, in its first task."""
+    """Otherwise each worker imports pandas by itself, in its first task."""
     command = [sys.executable, "-m", module, "pyspark.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert daemon.stdout is not None
@@ -80,7 +80,7 @@ print(*frozen)
 
 
 def test_what_a_worker_has_imported_is_collected_once() -> None:
-    """PySpark collects after each task. Of what the first one leaves nothing is thawed by a later one."""
+    """PySpark collects after each task. What the first one froze stays frozen in later ones."""
     told = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=True).stdout
     first, second = map(int, told.split())
     assert first == second > 10_000

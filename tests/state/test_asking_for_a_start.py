@@ -1,4 +1,4 @@
-"""A start that is asked for, beside a run that begins, goes on or has just ended."""
+"""A requested start, beside a run that begins, continues or has just ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a store: by URL, by many at once, without telling its password; reading; whose store it is."""
+"""Opening a store: by URL, concurrently, without revealing its password; reading; which project owns it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with engine.connect() as connection:
 
 
 def open_at_once(url: str, count: int) -> list[str]:
-    """What each of several processes says that open a store at once: its deliveries, and whether it had to migrate."""
+    """What each of several processes that open a store at once reports: its deliveries, and whether it migrated."""
     command = [sys.executable, "-c", OPEN, url]
     pipe = subprocess.PIPE
     processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(count)]
@@ -43,12 +43,12 @@ def open_at_once(url: str, count: int) -> list[str]:
 
 
 def test_a_new_store_may_be_opened_by_many_processes_at_once(database_url: str) -> None:
-    """One makes the tables; and nobody needs Alembic for it."""
+    """One creates the tables; and none needs Alembic for it."""
     assert open_at_once(database_url, 6) == ["0 False"] * 6
 
 
 def test_a_store_is_opened_while_somebody_writes(database: sa.Engine, database_url: str) -> None:
-    """A verb that only looks does not wait for a run."""
+    """A verb that only reads does not wait for a run."""
     with database.begin() as writer:
         writer.execute(tables.meta.insert().values(name="x", value="1"))
         second = open_database(database_url)
@@ -58,7 +58,7 @@ def test_a_store_is_opened_while_somebody_writes(database: sa.Engine, database_u
 
 
 def test_a_reader_sees_one_moment(database: sa.Engine) -> None:
-    """Several statements of a reader fit together, whatever is committed between them."""
+    """Several statements of a reader are consistent, whatever is committed between them."""
     count = sa.select(sa.func.count()).select_from(tables.meta)
     with reading(database) as reader:
         before = reader.execute(count).scalar_one()
@@ -183,7 +183,7 @@ def test_a_foreign_store_is_refused(database: sa.Engine, database_url: str, tmp_
 
 
 def test_many_that_claim_at_once_agree(database: sa.Engine, tmp_path: Path) -> None:
-    """Of several homes of one store, each claimed by two at once."""
+    """Of several homes of one store, each claimed twice at once."""
     found = list[str]()
     at_once(lambda number: found.append(claim_store(database, tmp_path / str(number // 2))), 6)
     homes = {(tmp_path / str(number) / "project").read_text().strip() for number in range(3)}
@@ -216,7 +216,7 @@ NAMES = [
 
 
 def test_any_name_is_only_a_value(database: sa.Engine) -> None:
-    """Of a collection, and of what a destination owns; each is found again by it, and by no other."""
+    """For a collection, and for what a destination owns; each is found again by it, and by no other."""
     namespaces, owners = tables.collections.c, tables.owners.c
     own = {"pipeline": "p", "source": "in", "mode": "copy", "at_ns": 1}
     with database.begin() as connection:
@@ -231,7 +231,7 @@ def test_any_name_is_only_a_value(database: sa.Engine) -> None:
 
 
 def test_long_paths_of_two_destinations_stay_two(database: sa.Engine) -> None:
-    """A path is longer than a column on PostgreSQL may be; none is cut to another's."""
+    """A path is longer than a column on PostgreSQL may be; none is shortened to another's."""
     first, second = ("/x" * 1_000 + end for end in ("/a", "/b"))
     with database.begin() as connection:
         for thing in (first, second):

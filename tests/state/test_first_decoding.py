@@ -1,4 +1,4 @@
-"""Pipelines of one process begin at the same moment, each in a thread: they decode what the store holds together."""
+"""Pipelines of one process begin at the same moment, each in a thread: they decode the store's content together."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ for thread in threads:
 
 
 def test_threads_that_decode_for_the_first_time_together_do_not_end_the_process() -> None:
-    """In one process of four msgspec did, where it had not seen the types before."""
+    """In one process of four msgspec failed, if it had not seen the types before."""
     with ThreadPoolExecutor(2) as pool:
         runs = pool.map(lambda _: subprocess.run([sys.executable, "-c", SCRIPT], check=False), range(PROCESSES))
         assert [run.returncode for run in runs] == [0] * PROCESSES
 
 
 def test_every_type_that_is_decoded_is_learned() -> None:
-    """The script above knows two of them; this looks at the code of all."""
+    """The script above knows two of them; this checks the code of all."""
     decoded: set[type] = set()
     learned: set[type] = set()
     for path in sorted((ROOT / "conduit_dagster").rglob("*.py")):

@@ -1,4 +1,4 @@
-"""The history of a pipeline: what is written, what goes, what is told."""
+"""The history of a pipeline: what is written, what is pruned, what is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that positions refer to: they are there before the plan is, for as long as anything stored refers to them."""
+"""Values that positions refer to: stored before the plan, and kept as long as anything stored refers to them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_damaged_value_is_none(store: PipelineStore) -> None:
 
 
 def test_two_owners_put_the_same_value(database: sa.Engine) -> None:
-    """The second one after it took over; the first one, which was frozen, puts nothing any more."""
+    """The second one after it took over; the first one, which was frozen, stores nothing any more."""
     frozen = acquire(database, "p", 60)
     first = PipelineStore(database, frozen)
     (digest,) = put(first, b"value")
@@ -86,7 +86,7 @@ def test_what_nothing_refers_to_is_forgotten_after_a_week(store: PipelineStore) 
 
 
 def test_what_is_referred_to_is_kept(store: PipelineStore) -> None:
-    """By an open or old plan, a source, a log, one of its parts, or a generation that was left."""
+    """By an open or old plan, a source, a log, one of its parts, or a former generation."""
     names = ("plan", "source", "log", "part", "generation", "nothing")
     by = dict(zip(names, put(store, *(name.encode() for name in names)), strict=True))
     store.plan(Plan(1, 1, [Range("in", 1, {"seen": 0, "files": []}, position(by["plan"]), 0)]))

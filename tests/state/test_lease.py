@@ -44,7 +44,7 @@ def test_of_two_contenders_one_wins(database: sa.Engine) -> None:
 
 
 def test_a_stop_while_waiting_takes_nothing(database: sa.Engine) -> None:
-    """A second run that is stopped while it waits leaves the healthy owner alone."""
+    """A second run that is stopped while it waits does not disturb the healthy owner."""
     lease = acquire(database, "p", 30.0)
     with pytest.raises(ConduitError, match="already running"):
         acquire(database, "p", 30.0, cancelled=lambda: True)
@@ -53,7 +53,7 @@ def test_a_stop_while_waiting_takes_nothing(database: sa.Engine) -> None:
 
 
 def test_paths_that_a_pipeline_writes_no_more_are_free(database: sa.Engine) -> None:
-    """Two destinations may swap their paths, and another pipeline may take what was given up or its owner is dead."""
+    """Two destinations may swap their paths, and another pipeline may take what was given up or has a dead owner."""
     lease = acquire(database, "p", 30.0)
     store = PipelineStore(database, lease)
     for thing, consumer in (("/x", "a"), ("/y", "b"), ("/x", "b"), ("/y", "a")):
@@ -73,7 +73,7 @@ def claim(store: PipelineStore, thing: str, consumer: str) -> tuple[str, str] | 
 
 
 def test_a_dead_owner_is_replaced_at_once(database: sa.Engine) -> None:
-    """On the same machine a process that is gone is known to be gone, long before its lease's time."""
+    """On the same machine a dead process is known to be dead, long before its lease expires."""
     lease = acquire(database, "p", 60.0)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -100,7 +100,7 @@ def test_a_silent_owner_is_replaced_after_its_time_and_can_decide_nothing_more(d
 
 
 def test_an_owner_that_decides_is_not_silent(database: sa.Engine) -> None:
-    """Its thread may get no time, in a process that is busy: each of its transactions beats as well."""
+    """Its thread may get no time in a busy process: each of its transactions beats as well."""
     lease = acquire(database, "p", 60.0)
     silence(lease)
     before = heartbeat(database)
@@ -128,7 +128,7 @@ def test_of_two_who_find_the_owner_silent_at_the_same_moment_one_wins(database: 
 
 
 def test_an_owner_that_is_frozen_inside_a_transaction_blocks_nobody(postgres_url: str) -> None:
-    """It holds the pipeline's row; the server ends its transaction, and it finds that out when it thaws."""
+    """It holds the pipeline's row; the server ends its transaction, and it notices when it thaws."""
     patient = open_database(postgres_url)
     hasty = open_database(f"{postgres_url}?options=-c%20idle_in_transaction_session_timeout%3D500ms")
     frozen = acquire(hasty, "p", 0.4)

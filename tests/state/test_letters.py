@@ -1,4 +1,4 @@
-"""The index of dead letters: filters, pages, and letters that are chosen, closed or given back by a replay."""
+"""The index of dead letters: filters, pages, and letters chosen, closed or returned by a replay."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _killed(*_: Any, **__: Any) -> None:
 
 
 def test_the_files_are_told_to_the_owner_alone(database: sa.Engine) -> None:
-    """Whoever was replaced would remove those of whoever came next."""
+    """A replaced owner would remove those of its successor."""
     first = acquire(database, "p", 0.4)
     mine = PipelineStore(database, first)
     add(mine, 1, letter(0))
@@ -262,7 +262,7 @@ def test_a_file_with_letters_to_be_indexed_is_not_forgotten(
 
 
 def test_a_letter_that_at_most_once_closed_fails_again_all_the_same(database: sa.Engine, store: PipelineStore) -> None:
-    """Its step is done with the decision; that it failed is indexed after."""
+    """Its step is done with the decision; that it failed is indexed afterwards."""
     add(store, 1, *map(letter, range(2)))
     begun(store)
     store.transactions.run(lambda connection: close_letters(connection, "p", step_of(7, None, (1, 1))))

@@ -1,4 +1,4 @@
-"""A store is made whole or not at all, knows its version, and is brought to a newer one by Alembic's revisions."""
+"""A store is created whole or not at all, knows its version, and is upgraded by Alembic's revisions."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_migration_that_is_killed_has_changed_nothing(old: sa.Engine, database
 
 
 def test_opening_a_store_again_writes_nothing(database: sa.Engine, database_url: str) -> None:
-    """It looks at the version, and needs neither Alembic nor the writers' lock."""
+    """It checks the version, and needs neither Alembic nor the writers' lock."""
     said = list[str]()
 
     def heard(connection: Any, cursor: Any, statement: str, *_: Any) -> None:

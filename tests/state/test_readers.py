@@ -28,7 +28,7 @@ LOGGED = {"log": "records"}
 
 @pytest.fixture
 def log(database: sa.Engine, tmp_path: Path) -> LogLab:
-    """A log of three segments, of which all is handled by its consumer."""
+    """A log of three segments, all handled by its consumer."""
     lab = LogLab(str(tmp_path / "log"), database, "in")
     for _ in range(3):
         lab.append(["a"] * 10, size=0)
@@ -38,7 +38,7 @@ def log(database: sa.Engine, tmp_path: Path) -> LogLab:
 
 @pytest.fixture
 def store(database: sa.Engine) -> Iterator[PipelineStore]:
-    """Of the pipeline that reads."""
+    """The registration of the reading pipeline."""
     lease = acquire(database, "q", 60.0)
     yield PipelineStore(database, lease)
     lease.release()
@@ -141,7 +141,7 @@ def test_readers_of_other_logs_hold_nothing_here(database: sa.Engine, log: LogLa
 def test_one_that_comes_while_the_log_is_compacted_is_seen_before_anything_goes(
     database: sa.Engine, log: LogLab, store: PipelineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It registers after the compaction has looked, and before the new file is put in the place of the old ones."""
+    """It registers after the compaction has checked, and before the new file replaces the old ones."""
     from lab.kills import at
 
     with at("after-compact-write", lambda: register(store)):
@@ -151,7 +151,7 @@ def test_one_that_comes_while_the_log_is_compacted_is_seen_before_anything_goes(
 
 
 def test_a_registration_waits_for_the_transaction_of_whoever_compacts(postgres_url: str, tmp_path: Path) -> None:
-    """SQLite has one writer at a time; on PostgreSQL the pipeline's row is what they meet at."""
+    """SQLite has one writer at a time; on PostgreSQL they meet at the pipeline's row."""
     from conduit_dagster.state.database import open_database
 
     database = open_database(postgres_url)

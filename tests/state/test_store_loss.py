@@ -1,4 +1,4 @@
-"""A state store that is lost is noticed: at opening, by the home; during a run, by each transaction."""
+"""The loss of a state store is noticed: at opening, by the home; during a run, by each transaction."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_an_older_copy_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
 
 
 def test_the_newest_copy_is_taken_as_the_store(tmp_path: Path) -> None:
-    """A backup is no loss if nothing ran after it was made."""
+    """A backup is not a loss if nothing ran after it was made."""
     file, home = tmp_path / "state.db", tmp_path / "home"
     used(f"sqlite:///{file}", home)
     shutil.copy(file, tmp_path / "backup.db")
@@ -105,7 +105,7 @@ def test_the_newest_copy_is_taken_as_the_store(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_called_damaged(tmp_path: Path) -> None:
-    """Not a matter of rights."""
+    """Not a matter of permissions."""
     file, home = tmp_path / "state.db", tmp_path / "home"
     used(f"sqlite:///{file}", home)
     data = bytearray(file.read_bytes())

@@ -1,4 +1,4 @@
-"""A state store on a server that is frozen: what waits for it ends, as of a server that is gone."""
+"""A state store on a frozen server: whatever waits for it ends, as for a server that is gone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE = sa.text("SELECT 1")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """One of its own: others would wait for it."""
+    """A separate one: others would wait for it."""
     if not installations():
         pytest.skip("no PostgreSQL: install Debian's postgresql, or pgserver (Python 3.12 or older)")
     server = PostgresServer(installations()[0])

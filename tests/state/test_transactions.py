@@ -1,4 +1,4 @@
-"""A transaction waits for a store that is away, and is applied once, whatever becomes of its answer."""
+"""A transaction waits for an unreachable store, and is applied once, whatever happens to the response."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lease(database: sa.Engine) -> Iterator[Lease]:
 
 
 def note(connection: sa.Connection) -> int:
-    """Adds a row; gives its number."""
+    """Add a row; return its number."""
     row = history.insert().values(pipeline="p", at_ns=0, event="x", detail="{}").returning(history.c.id)
     return connection.execute(row).scalar_one()
 
@@ -100,7 +100,7 @@ def test_transactions_of_several_threads_are_all_applied(database: sa.Engine, le
 
 
 class Outage:
-    """Makes a store unreachable for everybody: the server is stopped, or the file is locked."""
+    """Make a store unreachable for everybody: the server is stopped, or the file is locked."""
 
     def __init__(self, url: str, server: PostgresServer | None) -> None:
         self._server = server
@@ -223,7 +223,7 @@ def test_reading_waits_too(postgres_url: str, postgres_server: PostgresServer) -
 
 @contextmanager
 def through(proxy: Proxy, url: str) -> Iterator[tuple[sa.Engine, Lease]]:
-    """The store as it looks behind the proxy, and a lease there."""
+    """The store as seen through the proxy, and a lease there."""
     database = open_database(sa.make_url(url).set(port=proxy.port).render_as_string(hide_password=False))
     lease = acquire(database, "p", 60.0)
     yield database, lease
@@ -234,7 +234,7 @@ def through(proxy: Proxy, url: str) -> Iterator[tuple[sa.Engine, Lease]]:
 
 @pytest.mark.parametrize("lost", ["question", "answer"])
 def test_a_commit_that_gets_lost_is_applied_once(postgres_url: str, postgres_server: PostgresServer, lost: str) -> None:
-    """The line is cut before the server has got the COMMIT, or after it has committed, before we know."""
+    """The connection is cut before the server has the COMMIT, or after it has committed, before we know."""
     proxy = Proxy(postgres_server.port)
     with through(proxy, postgres_url) as (database, lease):
         calls = list[int]()
@@ -253,7 +253,7 @@ def test_a_commit_that_gets_lost_is_applied_once(postgres_url: str, postgres_ser
 def test_a_commit_that_sqlite_made_and_called_a_failure_is_applied_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the disk reports an error after the bytes are there."""
+    """As when the disk reports an error after the bytes are written."""
     database = open_database(f"sqlite:///{tmp_path}/state.db")
     lease = acquire(database, "p", 60.0)
     commit, failures = database.dialect.do_commit, list[str]()

@@ -238,7 +238,7 @@ def test_a_hang_lasts_as_long_as_it_is_told_to(lab: Lab) -> None:
 
 
 def test_a_kill_is_counted_once(lab: Lab) -> None:
-    """A process that is killed while it hangs has used up its one time."""
+    """A process killed while it hangs has used up its one time."""
     build(lab, **at("out", fail_on="ack", mode="hang", after=120, times="once"))
     env = {**os.environ, "PYTHONPATH": str(ONE_RUN.parents[1])}
     run = subprocess.Popen([sys.executable, ONE_RUN, lab.root, "local[2]"], env=env, stdout=subprocess.DEVNULL)
@@ -263,7 +263,7 @@ def test_a_writer_nacks_single_records(lab: Lab, plugin: str) -> None:
 
 
 def test_a_nack_without_a_queue_is_transient(lab: Lab) -> None:
-    """CASES B7: what was in front of it is delivered, and the next run goes on with it."""
+    """CASES B7: earlier records are delivered, and the next run continues with it."""
     out = {"fail-on": "write", "mode": "nack", "after": 70, "times": "once", "code": 503}
     build(lab, None, out, letters=queue(1, 0))
     failed(lab.run(), "503", "p:out")
@@ -288,7 +288,7 @@ def test_a_dead_letter_queue_that_fails(lab: Lab) -> None:
 
 @pytest.mark.parametrize(("point", "twice"), [("open", []), ("write", []), ("ack", list(range(101, 151)))])
 def test_a_direct_destination(lab: Lab, point: str, twice: list[int]) -> None:
-    """At least once: only what was written, and whose ack was lost, is there twice."""
+    """At least once: only records that were written, and whose ack was lost, are duplicated."""
     after = 0 if point == "open" else 120
     build(lab, None, {"fail-on": point, "after": after, "times": "once", "code": 503}, "chaos.direct")
     failed(lab.run(), "503", "p:out")

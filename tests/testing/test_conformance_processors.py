@@ -46,7 +46,7 @@ class TestBuiltIns(ProcessorConformance):
 
 
 class TestWebhook(ProcessorConformance):
-    """It needs a server, which says back what it is told."""
+    """It needs a server, which echoes what it receives."""
 
     processor = PROCESSORS.all()["webhook.http"]
 
@@ -85,7 +85,7 @@ class Raises(Sound):
 
 
 class Counts(Sound):
-    """Its results depend on the records before."""
+    """Its results depend on earlier records."""
 
     seen = 0
 
@@ -111,7 +111,7 @@ class Shares(Sound):
 
 
 class Spoils(Sound):
-    """Gives what can't be written."""
+    """Returns a value that can't be written."""
 
     shares_records = True
 
@@ -121,7 +121,7 @@ class Spoils(Sound):
 
 
 class Lies(Sound):
-    """Its example is not what it does."""
+    """Its example differs from what it does."""
 
     examples = (Example("wrong", {}, Record("1", {}, {"id": 1}), DROP),)
 

@@ -42,7 +42,7 @@ from conduit_dagster.testing.conformance import SourceConformance
 
 @pytest.fixture
 def postgres(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[PostgresReading]:
-    """A database of its own."""
+    """A separate database."""
     with closing(PostgresReading(postgres_server.create_database(), tmp_path)) as made:
         yield made
 
@@ -59,7 +59,7 @@ class TestFile(SourceConformance):
 
 
 class TestFilesThatLeave(SourceConformance):
-    """A folder whose finished files leave the position at once, into a store that all instances share."""
+    """A folder whose finished files leave the position at once, into a store shared by all instances."""
 
     @pytest.fixture
     def make(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
@@ -119,7 +119,7 @@ class TestParquetLists(SourceConformance):
 
 
 class TestPostgresRows(SourceConformance):
-    """Each instance has a snapshot of its own, of tables that nobody changes."""
+    """Each instance has its own snapshot, of tables that nobody changes."""
 
     @pytest.fixture
     def make(self, postgres: PostgresReading) -> Make:

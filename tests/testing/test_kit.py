@@ -25,7 +25,7 @@ def test_threads_advance_the_clock_together() -> None:
 
 
 def test_a_tally_gives_out_exactly_its_limit(tmp_path: Path) -> None:
-    """Whoever asks at the same moment."""
+    """Concurrent callers."""
     path = tmp_path / "new" / "p.failures"
     taken = at_once(lambda _: sum(SharedCounter(path).take(1, 100) for _ in range(50)), 8)
     assert sum(taken) == SharedCounter(path).count == 100

@@ -28,7 +28,7 @@ pipelines:
 
 
 def pytest_in(folder: Path, *words: str) -> tuple[int, str]:
-    """Runs it there, as a user does."""
+    """Run it there, as a user does."""
     # the fixtures of this project are none of that one's
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *words]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

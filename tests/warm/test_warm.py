@@ -1,4 +1,4 @@
-"""Processes from a warm parent: like those that are started, only sooner."""
+"""Processes from a warm parent: like newly started ones, only sooner."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_it_does_nothing_before_it_may_begin(nursery: Nursery) -> None:
 
 
 def test_where_its_client_goes_away_before_it_never_begins(nursery: Nursery) -> None:
-    """Who does not know of a child does the work elsewhere: it would be done twice."""
+    """A caller that does not know of a child does the work elsewhere: it would be done twice."""
     with nursery.held() as child:
         assert is_running(child.process)
     wait_until(lambda: is_dead(child.process), "it ended")
@@ -177,7 +177,7 @@ def test_of_several_clients_at_the_same_moment_one_starts_the_parent(nursery: Nu
 
 
 def test_a_parent_that_was_prepared_is_the_one_that_forks(nursery: Nursery) -> None:
-    """It comes up by itself; to prepare it again starts no second one, and whoever wants none gets none."""
+    """It starts by itself; preparing it again starts no second one, and it can be disabled."""
     environment = nursery.wanted().environment
     path = protocol.socket_path("tests", sys.executable, environment["PYTHONPATH"])
     client.prepare("tests", {**environment, "CONDUIT_WARM_SECONDS": "0"})

@@ -9,5 +9,5 @@ from lab.postgres_server import PostgresServer
 
 @pytest.fixture
 def make_table(postgres_server: PostgresServer) -> MakeTable:
-    """Makes a table of these columns."""
+    """Create a table with these columns."""
     return lambda columns: Table.create(postgres_server, columns)

@@ -27,7 +27,7 @@ def build(lab: Lab, *connectors: Any, processors: Any = (), **delivery: Any) -> 
 
 
 def run(lab: Lab) -> int:
-    """Runs to the end; how many records it read."""
+    """Run to the end; return how many records it read."""
     result = lab.run()
     assert result.error is None, (result.error.code, result.error.message)
     return result.progress.read

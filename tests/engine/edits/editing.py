@@ -1,4 +1,4 @@
-"""A pipeline that is edited between runs, with an oracle beside it that follows each run through its kill points."""
+"""A pipeline that is edited between runs, with an oracle that follows each run through its kill points."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _MOST_RUNS = 4
 
 
 class Editing:
-    """One pipeline. An action that makes no sense where it stands does nothing: lists of them can be shortened."""
+    """One pipeline. An action that makes no sense in its state does nothing, so lists of them can be shortened."""
 
     folders = False
     """Whether a unit is a folder: what is appended becomes a new file, or lies behind its newest one."""
 
     def __init__(self, lab: Lab, database: Callable[[], str], batch: int, log: str, kinds: dict[str, str]) -> None:
-        """``database``: makes one for destinations that need it; ``kinds`` of destinations by id."""
+        """``database``: creates one for destinations that need it; ``kinds`` of destinations by id."""
         self._lab, self._database, self._kinds = lab, database, kinds
         self._url: str | None = None
         self.oracle, self.config = Oracle(UNITS), Config(batch, log)
@@ -89,7 +89,7 @@ class Editing:
                 output.from_log = False
 
     def _add(self, name: str, from_log: bool, is_back: bool) -> None:
-        """``is_back``: in the place that it had before, if it had one."""
+        """``is_back``: in the place that it had before, if any."""
         if name in self.config.outputs:
             return
         known = self.oracle.living.get(name)
@@ -156,7 +156,7 @@ class Editing:
             self.config.log = "records"
 
     def _passing(self, run: Callable[[], None]) -> bool:
-        """Runs with the oracle at the kill points; whether it crashed."""
+        """Run with the oracle at the kill points; return whether it crashed."""
         self._write()
         point, _, passage = (self._crash or "").partition(":")
         left, crashed = int(passage or 1), False
@@ -227,7 +227,7 @@ class Editing:
     # -- at the end ---------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Runs until a further run reads nothing, with one unit and with the other; then looks at what is there."""
+        """Run until a further run reads nothing, with one unit and with the other; then compare."""
         self._crash, last = "", self.config.unit
         for unit in (last, *(unit for unit in UNITS if unit != last)):
             self._switch(unit)
@@ -254,7 +254,7 @@ class Editing:
 
 
 def _decided(state: PipelineState) -> Step:
-    """The step that has just been prepared: there is one at most."""
+    """The step that has just been prepared: there is at most one."""
     ((plan, decision),) = [(step.plan, step.decision) for step in state.open_steps if step.decision is not None]
     (span,) = plan.ranges
     read = decision.sources[span.source].read

@@ -48,7 +48,7 @@ class Numbered(Source):
 
 
 def install(lab: Lab) -> None:
-    """Makes the plugin a part of the project."""
+    """Add the plugin to the project."""
     lab.write("plugins/numbered.py", [_TEXT])
 
 

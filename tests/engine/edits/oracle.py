@@ -16,7 +16,7 @@ FILTER, NACK, REFUSE = 5, 7, 6
 
 @dataclass
 class Output:
-    """A destination in the pipeline's file. One that was retired and comes back is another one."""
+    """A destination in the pipeline's file. One that was retired and comes back is a different one."""
 
     id: str
     place: str
@@ -40,7 +40,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that is prepared: of which source, from where on, and how many records it has read."""
+    """A prepared step: its source, its start, and how many records it has read."""
 
     source: str
     generation: int
@@ -52,7 +52,7 @@ class Step:
 
 @dataclass
 class Expected:
-    """What a destination gets."""
+    """What a destination receives."""
 
     output: Output
     values: list[int] = field(default_factory=list[int])
@@ -66,13 +66,13 @@ class Expected:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a part of the promise is to come."""
+        """Return whether a part of the promise is still to come."""
         return self.at < self.upto
 
 
 @dataclass
 class Letter:
-    """A dead letter in the index. It may be one that the queue has not: its record made one before."""
+    """A dead letter in the index. The queue may lack it if its record made one before."""
 
     value: int
     offset: int
@@ -117,7 +117,7 @@ class Oracle:
         self.begins[unit] = len(self.files[unit])
 
     def rewound(self, generation: int) -> None:
-        """Back to the beginning of the file, or of what the log holds in one piece."""
+        """Back to the beginning of the file, or of the contiguous part of the log."""
         self._is_new(generation)
         self._generations[self.unit] = generation
         if self.logged:
@@ -126,13 +126,13 @@ class Oracle:
             self.at[self.unit] = self.begins[self.unit]
 
     def chosen(self) -> None:
-        """A replay has taken the letters that are open."""
+        """A replay has taken the open letters."""
         self._chosen = [letter for letter in self.letters if letter.is_open]
 
     # -- what a run does ----------------------------------------------------------------------------------------
 
     def retire(self, present: Collection[str]) -> None:
-        """Destinations have left the file. What only they had missed is nobody's any more."""
+        """Destinations have left the file. What only they missed belongs to nobody any more."""
         gone = [name for name in self.living if name not in present]
         self.retired.extend(self.living.pop(name) for name in gone)
         for letter in self.letters:
@@ -203,7 +203,7 @@ class Oracle:
         return values
 
     def prepared(self, step: Step, config: Config) -> None:
-        """A step is decided; every one before it has ended."""
+        """A step is decided; every earlier one has ended."""
         assert self.living.keys() == config.outputs.keys()
         for expected in self.living.values():
             expected.settled = len(expected.values)
@@ -276,7 +276,7 @@ class Oracle:
     # -- at the end ---------------------------------------------------------------------------------------------
 
     def check(self, held: Mapping[str, Sequence[int]], queue: Sequence[int], open_letters: int) -> None:
-        """``held``: what is in each place. Raises ``AssertionError``."""
+        """``held``: the content of each place. Raises ``AssertionError``."""
         for expected in self.living.values():
             assert not expected.is_behind, f"{expected.output.id} has not caught up"
             expected.settled = len(expected.values)
@@ -289,7 +289,7 @@ class Oracle:
         assert open_letters == should, f"{open_letters} open letters, instead of {should}"
 
     def check_read(self) -> None:
-        """Everything was read, and what was logged was delivered."""
+        """Everything was read, and everything logged was delivered."""
         ends = {unit: len(values) for unit, values in self.files.items()}
         assert self.at == ends, f"sources stand at {self.at}, instead of {ends}"
         assert not self.logged or self._offset == self._next, f"{self._offset} of {self._next} logged records"
@@ -300,7 +300,7 @@ def _is(value: int, over: int, rest: int | None) -> bool:
 
 
 def _is_one_after_another(found: Sequence[int], every: Sequence[Expected]) -> bool:
-    """Whether this is what all of them brought; of a last delivery that is not known to have ended, how much it may."""
+    """Return whether this is what all of them brought; for a last delivery whose end is unknown, how much it may be."""
     if not every:
         return not found
     values, settled = every[0].values, every[0].settled

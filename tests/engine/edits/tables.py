@@ -12,7 +12,7 @@ from lab.postgres_server import PostgresServer
 
 @dataclass(frozen=True)
 class Table:
-    """The table ``t`` of a database of its own. Without a unique key: what comes twice is there twice."""
+    """The table ``t`` of a database of its own. Without a unique key: a duplicate shows."""
 
     url: str
 
@@ -25,7 +25,7 @@ class Table:
         return table
 
     def destination(self, name: str = "out", **settings: str) -> dict[str, Any]:
-        """One that writes to it."""
+        """A connector that writes to it."""
         given = {"url": self.url, "table": "t", **settings}
         return {"id": name, "type": "destination", "plugin": "builtin:postgres", "settings": given}
 

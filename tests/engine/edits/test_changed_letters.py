@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_p6_a_replay_brings_nothing_that_the_log_has_brought(lab: Lab) -> None:
-    """Also once ``start-from: log`` has left the file."""
+    """Also once ``start-from: log`` has been removed from the file."""
     lab.write("in.jsonl", rows_of(10))
     build(lab, processors=[SEVEN], log="records")
     run(lab)
@@ -42,7 +42,7 @@ def test_p6_a_replay_brings_nothing_that_the_log_has_brought(lab: Lab) -> None:
 
 
 def refused_by_late(lab: Lab) -> None:
-    """Ten records, of which ``late`` has refused one; its file is taken away."""
+    """Ten records, of which ``late`` has refused one; its file is then removed."""
     lab.write("in.jsonl", rows_of(10))
     build(lab, {**destination("late"), "processors": [SEVEN]}, log="records")
     run(lab)
@@ -51,7 +51,7 @@ def refused_by_late(lab: Lab) -> None:
 
 @pytest.mark.parametrize("point", ["", "after-register", "after-reack"])
 def test_d_a_letter_that_only_a_removed_destination_missed(lab: Lab, crashes: Crashes, point: str) -> None:
-    """What the log brings the destination when it is back, a replay does not bring it once more."""
+    """A replay does not repeat what the log brings the returning destination."""
     refused_by_late(lab)
     assert letter_states(lab) == ["open"]
     build(lab, log="records")
@@ -68,7 +68,7 @@ def test_d_a_letter_that_only_a_removed_destination_missed(lab: Lab, crashes: Cr
 
 
 def test_d_it_is_an_open_letter_again_where_the_destination_refuses_it_again(lab: Lab) -> None:
-    """The letter was closed when the destination left; once more refused, the record must not be nowhere."""
+    """The letter was closed when the destination left; if it is refused again, the record must not get lost."""
     refused_by_late(lab)
     build(lab, log="records")
     run(lab)
@@ -88,7 +88,7 @@ def letter_states(lab: Lab) -> list[str]:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_e_a_letter_that_every_destination_has_from_the_log(lab: Lab, at_once: bool) -> None:
-    """The destination that lacks it has left the file, the other one caught up on it: a replay sends it to nobody."""
+    """The destination without it has left the file, the other one caught up on it: a replay sends it to nobody."""
     lab.write("in.jsonl", rows_of(10))
     build(lab, processors=[SEVEN], log="records")
     run(lab)
@@ -107,7 +107,7 @@ def test_e_a_letter_that_every_destination_has_from_the_log(lab: Lab, at_once: b
 
 @pytest.fixture
 def picky(lab: Lab, make_table: MakeTable, crashes: Crashes) -> Table:
-    """A step of 0 1 2 4 5 6 is prepared for a table that takes no 4."""
+    """A step of 0 1 2 4 5 6 is prepared for a table that does not accept 4."""
     table = make_table("id int PRIMARY KEY CHECK (id <> 4)")
     lab.write("in.jsonl", rows_of(7, "id"))
     without(lab, table, 3)
@@ -120,7 +120,7 @@ def without(lab: Lab, table: Table, dropped: int) -> None:
 
 
 def refused_of(lab: Lab) -> tuple[dict[str, Any], Any]:
-    """The only dead letter's failed record; and the original that the archive has of it, if any."""
+    """The only dead letter's failed record; and the original in the archive, if any."""
     (document,) = lab.documents("dead.jsonl")
     with lab.store() as database, database.connect() as connection:
         (row,) = connection.execute(sa.select(dead_letters)).mappings()
@@ -131,7 +131,7 @@ def refused_of(lab: Lab) -> tuple[dict[str, Any], Any]:
 
 
 def original_of(lab: Lab) -> Any:
-    """What the archive has of the only dead letter's record, as its source gave it; None where it has nothing."""
+    """The archive's copy of the only dead letter's record, as its source gave it; None if it has none."""
     with lab.store() as database, database.connect() as connection:
         (row,) = connection.execute(sa.select(dead_letters)).mappings()
     archive = Archive(archive_folder(Project.find(lab.root, lab.env).log_url, "p"))
@@ -141,7 +141,7 @@ def original_of(lab: Lab) -> Any:
 
 @pytest.mark.parametrize("change", ["filter", "gone", "other"])
 def test_p7_p8_the_letter_is_made_of_what_was_staged(lab: Lab, picky: Table, change: str) -> None:
-    """It is that of the record that was refused, of which only the row is known by then, as text."""
+    """It is that of the refused record, of which only the row is known by then, as text."""
     if change == "filter":
         without(lab, picky, 4)
     else:
@@ -157,7 +157,7 @@ def test_p7_p8_the_letter_is_made_of_what_was_staged(lab: Lab, picky: Table, cha
 
 
 def test_the_letter_still_says_what_kind_of_change_it_was(lab: Lab, make_table: MakeTable, crashes: Crashes) -> None:
-    """Sent again as any other update, it would insert a row of which values are missing."""
+    """Sent again like any other update, it would insert a row with missing values."""
     table = make_table("id int PRIMARY KEY, a text, b text")
     metadata = {UNCHANGED_TOAST: "b"}
     record = Record(0, metadata, {"id": 4, "a": "x"}, {"id": 4}, operation="update")
@@ -183,7 +183,7 @@ def test_p7_where_nothing_has_changed_the_letter_holds_the_whole_record(lab: Lab
 def test_p7_the_original_of_a_record_that_is_staged_whole(
     lab: Lab, crashes: Crashes, script: Script, change: str
 ) -> None:
-    """As in a letter of which only the row is known: it is there where source and code give what was prepared."""
+    """As in a letter of which only the row is known: it is there if source and code give what was prepared."""
     script.says(refuse=[3])
     # far from either end of the file, whose bytes are looked at when it is read again
     lines = [{"i": i, "text": "x" * 200} for i in range(7)]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def units(lab: Lab) -> Lab:
-    """Three records each of a, b and c, to be read by a source whose positions are plain numbers."""
+    """Three records each of a, b and c, read by a source whose positions are plain numbers."""
     install(lab)
     for data in "abc":
         lab.write(f"{data}.jsonl", [{"id": f"{data}{i}"} for i in range(3)])
@@ -31,7 +31,7 @@ def units(lab: Lab) -> Lab:
 
 @pytest.mark.parametrize("log", ["positions", "records"])
 def test_p4_a_generation_is_never_given_twice(units: Lab, make_table: MakeTable, log: str) -> None:
-    """A, B, A, C: the hashes of C are not those of B, under which the table would take its records for delivered."""
+    """A, B, A, C: the hashes of C are not those of B, for which the table would take its records as delivered."""
     table = make_table("id text")
     for data in "abac":
         build(units, numbered(data), table.destination(), log=log)
@@ -61,7 +61,7 @@ def test_p4_nor_is_one_of_a_source_that_was_removed_or_rewound(units: Lab, make_
 
 
 def test_a_offsets_and_positions_never_share_a_hash(units: Lab, make_table: MakeTable) -> None:
-    """Were a range of the log's offsets named as a range of A's positions is, the table would have the latter."""
+    """If offsets of the log were named like positions of A, the table would have the latter."""
     table = make_table("id text")
     for data, log in (("b", "positions"), ("a", "records"), ("a", "positions")):
         build(units, numbered(data), table.destination(), log=log)
@@ -72,7 +72,7 @@ def test_a_offsets_and_positions_never_share_a_hash(units: Lab, make_table: Make
 
 
 def test_b_another_unit_and_no_log_any_more_in_one_edit(units: Lab, make_table: MakeTable) -> None:
-    """C is read from its beginning; and A, where it is back, from where A stood: not from its offset in the log."""
+    """C is read from its beginning; A, once it is back, from where A was: not from its offset in the log."""
     table = make_table("id text")
     for data, log in (("b", "positions"), ("a", "records"), ("c", "positions")):
         build(units, numbered(data), table.destination(), log=log)
@@ -113,7 +113,7 @@ def test_p5_another_source_under_an_open_step_and_back(lab: Lab, crashes: Crashe
 @pytest.mark.parametrize("log", ["positions", "records"])
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_p13_a_slip_that_is_mended(lab: Lab, log: str, meanwhile: bool) -> None:
-    """The source goes on where it was, whether or not the slip named a file that is there."""
+    """The source continues where it was, whether or not the mistake named an existing file."""
     lab.write("in.jsonl", rows_of(5))
     if meanwhile:
         lab.write("im.jsonl", [{"i": 100}])
@@ -132,7 +132,7 @@ def test_p13_a_slip_that_is_mended(lab: Lab, log: str, meanwhile: bool) -> None:
 def test_p13_a_project_that_is_moved(
     tmp_path: Path, spark: SparkSession, crashes: Crashes, log: str, point: str
 ) -> None:
-    """It goes on where it was, with the step that was open."""
+    """It continues where it was, with the step that was open."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     lab = Lab(here, spark)

@@ -60,13 +60,13 @@ OPEN = (
 
 
 def crashes(*points: str) -> st.SearchStrategy[str]:
-    """Where the run behind an action crashes, and at which passage of it; in three of ten nowhere."""
+    """Where the run behind an action crashes, and at which passage of it; nowhere in three of ten cases."""
     at = [f"{point}:{passage}" for point in points for passage in (1, 1, 1, 2, 2, 3)]
     return st.sampled_from([*[""] * (len(at) * 3 // 7), *at])
 
 
 def rest(over: int) -> st.SearchStrategy[int | None]:
-    """Of which records something is so: those that leave this, divided by ``over``; None: of none."""
+    """Which records are affected: those with this remainder when divided by ``over``; None: none."""
     return st.none() | st.integers(0, over - 1)
 
 
@@ -92,7 +92,7 @@ def _replays(machine: EditedPipeline) -> bool:
 
 
 class EditedPipeline(RuleBasedStateMachine):
-    """One pipeline, from its first run to where everything must have come."""
+    """One pipeline, from its first run until everything must have arrived."""
 
     rewinds = False
 
@@ -123,7 +123,7 @@ class EditedPipeline(RuleBasedStateMachine):
         count: int,
         crash: str,
     ) -> None:
-        """``rewinds``: it is rewound, and nothing is replayed; the oracle follows no letters of what is read twice."""
+        """``rewinds``: it is rewound, and nothing is replayed; the oracle follows no letters of records read twice."""
         self.rewinds = rewinds
         self._kinds = {"u": "file", "v": kind, "w": "file"}
         self._editing = self._make(batch, log, self._kinds)
@@ -189,7 +189,7 @@ class EditedPipeline(RuleBasedStateMachine):
         crash=ANYWHERE,
     )
     def leave(self, more: int, pick: int, first: str, second: str, is_back: bool, crash: str) -> None:
-        """A destination leaves the file while a step is open, and comes back for what the log holds."""
+        """A destination leaves the file while a step is open, and returns for what the log holds."""
         self._use_log()
         self._have_two()
         name = self._present(pick)
@@ -219,7 +219,7 @@ class EditedPipeline(RuleBasedStateMachine):
         is_back: bool,
         crash: str,
     ) -> None:
-        """Records that one destination refused; it leaves, and may come back before they are sent again."""
+        """Records that one destination refused; it leaves, and may return before they are sent again."""
         self._have_two()
         name = self._present(pick)
         self._do("refuse", name, refused, crash=None)
@@ -231,7 +231,7 @@ class EditedPipeline(RuleBasedStateMachine):
     @precondition(_replays)
     @rule(more=st.integers(7, 12), pick=PICK, nacked=st.integers(0, NACK - 1), first=ANYWHERE, crash=REPLAYED)
     def come_late(self, more: int, pick: int, nacked: int, first: str, crash: str) -> None:
-        """Records that were nacked for all are sent again, to all but one that has them from the log."""
+        """Records that were nacked for all are sent again, to all except one that has them from the log."""
         self._use_log()
         self._do("nack", nacked, crash=None)
         self._append(more, first)
@@ -251,7 +251,7 @@ class EditedPipeline(RuleBasedStateMachine):
         return names[pick % len(names)]
 
     def _absent(self, pick: int) -> str:
-        """One that is there where none is absent: adding it does nothing."""
+        """One that exists if none is absent: adding it does nothing."""
         names = sorted(self._kinds.keys() - self._config.outputs.keys()) or ["u"]
         return names[pick % len(names)]
 
@@ -279,14 +279,14 @@ class EditedPipeline(RuleBasedStateMachine):
         self._failed = False
 
     def teardown(self) -> None:
-        """What a run that failed has left is not looked at."""
+        """The remains of a failed run are not checked."""
         if self._editing is not None and not self._failed:
             self._editing.end()
 
 
 @pytest.fixture
 def make(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -> Make:
-    """A pipeline in a folder of its own; the one before it is removed."""
+    """A pipeline in its own folder; the previous one is removed."""
     count = 0
 
     def database() -> str:
@@ -322,12 +322,12 @@ def _explore(make: Make) -> None:
 
 
 def test_edits_and_crashes(make: Make) -> None:
-    """Whatever is edited and wherever a run is killed: everything comes once, and in order."""
+    """Whatever is edited and wherever a run is killed: everything arrives once, and in order."""
     _explore(make)
 
 
 def test_edits_of_folders(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As above, from folders: each file that was read completely leaves the position at once."""
+    """As above, from folders: each completely read file leaves the position at once."""
     leave_at(monkeypatch, 1)
     monkeypatch.setattr(Editing, "folders", True)
     _explore(make)

@@ -34,7 +34,7 @@ ENDING = (
     ("point", "state"), [("after-prepare:3", "prepared"), ("after-publish:3", "prepared"), ("after-plan:3", "planned")]
 )
 def test_p1_p2_late_destination_under_an_open_step(lab: Lab, crashes: Crashes, point: str, state: str) -> None:
-    """It gets everything once and in order: records of the open step neither lost nor before older ones."""
+    """It gets everything once and in order: records of the open step are neither lost nor before older ones."""
     lab.write("in.jsonl", rows_of(20))
     records = {"log": "records", "batch-size": 5}
     build(lab, **records)
@@ -74,7 +74,7 @@ def first_promised(lab: Lab) -> int:
 
 @pytest.mark.parametrize("point", ["after-plan", "after-prepare"])
 def test_p3_a_step_refuses_a_range_with_a_gap(lab: Lab, crashes: Crashes, point: str) -> None:
-    """Entries that it reads are compacted before their time: it stops, and does not pass them over."""
+    """Entries that it reads are compacted too early: it stops, and does not skip them."""
     lab.write("in.jsonl", rows_of(20))
     build(lab, log="records", **{"batch-size": 10})
     run(lab)
@@ -93,7 +93,7 @@ def test_p3_a_step_refuses_a_range_with_a_gap(lab: Lab, crashes: Crashes, point:
 
 
 def compacted_as_if_all_were_handled(lab: Lab) -> int:
-    """What compaction would take were the offsets of all consumers at the end of the log; how many entries went."""
+    """What compaction would remove if all consumers were at the end of the log; return the number of entries."""
     project, log = Project.find(lab.root, lab.env), LogStore("p")
 
     with lab.store() as database, database.begin() as connection:
@@ -110,7 +110,7 @@ BY_FIVE: dict[str, Any] = {"log": "records", "batch-size": 5}
 
 
 def removed_under_an_open_step(lab: Lab, crashes: Crashes, point: str) -> None:
-    """Of twenty records five went to ``out`` alone, then a step for both was cut off; the file has no ``late`` now."""
+    """Of twenty records five went to ``out`` alone, then a step for both was cut off; now the file has no ``late``."""
     lab.write("in.jsonl", rows_of(20))
     build(lab, **BY_FIVE)
     crashes(lab, "after-done")
@@ -124,7 +124,7 @@ def removed_under_an_open_step(lab: Lab, crashes: Crashes, point: str) -> None:
 def test_c_removed_under_an_open_step_and_put_back_from_the_log(
     lab: Lab, crashes: Crashes, point: str, then: str
 ) -> None:
-    """The step ends without it; the run is killed before or after that; put back, it gets everything once."""
+    """The step ends without it; the run is killed before or after that; when it is back, it gets everything once."""
     removed_under_an_open_step(lab, crashes, point)
     crashes(lab, then)
     build(lab, LATE, **BY_FIVE)
@@ -134,7 +134,7 @@ def test_c_removed_under_an_open_step_and_put_back_from_the_log(
 
 @pytest.mark.parametrize("point", ["after-plan", "after-prepare"])
 def test_c_put_back_before_it_was_retired(lab: Lab, crashes: Crashes, point: str) -> None:
-    """A run that is killed before it retires anything changes nothing: the destination is none that comes back."""
+    """A run that is killed before it retires anything changes nothing: the destination does not count as returning."""
     removed_under_an_open_step(lab, crashes, point)
     crashes(lab, "after-fence")
     build(lab, LATE, **BY_FIVE)
@@ -145,7 +145,7 @@ def test_c_put_back_before_it_was_retired(lab: Lab, crashes: Crashes, point: str
 
 @pytest.mark.parametrize("point", ["after-reack", "before-publish", "after-done"])
 def test_f_one_that_is_put_back_without_the_log_was_sent_nothing_by_it(lab: Lab, crashes: Crashes, point: str) -> None:
-    """Whatever it was sent before it was retired is another one's: a replay brings it the letter of that time."""
+    """Whatever it was sent before it was retired belongs to another one: a replay brings it the letter of that time."""
     lab.write("in.jsonl", rows_of(10))
     build(lab, processors=[SEVEN], log="records")
     run(lab)

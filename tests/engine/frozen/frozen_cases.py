@@ -90,7 +90,7 @@ class Case:
 
     @property
     def out(self) -> list[int]:
-        """What the destination must have in the end, in order."""
+        """What the destination must contain in the end, in order."""
         if self.is_cut:
             return [i for i in range(CUT_NACKS[-1]) if i not in CUT_NACKS]
         return [i for i in range(2 * STEP + 5) if i not in (*NACKS, *self.rejects)]
@@ -102,7 +102,7 @@ class Case:
 
 
 def cases(kind: str, strategy: str) -> list[Case]:
-    """One for each point that such a pipeline passes; at-most-once differs from the others between two of them."""
+    """One for each point that such a pipeline passes; at-most-once differs from the others at two of them."""
     if strategy == "at-most-once":
         return [Case(kind, strategy, point) for point in AT_MOST_ONCE]
     points = [*STARTING, *STEPPING, *CUTTING, *PUBLISHING, *ENDING, *(REFUSING if kind in REFUSING_KINDS else ())]
@@ -111,7 +111,7 @@ def cases(kind: str, strategy: str) -> list[Case]:
 
 
 class FrozenProject(Owners):
-    """One case's project folder, with its destination. ``database``: of ``kafka`` the broker."""
+    """One case's project folder, with its destination. ``database``: the broker for ``kafka``."""
 
     def __init__(self, case: Case, root: Path, spark: Any, database: str) -> None:
         super().__init__(root, spark)
@@ -148,11 +148,11 @@ class FrozenProject(Owners):
 
     @property
     def _topic(self) -> str:
-        """Its own on a broker that others use as well; of one partition, which keeps the order."""
+        """Its own, on a shared broker; with one partition, which keeps the order."""
         return f"{hashlib.sha256(str(self.root).encode()).hexdigest()[:8]}-{self.case.name}"
 
     def _topic_settings(self) -> dict[str, str]:
-        """Records that are to be refused name a topic that is missing."""
+        """Records to be refused name a missing topic."""
         topic = self._topic
         wanted = f'{{{{ ternary "{topic}-no" "{topic}" (hasSuffix "7" (toString .Payload.After.i)) }}}}'
         return {
@@ -172,7 +172,7 @@ class FrozenProject(Owners):
         self.write("in.jsonl", [{"i": i} for i in range(2 * STEP, 2 * STEP + 5)], mode="a")
 
     def out(self) -> list[int]:
-        """The records that are there, in order where the destination keeps one."""
+        """The existing records, in order if the destination keeps one."""
         kind = self.case.kind
         if kind == "delta":
             table = self.root / "table"
@@ -187,7 +187,7 @@ class FrozenProject(Owners):
         return [row["i"] for line in lines if (row := self._row(line))]
 
     def _row(self, line: str | bytes) -> dict[str, int] | None:
-        """A line's record; at-most-once ends the line that a frozen owner has torn, and that record is not there."""
+        """A line's record; at-most-once ends the line that a frozen owner has torn, and that record does not count."""
         try:
             return json.loads(line) if line else None
         except json.JSONDecodeError:
@@ -196,14 +196,14 @@ class FrozenProject(Owners):
             raise
 
     def dead(self) -> list[int]:
-        """The dead letters, sorted; empty lines are none."""
+        """The dead letters, sorted; empty lines are skipped."""
         path = self.root / "dead.jsonl"
         kept = [line for line in path.read_text().splitlines() if line] if path.exists() else []
         return sorted(json.loads(line)["payload"]["after"]["payload"]["after"]["i"] for line in kept)
 
 
 def flaw(project: FrozenProject) -> str:
-    """What is wrong with the outputs; empty where nothing is."""
+    """What is wrong with the outputs; empty if nothing is."""
     case, out, dead = project.case, project.out(), project.dead()
     if case.strategy == "exactly-once":
         return "" if (out, dead) == (case.out, case.dead) else f"{out} {dead}"

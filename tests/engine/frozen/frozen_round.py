@@ -1,4 +1,4 @@
-"""One round: owners are frozen, others take over, finish and go on; then the frozen ones are continued."""
+"""One round: owners are frozen, others take over, finish and continue; then the frozen ones are thawed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_ONCE = 3
 
 @dataclass(frozen=True)
 class Ending:
-    """How one case went."""
+    """The outcome of one case."""
 
     case: Case
     reached: bool
@@ -68,7 +68,7 @@ class Victim:
             self._process = server.start(VICTIM, file, server.url, stdout=log, stderr=log)
 
     def wait_stopped(self) -> list[str]:
-        """Until it has stopped itself; the pipelines that stand at their points."""
+        """Wait until it has stopped itself; return the pipelines that are at their points."""
         found = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         assert found is not None and found.si_code == os.CLD_STOPPED, self._said()
         assert self._state() == "T"
@@ -78,13 +78,13 @@ class Victim:
         return Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def go_on(self) -> dict[str, Any]:
-        """Continues it, and waits for its end; how its runs ended. It must not hang."""
+        """Continue it, and wait for its end; return how its runs ended. It must not hang."""
         self._process.send_signal(signal.SIGCONT)
         assert self._process.wait(120) == 0, self._said()
         return json.loads(self._file.with_suffix(".ended").read_text())
 
     def end(self) -> None:
-        """Also where a test has failed."""
+        """Also if a test has failed."""
         self._process.kill()
         self._process.wait(30)
 
@@ -93,7 +93,7 @@ class Victim:
 
 
 def play(kind: str, strategy: str, folder: Path, spark: Any, server: Any, database: str) -> dict[str, Ending]:
-    """All points of one kind of pipeline; name of the case to how it went."""
+    """All points of one kind of pipeline; return the outcome by name of the case."""
     projects = [FrozenProject(case, folder / case.name, spark, database) for case in cases(kind, strategy)]
     for project in projects:
         project.set_up()

@@ -26,7 +26,7 @@ _RUNS = 3
 
 
 class Stops:
-    """Holds each pipeline's thread at its point."""
+    """Hold each pipeline's thread at its point."""
 
     def __init__(self, cases: list[dict[str, Any]]) -> None:
         self._wanted = {case["pipeline"]: (case["point"], case["passage"]) for case in cases}
@@ -47,7 +47,7 @@ class Stops:
         self._thaw.wait()
 
     def run(self, case: dict[str, Any], session: SparkSession) -> None:
-        """A pipeline, until it has been frozen and thawed."""
+        """Run a pipeline until it has been frozen and thawed."""
         name = case["pipeline"]
         for _ in range(_RUNS):
             result = Owners(Path(case["root"]), session).take(name, SILENT)
@@ -58,17 +58,17 @@ class Stops:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until every pipeline stands at its point, or has ended without having been there."""
+        """Wait until every pipeline is at its point, or has ended without reaching it."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.frozen | self.ended.keys()) == len(self._wanted))
 
     def thaw(self) -> None:
-        """All go on."""
+        """Let all of them continue."""
         self._thaw.set()
 
 
 def main(file: Path, url: str) -> None:
-    """Runs them all."""
+    """Run them all."""
     cases = json.loads(file.read_text())
     session = open_session(SparkSettings(url=url), "frozen")
     stops = Stops(cases)

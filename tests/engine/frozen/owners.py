@@ -1,4 +1,4 @@
-"""Owners of pipelines for tests that freeze or replace them: how long a contender waits is each run's own."""
+"""Owners of pipelines for tests that freeze or replace them: how long a contender waits depends on each run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ contender, and no heartbeat of its own can be in a transaction at the moment whe
 
 
 class Owners(Lab):
-    """A project whose pipelines are run under leases of any length."""
+    """A project whose pipelines run under leases of any length."""
 
     def take(self, pipeline: str = "p", lease: float = 0.3) -> RunResult:
-        """Runs the pipeline once its owner was silent for ``lease`` seconds."""
+        """Run the pipeline once its owner was silent for ``lease`` seconds."""
         assert self._spark is not None
         catalogue = self.catalogue()
         bound = catalogue.get(pipeline)
@@ -30,7 +30,7 @@ class Owners(Lab):
             return run_pipeline(bound, self._spark, database, options, StopFlag())
 
     def ledger(self, name: str = "out") -> list[int]:
-        """The numbers of the rows that a ledger holds, in the order in which they came."""
+        """The numbers of the rows in a ledger, in the order in which they arrived."""
         file = self.root / f"{name}.ledger"
         if not file.exists():
             return []

@@ -18,12 +18,12 @@ _LEASE = 4.0
 
 
 def said(text: str) -> None:
-    """A line for the test."""
+    """Write a line for the test."""
     print(text, flush=True)
 
 
 def won(point: str, pipeline: str) -> None:
-    """With the lease in hand it waits until the test has heard of the other."""
+    """With the lease in hand it waits until the test has heard from the other one."""
     if point == "after-lease":
         said("won")
         sys.stdin.readline()

@@ -31,7 +31,7 @@ Played = Callable[[str], dict[str, Ending]]
 def played(
     tmp_path_factory: pytest.TempPathFactory, spark: SparkSession, connect_server: Any, kafka_server: KafkaServer
 ) -> Played:
-    """One victim process for each strategy, when it is first asked for."""
+    """One victim process for each strategy, started on first use."""
 
     @cache
     def play_all(strategy: str) -> dict[str, Ending]:
@@ -47,7 +47,7 @@ def test_a_frozen_producer_changes_nothing(case: Case, played: Played) -> None:
 
 
 def test_a_transaction_that_was_frozen_is_aborted(played: Played, kafka_server: KafkaServer) -> None:
-    """Its messages were with the brokers when its owner stopped: who reads uncommitted ones sees them twice."""
+    """Its messages had reached the brokers when its owner stopped: readers of uncommitted ones see them twice."""
     ending = played("exactly-once")["kafka_eo_mid_publish"]
     [topic] = [name for name in kafka_server.admin.list_topics(timeout=30).topics if name.endswith(ending.case.name)]
     seen = Counter(one["i"] for one in kafka_server.values(topic, "read_uncommitted"))

@@ -1,4 +1,4 @@
-"""SIGSTOP at each line of the protocol until another process has taken over, then SIGCONT: none lost, none doubled."""
+"""SIGSTOP at each line of the protocol until another process has taken over, then SIGCONT: nothing lost or doubled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Rounds = Callable[[str, str], dict[str, Ending]]
 def rounds(
     tmp_path_factory: pytest.TempPathFactory, spark: SparkSession, connect_server: Any, postgres_server: Any
 ) -> Rounds:
-    """One victim process for each kind and strategy, when it is first asked for."""
+    """One victim process for each kind and strategy, started on first use."""
 
     @cache
     def played(kind: str, strategy: str) -> dict[str, Ending]:

@@ -1,4 +1,4 @@
-"""Two processes that start one pipeline at the same moment: one runs it, the other says who does."""
+"""Two processes start one pipeline at the same moment: one runs it, the other reports who does."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Racer:
         self.process = server.start(RACING, root, server.url, text=True, **pipes)
 
     def tell(self) -> None:
-        """A line for it."""
+        """Send it a line."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def hear(self) -> str:
-        """The next line that it says to the test; log lines are for people."""
+        """The next line that it prints for the test; log lines are for people."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith(("ready", "won", "{")):

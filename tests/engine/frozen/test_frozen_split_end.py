@@ -1,4 +1,4 @@
-"""A split delivery whose children are all there, and whose own mark is missing."""
+"""A split delivery with all of its children delivered, whose own mark is missing."""
 
 from __future__ import annotations
 

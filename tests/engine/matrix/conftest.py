@@ -1,4 +1,4 @@
-"""The world that the kill matrix runs in."""
+"""The environment of the kill matrix."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Case:
 
     @staticmethod
     def parse(text: str) -> Case:
-        """A case as it was printed."""
+        """Parse a case as it was printed."""
         kind, scenario, strategy, *kills = text.split("/")
         return Case(Combination(kind, scenario, strategy), tuple(kills))
 

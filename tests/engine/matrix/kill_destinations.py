@@ -31,7 +31,7 @@ class Place(ABC):
         self.database = database
 
     def prepare(self, name: str, letters: bool, constraint: str = "") -> None:
-        """Makes what must be there before the first run; ``constraint`` is SQL that refuses records."""
+        """Create what must exist before the first run; ``constraint`` is SQL that refuses records."""
         del name, letters, constraint
 
     @abstractmethod
@@ -40,7 +40,7 @@ class Place(ABC):
 
     @abstractmethod
     def rows(self, name: str) -> list[Row]:
-        """What is there, in the order it was delivered; half a line that a kill left is none."""
+        """The content, in order of delivery; half a line left by a kill does not count."""
 
 
 def _documents(lines: Iterator[bytes]) -> Iterator[Row]:
@@ -57,7 +57,7 @@ class OrderedFilePlace(Place):
     plugin = "builtin:file"
 
     def settings(self, name: str, letters: bool) -> dict[str, str]:
-        """Plain payload lines; of a dead letter the payload is the failed record."""
+        """Plain payload lines; for a dead letter the payload is the failed record."""
         return {"path": f"./{name}.jsonl", "sdk.record.format": "payload/json"}
 
     def rows(self, name: str) -> list[Row]:
@@ -72,7 +72,7 @@ class FolderPlace(Place):
     plugin = "builtin:file"
 
     def settings(self, name: str, letters: bool) -> dict[str, str]:
-        """As the ordered file's, with a slash."""
+        """As for the ordered file, with a slash."""
         return {"path": f"./{name}/", "sdk.record.format": "payload/json"}
 
     def rows(self, name: str) -> list[Row]:
@@ -94,7 +94,7 @@ class DeltaPlace(Place):
         return {"path": f"./{name}.{self.suffix}", **columns}
 
     def rows(self, name: str) -> list[Row]:
-        """File by file: within one rows are in order, and their names sort by step."""
+        """File by file: rows within one are in order, and names sort by step."""
         path = self.root / f"{name}.{self.suffix}"
         if not DeltaTable.is_deltatable(str(path)):
             return []
@@ -186,7 +186,7 @@ class KafkaPlace(Place):
         return settings
 
     def rows(self, name: str) -> list[Row]:
-        """As readers of committed messages get them, and the same for each of two."""
+        """As readers of committed messages see them, and equal for each of two."""
         assert self.database is not None
         first, second = ([m.value() or b"" for m in read_topic(self.database, self._topic(name))] for _ in range(2))
         assert first == second

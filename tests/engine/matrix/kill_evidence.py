@@ -37,7 +37,7 @@ class Ending:
 
 
 def crash(database: sa.Engine, pipeline: str, kill: str) -> Crash:
-    """Where the kill ``point:passage`` fell."""
+    """Where the kill ``point:passage`` hit."""
     mine = (steps.c.pipeline == pipeline, steps.c.state.in_(("prepared", "done")))
     with reading(database) as connection:
         rows = connection.execute(sa.select(steps).where(*mine).order_by(steps.c.step)).mappings().all()

@@ -1,4 +1,4 @@
-"""Which cases the kill matrix has, for a group of pipelines."""
+"""The cases of the kill matrix for a group of pipelines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _connections(of: Combination) -> int:
 
 
 def outcome(world: World, cases: Sequence[Case], must_die: bool = True) -> list[str]:
-    """Kills all of them and judges; a list of what is wrong, each with its case."""
+    """Kill all of them and judge; return a list of problems, each with its case."""
     flaws: list[str] = []
     for number, some in enumerate(rounds(cases)):
         killed = Round(world.within(f"round{number}"), some)

@@ -11,7 +11,7 @@ from conduit_dagster.recovery.kill_points import POINTS
 
 
 class Never(NamedTuple):
-    """Points that are not passed where ``when`` holds for a scenario and a strategy."""
+    """Points that are not passed if ``when`` holds for a scenario and a strategy."""
 
     points: tuple[str, ...]
     reason: str
@@ -68,7 +68,7 @@ def reachable(scenario: Scenario, strategy: str) -> list[str]:
 
 
 def passages(times: int, all_of_them: bool) -> list[int]:
-    """At which passages to kill, of so many: those of the step in the middle; of many the first, middle and last."""
+    """At which passages to kill, of so many: those of the middle step; of many the first, middle and last."""
     if times <= 2 or all_of_them:
         chosen = list(range(1, times + 1))
     else:

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 @dataclass(frozen=True)
 class World:
-    """What a round needs: the servers, the session that runs what was killed to its end, a folder for each round."""
+    """What a round needs: the servers, a session that finishes what was killed, a folder for each round."""
 
     spark: SparkSession
     connect: Any
@@ -67,7 +67,7 @@ class Round:
             self._build(member)
 
     def _log(self) -> None:
-        """The pipeline that others read has run."""
+        """Run the pipeline that others read."""
         upstream(self._lab, source("./in3.jsonl"), destination("first"))
         with Runs(self._lab.root, self._world.spark) as runs:
             assert runs.once("a").error is None
@@ -82,7 +82,7 @@ class Round:
     # -- kills --------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """Every case through all its kills."""
+        """Take every case through all its kills."""
         for turn in range(max(len(member.case.kills) for member in self.members)):
             self._kill([member for member in self.members if len(member.case.kills) > turn], turn)
 
@@ -99,7 +99,7 @@ class Round:
     # -- to the end ---------------------------------------------------------------------------------------------
 
     def judge(self) -> list[str]:
-        """Runs every case to its end, and once more; what is wrong."""
+        """Run every case to its end, and once more; return the problems."""
         verdicts = {member.pipeline: Verdict(member.case, member.crashes) for member in self.members}
         with Runs(self._lab.root, self._world.spark) as runs:
             for pipeline, result in runs.all(verdicts).items():
@@ -116,7 +116,7 @@ class Round:
         return [flaw for verdict in verdicts.values() for flaw in verdict.flaws]
 
     def passed(self) -> dict[str, Counter[str]]:
-        """Runs every case to its end without a kill, and counts how often each of its points is passed."""
+        """Run every case to its end without a kill, and count how often each of its points is passed."""
         counts = {member.pipeline: Counter[str]() for member in self.members}
 
         def count(point: str, pipeline: str) -> None:

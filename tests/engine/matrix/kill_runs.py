@@ -53,7 +53,7 @@ class Runs:
         return run_pipeline(self._bound(pipeline), self._spark, self.database, self._options, StopFlag())
 
     def replay(self, pipeline: str) -> dict[str, Any] | None:
-        """One replay of all open dead letters; None where none is open."""
+        """One replay of all open dead letters; None if none is open."""
         bound = self._bound(pipeline)
         try:
             with owned(bound, self.database, self._options, lambda: self._spark, "the kill matrix") as lock:
@@ -71,7 +71,7 @@ class Runs:
         return bound
 
     def to_the_end(self, pipeline: str) -> RunResult:
-        """Runs again after transient errors, as recovery does; an unclassified bulk error is one."""
+        """Run again after transient errors, as recovery does; an unclassified bulk error is one."""
         result = self.once(pipeline)
         for _ in range(_RESTARTS):
             if not isinstance(result.error, TransientError):
@@ -80,12 +80,12 @@ class Runs:
         return result
 
     def all(self, pipelines: Iterable[str]) -> dict[str, RunResult]:
-        """Runs each to its end, a few at a time."""
+        """Run each to its end, a few at a time."""
         return self.each(self.to_the_end, pipelines)
 
     @staticmethod
     def each(do: Callable[[str], T], pipelines: Iterable[str]) -> dict[str, T]:
-        """Does it to each pipeline, a few at a time."""
+        """Apply it to each pipeline, a few at a time."""
         pipelines = list(pipelines)
         with ThreadPoolExecutor(SIDE_BY_SIDE, "run") as pool:
             return dict(zip(pipelines, pool.map(do, pipelines), strict=True))

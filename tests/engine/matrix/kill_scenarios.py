@@ -1,4 +1,4 @@
-"""Pipelines of the kill matrix, and what each of them must have delivered at its end."""
+"""Pipelines of the kill matrix, and what each of them must have delivered at the end."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class Scenario:
 
     @property
     def handled(self) -> list[int]:
-        """Those that come to an end."""
+        """Those that are handled to their end."""
         return [i for i in self.given if self.end is None or i < self.end]
 
     @property
     def letters(self) -> list[int]:
-        """Those that become dead letters, of each step first those that its destinations never saw."""
+        """Those that become dead letters, in each step first those that never reached its destinations."""
         found = [i for i in self.handled if i in self.nacked or self._is_refused(i)]
         return sorted(found, key=lambda i: (i // STEP, self._is_refused(i), i))
 
@@ -120,7 +120,7 @@ class Scenario:
         return [ALL_PLACES[one](lab.root, database) for one in kinds]
 
     def build(self, lab: Lab, pipeline: str, name: str, places: list[Place], strategy: str) -> None:
-        """Writes the pipeline's file and makes its outputs; the sources' files are those of :func:`write_sources`."""
+        """Write the pipeline's file and create its outputs; the sources' files are those of :func:`write_sources`."""
         for number, place in enumerate(places):
             place.prepare(f"{name}_{number}", False, self._constraint if number == 0 else "")
         places[0].prepare(f"{name}_dead", True)

@@ -17,7 +17,7 @@ LOSING = ("after-prepare", "mid-index", "before-publish", "mid-publish", "after-
 
 
 class Verdict:
-    """Collects what is wrong with one case."""
+    """Collects the problems of one case."""
 
     def __init__(self, case: Case, crashes: Sequence[Crash]) -> None:
         self._case, self._plan, self._strategy = case, case.of.plan, case.of.strategy
@@ -32,7 +32,7 @@ class Verdict:
     # -- records ------------------------------------------------------------------------------------------------
 
     def outputs(self, places: Sequence[Place], name: str) -> None:
-        """Everything the destinations and the dead-letter queue hold."""
+        """Everything in the destinations and the dead-letter queue."""
         for number, place in enumerate(places):
             rows = place.rows(f"{name}_{number}")
             self._records(f"out{number}", [n for row in rows for n in self._plan.numbers(row)], self._plan.delivered)
@@ -56,7 +56,7 @@ class Verdict:
             self._flaw(f"{where} has {kept}, which at-most-once must not send again")
 
     def _order(self, where: str, got: list[int], wanted: list[int]) -> None:
-        """Of each source, leaving repeats aside."""
+        """For each source, leaving out repeats."""
         first = set(got)
         for low in FIRST.values():
             mine = [n for n in dict.fromkeys(got) if low <= n < low + 100]

@@ -60,7 +60,7 @@ class Deaths:
         return True
 
     def enter(self) -> None:
-        """Waits until there is room for one more pipeline."""
+        """Wait until there is room for one more pipeline."""
         self._room.acquire()
 
     def end(self, pipeline: str, how: str) -> None:
@@ -74,7 +74,7 @@ class Deaths:
         self._over.release()
 
     def wait(self) -> None:
-        """Returns when every pipeline stands still or has ended."""
+        """Return when every pipeline stands still or has ended."""
         for _ in self._wanted:
             self._over.acquire()
 

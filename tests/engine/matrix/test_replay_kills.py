@@ -48,7 +48,7 @@ _PROCESSES = 2
 
 @dataclass(frozen=True)
 class Death:
-    """Of one pipeline's replay, and what comes next."""
+    """Of one pipeline's replay, and what follows."""
 
     pipeline: str
     at: str
@@ -60,7 +60,7 @@ class Death:
 
 
 class Replays:
-    """Pipelines in one project that have four dead letters or five each, and whose files were mended since."""
+    """Pipelines in one project with four or five dead letters each, whose files were fixed since."""
 
     def __init__(self, world: World, kind: str) -> None:
         self._world, self.kind = world, kind
@@ -88,7 +88,7 @@ class Replays:
         return Runs(self.lab.root, self._world.spark)
 
     def make(self, names: Iterable[str]) -> None:
-        """Runs new ones, and mends their files."""
+        """Run new ones, and fix their files."""
         names = list(names)
         for name in names:
             self._place.prepare(name, False, CHECK if self.refuses else "")
@@ -126,7 +126,7 @@ class Replays:
             assert not {name: result for name, result in runs.all(names).items() if result.progress.read}
 
     def judge(self, name: str, at: object) -> Iterator[str]:
-        """What is wrong once everything has ended."""
+        """The problems once everything has ended."""
         got, again = Counter(row["i"] for row in self._place.rows(name)), {REFUSED} & set(self.letters)
         if got != Counter(set(range(COUNT)) - again):
             yield f"{at}: delivered {sorted(got.elements())}"

@@ -1,4 +1,4 @@
-"""Runs of one pipeline that crash, freeze and change their minds at named points."""
+"""Runs of one pipeline that crash, freeze and change their verdicts at named points."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Passage = tuple[str, int]
 
 
 class Frozen:
-    """A run in a thread of its own that stands still at a point; its lease shows no heartbeat."""
+    """A run in its own thread that stands still at a point; its lease shows no heartbeat."""
 
     def __init__(self, bench: Bench, point: str, passage: int) -> None:
         self._inside, self._go_on = threading.Event(), threading.Event()
@@ -46,7 +46,7 @@ class Frozen:
         assert self._go_on.wait(_PATIENCE), "nobody let it go on"
 
     def thaw(self) -> RunResult:
-        """Lets it go on, and waits for its end. A second time changes nothing."""
+        """Let it continue, and wait for its end. A second call does nothing."""
         self._go_on.set()
         try:
             return self._future.result(_PATIENCE)
@@ -73,7 +73,7 @@ class Acts:
             act()
 
     def wait_for(self, point: str, passage: int) -> None:
-        """Until another thread got there."""
+        """Wait until another thread gets there."""
         wait_until(lambda: self._passed[point] >= passage, f"{point} is passed {passage} times", _PATIENCE)
 
 
@@ -109,7 +109,7 @@ class Bench(Owners):
         )
 
     def orders(self, **orders: list[int]) -> None:
-        """What the ledgers do from here on."""
+        """What the ledgers do from now on."""
         (self.root / "orders.json").write_text(json.dumps(orders))
 
     def crashes(self, point: str, passage: int = 1, before: dict[Passage, Passage] | None = None) -> None:
@@ -119,7 +119,7 @@ class Bench(Owners):
             self.take()
 
     def wait_for(self, point: str, passage: int = 1) -> None:
-        """Until another thread of the run at hand got there."""
+        """Wait until another thread of the current run gets there."""
         self.acts.wait_for(point, passage)
 
     @contextmanager
@@ -136,14 +136,14 @@ class Bench(Owners):
         return self._frozen
 
     def overtaken(self, point: str) -> None:
-        """An owner freezes at the point, another one runs, soundly, to the end; then the old one goes on."""
+        """An owner freezes at the point, another one runs, unharmed, to the end; then the old one continues."""
         with self.acting({}):
             old = self.freeze(point)
             sound(self.take())
             old.thaw()
 
     def release(self) -> None:
-        """Ends a frozen run that a scenario which broke has left."""
+        """End a frozen run left behind by a scenario that failed."""
         if self._frozen is not None:
             self._frozen.thaw()
 
@@ -155,7 +155,7 @@ class Bench(Owners):
     # -- what is there --------------------------------------------------------------------------------------------
 
     def numbers(self, name: str = "out.jsonl") -> list[int]:
-        """The records of one ordered file, in order. Empty lines are none."""
+        """The records of one ordered file, in order. Empty lines are skipped."""
         try:
             return [json.loads(line)["i"] for line in self.lines(name) if line]
         except ValueError as error:

@@ -27,7 +27,7 @@ class Seen(NamedTuple):
 
 @contextmanager
 def before_each_commit(act: Callable[[sa.Connection], Any]) -> Iterator[None]:
-    """Calls ``act`` with each transaction of any store, when it is about to be committed."""
+    """Call ``act`` with each transaction of any store, just before it is committed."""
     watch = Watch(act)
     sa.event.listen(sa.Engine, "commit", watch)
     try:
@@ -56,18 +56,18 @@ def _seen(step: int, state: str, plan: str) -> Seen:
 
 
 class Doomed:
-    """Dies right before the n-th commit after :meth:`arm`."""
+    """Die right before the n-th commit after :meth:`arm`."""
 
     def __init__(self, number: int) -> None:
         self._left: int | None = None
         self._number = number
 
     def arm(self) -> None:
-        """Counting begins."""
+        """Start counting."""
         self._left = self._number
 
     def __call__(self, connection: sa.Connection) -> None:
-        """A commit is about to be."""
+        """A commit is about to happen."""
         if self._left is not None and not threading.current_thread().name.startswith("lease"):
             self._left -= 1
             if self._left == 0:

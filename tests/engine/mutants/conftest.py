@@ -1,4 +1,4 @@
-"""The proof that a mutant is caught: one scenario, with the engine as it is and with one of its rules removed."""
+"""Proof that a mutant is caught: one scenario, with the real engine and with one of its rules removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Caught = Callable[[Scenario, Mutant, str], None]
 
 @pytest.fixture
 def caught(tmp_path: Path, spark: SparkSession) -> Caught:
-    """Runs a scenario that must hold with the real engine, and must break in the given way with the mutant."""
+    """Run a scenario that must hold with the real engine, and must break in the given way with the mutant."""
 
     def play(scenario: Scenario, name: str) -> None:
         (tmp_path / name).mkdir()

@@ -1,4 +1,4 @@
-"""What has been synced, without a power cut: every file and folder as it was at its last fsync."""
+"""What has been synced, without a power cut: every file and folder as of its last fsync."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.mutants.verdicts import require
 
 
 class Synced:
-    """Keeps what each fsync of this process found."""
+    """Records what each fsync of this process saw."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, int]] = {}
@@ -31,7 +31,7 @@ class Synced:
         self._seen[found.st_ino] = (found.st_mtime_ns, found.st_size)
 
     def require(self, *paths: Path) -> None:
-        """Each of them was synced after its last change."""
+        """Return whether each of them was synced after its last change."""
         assert paths
         for path in paths:
             now = path.stat()

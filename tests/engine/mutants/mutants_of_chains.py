@@ -35,7 +35,7 @@ def cut(patch: Patch) -> None:
 
 
 def cutplanfirst(patch: Patch) -> None:
-    """As ``cut``, the successor first; and recovery does not look whether a planned step still fits."""
+    """As ``cut``, the successor first; and recovery does not check whether a planned step still fits."""
 
     def replan(self: PipelineStore, void: int, successor: Plan | None) -> None:
         if successor is not None:
@@ -75,7 +75,7 @@ def failvoid(patch: Patch) -> None:
 
 
 def resolve(patch: Patch) -> None:
-    """*n+1 is resolved only after n is done*: here it is as soon as it is staged, with the window of that moment."""
+    """*n+1 is resolved only after n is done*: here as soon as it is staged, with the window of that moment."""
     windows: dict[int, str] = {}
     stage, resolved = StepLoop.stage, StepLoop._resolved
 

@@ -44,7 +44,7 @@ def prepare(patch: Patch) -> None:
 
 
 def digest(patch: Patch) -> None:
-    """*Staging that is gone is rebuilt and must match the digests*: here whatever is rebuilt is published."""
+    """*Staging that is gone is rebuilt and must match the digests*: here any rebuilt staging is published."""
 
     def whatever(self: Restaged, plan: Plan, old: StagedDelivery, staged: Staged) -> StagedDelivery:
         folder = staged.staging[old.consumer]
@@ -54,7 +54,7 @@ def digest(patch: Patch) -> None:
 
 
 def noreplan(patch: Patch) -> None:
-    """*A prepared step is never planned anew*: here it is, where its staging is gone and nothing seems published."""
+    """*A prepared step is never planned anew*: here it is, if its staging is gone and nothing seems published."""
     finish = recover._finish
 
     def replanned(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
@@ -75,7 +75,7 @@ def holdsfirst(patch: Patch) -> None:
 
 @contextmanager
 def in_process(patch: Patch) -> Iterator[None]:
-    """Stage tasks run here and not in Spark's workers, where a test can't reach them. No mutant by itself."""
+    """Stage tasks run here and not in Spark's workers, which a test can't reach. Not a mutant by itself."""
 
     def run(self: Stager, job: StageJob) -> list[Ledger]:
         program = self._context.program
@@ -88,7 +88,7 @@ def in_process(patch: Patch) -> Iterator[None]:
 
 
 def token(patch: Patch) -> None:
-    """*Staged names hold a random token per execution and are created exclusively*: here neither."""
+    """*Staged names hold a random token per execution and are created exclusively*: here neither is true."""
 
     def folders(self: Stager, step: int) -> dict[str, str]:
         names = self._pipeline.consumers()

@@ -48,7 +48,7 @@ def amobase(patch: Patch) -> None:
 
 
 def folder_hash(patch: Patch) -> None:
-    """A folder's parts are *under one name from step number and hash*: here each attempt has a name of its own."""
+    """A folder's parts are *under one name from step number and hash*: here each attempt has its own name."""
 
     def final(self: PartsFolder, delivery: Delivery) -> Path:
         return self._path / f"step={delivery.step:012d}-{id(self):x}"
@@ -57,7 +57,7 @@ def folder_hash(patch: Patch) -> None:
 
 
 def postgres_hash(patch: Patch) -> None:
-    """*One transaction inserts the hash (unique) and moves the rows*: here the hash is not looked at."""
+    """*One transaction inserts the hash (unique) and moves the rows*: here the hash is not checked."""
     patch.setattr(Claims, "put", lambda self, connection, delivery, state: None)
     patch.setattr(Claims, "state", lambda self, connection, delivery: None)
 
@@ -69,7 +69,7 @@ def delta_hash(patch: Patch) -> None:
 
 
 def _files_per_attempt(files: Callable[[Commits, Delivery], list[str]]) -> Any:
-    """Delta's log takes one file twice as one: the mutant needs names per attempt, as random ones would be."""
+    """Delta's log counts a file added twice once: the mutant needs names per attempt, such as random ones."""
 
     def named(self: Commits, delivery: Delivery) -> list[str]:
         return [name.replace("part-", f"part-{id(self):x}-") for name in files(self, delivery)]

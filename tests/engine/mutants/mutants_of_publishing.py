@@ -33,7 +33,7 @@ def claim(patch: Patch) -> None:
 
 
 def claim_heeded(patch: Patch) -> None:
-    """*Found delivered: the delivery is done, no child is sent*: here they are sent, whatever is found."""
+    """*Found delivered: the delivery is done, no child is sent*: here they are always sent."""
     claimed = Redelivery._claim
 
     def unheeded(self: Redelivery, delivery: Delivery, state: str) -> bool:
@@ -53,7 +53,7 @@ def kidclaim(patch: Patch) -> None:
 
 
 def kidheeded(patch: Patch) -> None:
-    """*Found delivered: it is delivered*: here it is nacked all the same."""
+    """*Found delivered: it is delivered*: here it is nacked nevertheless."""
     claimed = Refusals._claim
 
     def unheeded(self: Refusals, shipment: Shipment, places: Sequence[int]) -> set[int]:

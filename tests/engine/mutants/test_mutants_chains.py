@@ -28,12 +28,12 @@ def cut_in_one(bench: Bench) -> None:
 
 @pytest.mark.parametrize("mutant", [without.cut, without.cutplanfirst])
 def test_without_cutting_in_one_transaction(caught: Caught, mutant: Mutant) -> None:
-    """The model finds nothing that breaks without it where the void comes first: there the rule is looked at."""
+    """Without it nothing breaks in the model if the void comes first: there the rule itself is checked."""
     caught(cut_in_one, mutant, "no chain")
 
 
 def cut_and_killed(bench: Bench) -> None:
-    """Killed right before the second commit from the cut on; then the verdicts change, and all is delivered."""
+    """Killed right before the second commit after the cut; then the verdicts change, and everything is delivered."""
     bench.build(ledger(), nacks=(2, 3), window=STRICT)
     doomed = Doomed(2)
     with before_each_commit(doomed), bench.acting({("before-replan", 1): doomed.arm}), pytest.raises(Crash):
@@ -75,12 +75,12 @@ def failed_with_others_in_flight(bench: Bench) -> None:
 
 
 def test_without_voiding_after_a_failure(caught: Caught) -> None:
-    """The model finds nothing that breaks without it: the rule is looked at."""
+    """Without it nothing breaks in the model: the rule itself is checked."""
     caught(failed_with_others_in_flight, without.failvoid, "open")
 
 
 def refused_late(bench: Bench) -> None:
-    """Record 2 is refused by the destination when record 3, nacked, is staged already: one too many."""
+    """Record 2 is refused by the destination when record 3, nacked, is already staged: one too many."""
     bench.build(ledger(), upto=6, nacks=(3,), window=(4, 1), **{"batch-size": 2, "max-in-flight": 3})
     bench.orders(reject=[2])
     with bench.acting({("before-nack", 1): lambda: bench.wait_for("after-plan", 3)}):

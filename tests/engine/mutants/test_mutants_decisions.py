@@ -1,4 +1,4 @@
-"""What is decided once stays decided: mutants of prepare, staging and start-up recovery."""
+"""A decision is final: mutants of prepare, staging and start-up recovery."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lose_staging(bench: Bench) -> None:
 
 
 def published_and_changed(bench: Bench) -> None:
-    """A crash after publishing; then record 1 is what is nacked, and no longer record 2."""
+    """A crash after publishing; then record 1 is nacked, and record 2 no longer is."""
     bench.build(ledger(), nacks=(2,))
     bench.crashes("after-publish", 2)
     bench.build(ledger(), nacks=(1,))
@@ -54,7 +54,7 @@ def test_without_digest(caught: Caught) -> None:
 
 
 def prepared_and_frozen(bench: Bench) -> None:
-    """The old owner has read the staged bytes already; the new one finds them gone, and the verdicts changed."""
+    """The old owner has already read the staged bytes; the new one finds them gone, and the verdicts changed."""
     bench.build(ledger())
     with bench.acting({}):
         old = bench.freeze("mid-publish")
@@ -74,7 +74,7 @@ def test_without_noreplan(caught: Caught) -> None:
 
 
 def published_and_lost(bench: Bench) -> None:
-    """All is there and only the mark is missing: staging that is gone is not needed, whatever it would hold now."""
+    """Everything is delivered, only the mark is missing: lost staging is not needed, whatever it would contain now."""
     bench.build(FOLDER)
     bench.crashes("after-publish")
     shutil.rmtree(bench.root / "out" / ".staging")
@@ -106,7 +106,7 @@ def test_without_token(caught: Caught) -> None:
 
 
 def acks_lost(bench: Bench) -> None:
-    """A crash between done and the acks, and nothing new afterwards."""
+    """A crash between done and the acks, and no new data afterwards."""
     bench.build(ledger())
     bench.crashes("after-done")
     require(bench.acked[1] == 0, "the scenario")

@@ -1,4 +1,4 @@
-"""What destinations keep: mutants of hashes, bases and fsyncs."""
+"""What destinations guarantee: mutants of hashes, bases and fsyncs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def half_written(bench: Bench) -> None:
 
 
 def half_written_by_a_zombie(bench: Bench) -> None:
-    """The old owner stands in the middle of one ordered file, and goes on when the new one has written two steps."""
+    """The old owner stands in the middle of one ordered file, and continues after the new one has written two steps."""
     bench.build(destination(), **{"batch-size": 2})
     bench.overtaken("mid-publish")
     hold(bench.numbers(), [1, 2, 3, 4])
@@ -37,7 +37,7 @@ def test_without_positioned_writes(caught: Caught, scenario: Scenario, breaks: s
 
 
 def late_write(bench: Bench) -> None:
-    """At-most-once: the old owner stands in the middle of step 1, and the new one goes on with step 2."""
+    """At-most-once: the old owner stands in the middle of step 1, and the new one continues with step 2."""
     bench.build(destination(), strategy="at-most-once", **{"batch-size": 2})
     bench.overtaken("mid-publish")
     hold(bench.numbers(), [1, 2, 3, 4])
@@ -61,7 +61,7 @@ def test_without_hash_in_a_folder(caught: Caught) -> None:
 
 
 def read_anew(bench: Bench) -> None:
-    """The source means other data now: the same range is another delivery."""
+    """The source now means other data: the same range is another delivery."""
     bench.build(ledger(), salt="old")
     sound(bench.take())
     bench.build(ledger(), salt="new")
@@ -74,7 +74,7 @@ def test_without_generation(caught: Caught) -> None:
 
 
 def synced_in_time(bench: Bench) -> None:
-    """No power is cut here: what was synced is compared with what is there when the store commits."""
+    """No power is cut here: what was synced is compared with what exists when the store commits."""
     synced = Synced()
     bench.build(destination("one"), FOLDER, nacks=(2,))
     staging = (bench.root / ".conduit" / "staging" / "p", bench.root / "out" / ".staging" / "p" / "out")

@@ -1,4 +1,4 @@
-"""Owners that were frozen and go on: mutants of the lease's epoch and of acks."""
+"""Owners that were frozen and continue: mutants of the lease's epoch and of acks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TWO_STEPS = {"batch-size": 2}
 
 
 def done_twice(bench: Bench) -> None:
-    """The old owner is about to say that step 1 is done, when step 2 is."""
+    """The old owner is about to record that step 1 is done, when step 2 already is."""
     bench.build(destination(), **TWO_STEPS)
     bench.overtaken("before-done")
     sound(bench.take())
@@ -36,7 +36,7 @@ def test_without_ackset(caught: Caught) -> None:
 
 
 def acked_of_another_generation(bench: Bench) -> None:
-    """The old owner is about to ack all of it, when the source means other data, of which nothing is delivered."""
+    """The old owner is about to ack everything, when the source means other data, none of which is delivered."""
     bench.build(ledger(), salt="old")
     with bench.acting({}):
         old = bench.freeze("after-done")

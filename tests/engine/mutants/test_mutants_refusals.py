@@ -1,4 +1,4 @@
-"""What destinations refuse and what fails there: mutants of children, claims and dead letters."""
+"""Refusals and failures of destinations: mutants of children, claims and dead letters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.mutants.verdicts import decided_once, hold, require, sound
 
 
 def resent(bench: Bench, at: str) -> None:
-    """The old owner publishes the whole after all, when the new one has found it split."""
+    """The old owner publishes the whole delivery after the new one has found it split."""
     bench.build(ledger())
     with bench.acting({}):
         old = bench.freeze("mid-publish")
@@ -23,7 +23,7 @@ def resent(bench: Bench, at: str) -> None:
 
 
 def whole_before_the_claim(bench: Bench) -> None:
-    """It gets there: the claim finds it delivered, and no child is sent."""
+    """It succeeds: the claim finds it delivered, and no child is sent."""
     resent(bench, "before-claim")
 
 
@@ -41,7 +41,7 @@ def test_with_a_claim_that_nobody_heeds(caught: Caught) -> None:
 
 
 def one_at_a_time(bench: Bench) -> None:
-    """A delivery that failed without naming a record: the next owner sends each by itself."""
+    """A delivery that failed without naming a record: the next owner sends each record by itself."""
     bench.build(ledger(), redelivery="one-at-a-time")
     bench.orders(bulk=[1])
     require(bench.take().error is not None, "the scenario")
@@ -49,7 +49,7 @@ def one_at_a_time(bench: Bench) -> None:
 
 
 def rejected_meanwhile(bench: Bench) -> None:
-    """The old owner is sending record 1 alone; the new one has it refused."""
+    """The old owner is sending record 1 alone; for the new one it is refused."""
     one_at_a_time(bench)
     with bench.acting({}):
         old = bench.freeze("mid-publish")
@@ -68,7 +68,7 @@ def test_without_kidclaim(caught: Caught) -> None:
 
 
 def delivered_meanwhile(bench: Bench) -> None:
-    """The old owner delivers record 1 alone, right before the new one, which has it refused, claims it as nacked."""
+    """The old owner delivers record 1 alone, right before the new one, for which it is refused, claims it as nacked."""
     one_at_a_time(bench)
     with bench.acting({}):
         old = bench.freeze("mid-publish")
@@ -95,7 +95,7 @@ def rejected_by_both(bench: Bench) -> None:
 
 
 def test_without_dlqonce(caught: Caught) -> None:
-    """Its second dead letter has the first one's name, and the step never ends."""
+    """Its second dead letter has the same name as the first, and the step never ends."""
     caught(rejected_by_both, without.dlqonce, "stuck")
 
 
@@ -114,7 +114,7 @@ def test_without_dlqkey(caught: Caught) -> None:
 
 
 def crashed_after_the_first(bench: Bench) -> None:
-    """What is published first are the dead letters."""
+    """Dead letters are published first."""
     bench.build(ledger(), nacks=(2,))
     bench.crashes("after-delivered")
     require(bench.dead() == [2] and bench.ledger() == [], "order")
@@ -123,7 +123,7 @@ def crashed_after_the_first(bench: Bench) -> None:
 
 
 def test_without_dlqfirst(caught: Caught) -> None:
-    """Marked (order): the model finds nothing that breaks without it."""
+    """Marked (order): without it nothing breaks in the model."""
     caught(crashed_after_the_first, without.dlqlast, "order")
 
 

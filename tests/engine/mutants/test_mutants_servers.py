@@ -19,7 +19,7 @@ Read = Callable[[], list[int]]
 
 
 def postgres(server: PostgresServer) -> tuple[dict[str, Any], Read]:
-    """A destination on a database of its own, and how its rows are read."""
+    """A destination on its own database, and how its rows are read."""
     url = server.create_database()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE t (n bigserial PRIMARY KEY, i bigint)")
@@ -70,5 +70,5 @@ def frozen_in_a_transaction(bench: Bench, out: dict[str, Any], read: Read) -> No
 
 
 def test_without_ending_older_connections(caught: Caught, postgres_server: PostgresServer) -> None:
-    """What waits for the frozen one ends at its lock-timeout, which is a minute unless it is set."""
+    """Whatever waits for the frozen one ends at its lock-timeout, a minute by default."""
     caught(in_postgres(postgres_server, frozen_in_a_transaction), without.kill, "stuck")

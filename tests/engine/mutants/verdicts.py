@@ -10,7 +10,7 @@ from conduit_dagster.engine.report import RunResult
 
 
 class Broken(AssertionError):  # noqa: N818  # what a test finds, not a fault of the program
-    """A guarantee that does not hold."""
+    """A broken guarantee."""
 
 
 class Watch:
@@ -21,20 +21,20 @@ class Watch:
         self._found: list[Broken] = []
 
     def __call__(self, *given: Any) -> None:
-        """Looks, and goes on."""
+        """Check, and continue."""
         try:
             self._act(*given)
         except Broken as broken:
             self._found.append(broken)
 
     def report(self) -> None:
-        """Raises what was found first."""
+        """Raise the first finding."""
         if self._found:
             raise self._found[0]
 
 
 def sound(result: RunResult) -> RunResult:
-    """A run that must end well."""
+    """A run that must succeed."""
     if result.error is not None:
         raise Broken(f"stuck: {result.error.code}: {result.error.message}")
     return result
@@ -60,6 +60,6 @@ def decided_once(out: list[int], dead: list[int]) -> None:
 
 
 def require(holds: bool, what: str) -> None:
-    """A rule that is looked at itself."""
+    """A rule that is checked directly."""
     if not holds:
         raise Broken(what)
