@@ -370,7 +370,7 @@ def test_a_command_that_only_looks_makes_nothing(reading: PostgresReading) -> No
     reading.execute("INSERT INTO a VALUES (99)")
     looking = reading.source(runs=False)
     assert looking.latest(position, Limit(1, 1)) == position
-    with pytest.raises(FatalError, match="another database cluster"):
+    with pytest.raises(FatalError, match="a different database cluster"):
         looking.latest({**position, "server": "1"}, Limit(1, 1))
     with pytest.raises(FatalError, match="beyond our position"):
         looking.latest({**position, "lsn": "0/1"}, Limit(1, 1))

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 # the benchmarks import it as a part of the tests
 from .maven_jars import JarSet, java
+from .postgres_tables import drop_slots
 
 VERSION = "3.3.1.Final"
 JARS = JarSet(
@@ -106,7 +106,7 @@ class Debezium:
         self._process.kill()
         self._process.wait()
         self._reader.join()
-        drop_slot(self.url, self.name)
+        drop_slots(self.url, self.name)
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -137,12 +137,3 @@ class Debezium:
     def said(self) -> str:
         """Return the end of its log."""
         return self._log.read_text()[-4_000:]
-
-
-def drop_slot(url: str, name: str) -> None:
-    """Drop a slot, ending any reader of it."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        reader = "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots WHERE slot_name = %s"
-        connection.execute(f"{reader} AND active_pid IS NOT NULL", (name,))
-        drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
-        connection.execute(drop, (name,))

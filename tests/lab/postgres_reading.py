@@ -15,6 +15,8 @@ from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, ConnectorContext, Keys, Limit, Position, ReadOptions, ResumeState, Source, Split
 
+from .postgres_tables import drop_slots
+
 WHOLE = Limit(10**6, 10**9)
 _MOST = 20
 """Maximum number of open sources: each has its own connections."""
@@ -63,10 +65,7 @@ class PostgresReading:
         """Close the sources, terminate any reader of the slot, and drop it."""
         for source in self.sources:
             _end(source)
-        reader = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
-        self.execute(f"{reader} AND active_pid IS NOT NULL", self.name)
-        drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
-        self.execute(drop, self.name)
+        drop_slots(self.url, self.name)
 
 
 def _end(source: PostgresSource) -> None:

@@ -41,11 +41,11 @@ def _slot(database: str, name: str) -> str:
     return f"{database.rpartition('/')[2]}_{name}".lower()
 
 
-def drop_slots(database: str) -> None:
-    """Drop the slots of a database, since the server has a limited number."""
-    mine = "FROM pg_replication_slots WHERE database = current_database()"
+def drop_slots(database: str, name: str = "") -> None:
+    """Drop a database's slots, or the one with this name, and end their readers: a server has few slots."""
+    mine, names = "FROM pg_replication_slots WHERE database = current_database() AND %s IN (slot_name, '')", (name,)
     with psycopg.connect(database, autocommit=True) as connection:
-        connection.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active_pid IS NOT NULL".encode())
-        while connection.execute(f"SELECT {mine} AND active_pid IS NOT NULL".encode()).fetchone():
+        # the server takes a moment to end a reader
+        while connection.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active", names).fetchone():
             pass
-        connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {mine}".encode())
+        connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {mine}", names)
