@@ -43,7 +43,8 @@ def _slot(database: str, name: str) -> str:
 
 def drop_slots(database: str, name: str = "") -> None:
     """Drop a database's slots, or the one with this name, and end their readers: a server has few slots."""
-    mine, names = "FROM pg_replication_slots WHERE database = current_database() AND %s IN (slot_name, '')", (name,)
+    mine = "FROM pg_replication_slots WHERE database = current_database() AND %s::text IN ('', slot_name::text)"
+    names = (name,)
     with psycopg.connect(database, autocommit=True) as connection:
         # the server takes a moment to end a reader
         while connection.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active", names).fetchone():
