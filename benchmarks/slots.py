@@ -29,7 +29,8 @@ from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSe
 from conduit_dagster.expressions import Clock
 from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions, ResumeState
 from tests.lab.conduit_connector import PLAIN_RECORDS, ConduitConnector, postgres_connector
-from tests.lab.debezium import command, drop_slot, properties
+from tests.lab.debezium import command, properties
+from tests.lab.postgres_tables import drop_slots
 
 _SHARE = 5
 """Fraction of the records per run: Debezium takes a minute for a million changes."""
@@ -107,7 +108,7 @@ def _side(bench: Bench, name: str, run: Callable[[], Taken], count: Callable[[],
 def _prepare(bench: Bench) -> None:
     shutil.rmtree(bench.work / "slots", ignore_errors=True)
     (bench.work / "slots").mkdir(parents=True)
-    drop_slot(bench.database.url, "bench")
+    drop_slots(bench.database.url, "bench")
     with psycopg.connect(bench.database.url, autocommit=True) as connection:
         connection.execute("SELECT pg_copy_logical_replication_slot(%s, 'bench')", (_BASE,))
 
