@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol
 from urllib.parse import quote
@@ -151,7 +152,7 @@ def create(url: str) -> IO[bytes]:
     """Open a new file for writing; an existing one is an error and is never overwritten."""
     path = local_path(url)
     if path is not None:
-        return open(path, "xb", buffering=0, opener=_open_new)  # Path.open has no opener
+        return open(path, "xb", buffering=_PIECE, opener=_open_new)  # Path.open has no opener
     fs, name = _remote(url)
     return fs.open(name, "xb")
 
@@ -328,44 +329,29 @@ class NewFile:
         self.bytes = 0
         self._sha = hashlib.sha256()
         self._file = create(url)
-        self._waiting = bytearray()
 
     def write(self, data: bytes) -> None:
         """Append bytes; small pieces wait for others.
 
         A full disk raises ``OSError``, here or in :meth:`finish`, and then nothing in the file counts.
         """
-        self.bytes += len(data)
-        if len(data) < _PIECE:
-            self._waiting += data
-            if len(self._waiting) >= _PIECE:
-                self._flush()
-            return
-        self._flush()
-        self._append(data)
-
-    def _flush(self) -> None:
-        if self._waiting:
-            data, self._waiting = self._waiting, bytearray()
-            self._append(data)
-
-    def _append(self, data: bytes | bytearray) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
+        self._file.write(data)
         self._sha.update(data)
+        self.bytes += len(data)
 
     def finish(self) -> str:
         """Sync and close; return the SHA-256 of everything written."""
-        self._flush()
         self._sync()
         self._file.close()
         return self._sha.hexdigest()
 
     def _sync(self) -> None:
         if is_local(self.url):
+            self._file.flush()
             os.fsync(self._file.fileno())
 
     def abort(self) -> None:
         """Close without any durability guarantee."""
-        self._file.close()
+        with suppress(OSError):
+            # what is still waiting does not count: a disk that is full does not matter any more
+            self._file.close()

@@ -273,21 +273,22 @@ def create_topic(servers: str, name: str, partitions: int = 1, **config: str) ->
     """Create a topic; names of configs have underscores for dots, and configs without a value are left out."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     settings = {key.replace("_", "."): value for key, value in config.items() if value}
-    deadline = time.monotonic() + 60
+    deadline, repeats = time.monotonic() + 60, (KafkaError.INVALID_REPLICATION_FACTOR,)
     while True:
         try:
             admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
             return name
         except TimeoutError:
+            # its answer may only come too late
+            repeats = (*repeats, KafkaError.TOPIC_ALREADY_EXISTS)
             if time.monotonic() > deadline:
                 raise
         except KafkaException as error:
-            code = error.args[0].code()
-            if code == KafkaError.TOPIC_ALREADY_EXISTS and name.startswith("t-"):
-                return name  # made by a request whose answer came too late
             # a broker that misses heartbeats on a busy machine is fenced for a moment
-            if code != KafkaError.INVALID_REPLICATION_FACTOR or time.monotonic() > deadline:
+            if error.args[0].code() not in repeats or time.monotonic() > deadline:
                 raise
+            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return name
             admin.poll(0.1)
 
 

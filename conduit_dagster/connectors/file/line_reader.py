@@ -246,7 +246,8 @@ def moved(file: TrackedFile, url: str) -> TransientError:
     )
 
 
-_FEW = 3
+_FEW: Final = 3
+"""Number of lines of a block after which the lengths of all are computed at once."""
 
 
 class _Labels:
@@ -264,8 +265,7 @@ class _Labels:
         """Return the offset after line i and its line end, whether or not the file has that."""
         end = self._ends.get(i)
         if end is None:
-            # most blocks are asked for one record or none, and a sum is a third of the lengths of all
-            few = len(self._ends) < _FEW
+            few = len(self._ends) < _FEW  # as for most blocks: the sum up to one line costs a third of all lengths
             length = sum(map(len, islice(self._lines, i + 1))) if few else self._lengths[i]
             end = self._ends[i] = self._at.offset + length + i + 1
         return end

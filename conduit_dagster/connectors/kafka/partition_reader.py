@@ -89,12 +89,14 @@ class PartitionReader:
                 raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
 
     def _check_offsets(self, messages: list[Message], part: PartitionRange, expected: int) -> None:
-        """Invariant: each offset is read once, in order; nothing of a range is delivered where a client goes back."""
+        """Invariant: each offset is given once, in order. Where a client goes back, the task fails instead."""
         first, last = messages[0].offset() or 0, messages[-1].offset() or 0
         spanned = last - first + 1
         if first < expected or spanned < len(messages):
             message = f"{part.topic}, partition {part.partition}: the client went back behind offset {expected}"
-            raise self._errors.outage(message, "kafka.server", "nothing was delivered; the step is read again")
+            raise self._errors.outage(
+                message, "kafka.server", "run again: it continues after the messages that were read"
+            )
         if self._is_counted and (first > expected or spanned > len(messages)):
             raise self._not_dense(part, expected)
 
