@@ -19,12 +19,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from .kafka_listeners import Listener
 from .maven_jars import JarSet, NoJarsError, java
 from .server_process import free_port, guard_of
+from .waiting import wait_until
 
 Row = tuple[bytes | None, bytes | None]
 VERSION = "4.1.0"
@@ -181,12 +182,19 @@ class KafkaServer:
 
     def transaction(self, topic: str, rows: Sequence[Row], partition: int = 0, commit: bool = True) -> None:
         """Produce keys and values in a transaction, then commit or abort it."""
-        producer = self._transactional
+        producer, known = self._transactional, self._end_of(topic, partition)
         producer.begin_transaction()
         for key, value in rows:
             producer.produce(topic, value, key, partition)
         producer.flush(30)
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        # brokers answer before they write the mark that ends it
+        ends_at = known + len(rows) + bool(rows)
+        wait_until(lambda: self._end_of(topic, partition) >= ends_at, "the transaction has its mark", 30)
+
+    def _end_of(self, topic: str, partition: int) -> int:
+        asked = TopicPartition(topic, partition)
+        return self.admin.list_offsets({asked: OffsetSpec.latest()})[asked].result(30).offset
 
     @cached_property
     def _transactional(self) -> Producer:

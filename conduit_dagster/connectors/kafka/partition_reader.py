@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
@@ -98,7 +98,8 @@ class PartitionReader:
                 message, "kafka.server", "run again: it continues after the messages that were read"
             )
         if self._is_counted and (first > expected or spanned > len(messages)):
-            raise self._not_dense(part, expected)
+            dense = takewhile(lambda pair: pair[0] == pair[1].offset(), enumerate(messages, expected))
+            raise self._not_dense(part, expected + sum(1 for _ in dense))
 
     def _require_dense(self, part: PartitionRange, expected: int) -> None:
         if self._is_counted and expected != part.end:
