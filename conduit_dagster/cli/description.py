@@ -15,6 +15,7 @@ from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, newest, open_counts
+from conduit_dagster.state.history import deleted
 from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
@@ -41,11 +42,14 @@ def source_rows(store: sa.Engine | None) -> SourceRows:
 
 
 def listed(catalogue: Catalogue, store: sa.Engine | None, sources: SourceRows | None = None) -> list[Facts]:
-    """Return one row per pipeline in the files, then one per pipeline known only to the store.
+    """Return one row per pipeline in the files, then one per pipeline that only the store has; no deleted ones.
 
     ``sources``: rows of sources, if already read.
     """
     known = {} if store is None else _rows(store)
+    ids = {parsed.config.id for parsed in catalogue.loaded.pipelines}
+    for name in set() if store is None else deleted(store) - ids:
+        known.pop(name, None)
     sources = source_rows(store) if sources is None else sources
     names = dict.fromkeys([*(parsed.config.id for parsed in catalogue.loaded.pipelines), *known])
     letters = {} if store is None else open_counts(store)

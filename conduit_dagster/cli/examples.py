@@ -18,6 +18,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "pipelines describe": ("pipelines describe orders", "pipelines describe orders elsewhere/orders.yaml"),
     "pipelines start": ("pipelines start orders", "pipelines start orders --accept-new-state"),
     "pipelines stop": ("pipelines stop orders", "pipelines stop orders --force"),
+    "pipelines delete": ("pipelines delete orders --dry-run", "pipelines delete orders"),
     "pipelines history": ("pipelines history orders", "pipelines history orders --since 2h"),
     "pipelines reload": ("pipelines reload", "pipelines reload --url http://dagster:3000"),
     "log current": ("log current orders", "log current orders --json"),

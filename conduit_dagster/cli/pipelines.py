@@ -1,4 +1,4 @@
-"""``pipelines list``, ``describe``, ``history``, ``start``, ``stop`` and ``reload``. They start no Spark."""
+"""``pipelines list``, ``describe``, ``history``, ``start``, ``stop``, ``delete``, ``reload``. They start no Spark."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.operate import Files, Pipeline, subject, who
+from conduit_dagster.cli.operate import DryRun, Files, Pipeline, subject, who
 from conduit_dagster.cli.verb import FAILED, AcceptNewState, AsJson, Outcome, Paths, perform, usage_error
-from conduit_dagster.engine.operate.summaries import start_summary, stop_summary
+from conduit_dagster.engine.operate.summaries import delete_summary, start_summary, stop_summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,6 +168,27 @@ def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json:
     perform("pipelines stop", as_json, lambda: _stop(pipeline, force, files))
 
 
+Lose = Annotated[bool, typer.Option("--force", help="Delete it even if something that is not delivered is lost.")]
+
+
+def delete(
+    pipeline: Pipeline, force: Lose = False, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
+) -> None:
+    """Delete all that is kept of a stopped pipeline: positions, log, dead letters, and its sources' slots.
+
+    Its history stays. Remove its file as well, or the next start reads its sources from their beginning.
+    """
+    perform("pipelines delete", as_json, lambda: _deleted(pipeline, force, dry_run, files))
+
+
+def _deleted(pipeline: str, force: bool, dry_run: bool, files: list[str] | None) -> Outcome:
+    # the engine takes a tenth of a second to import, and most verbs only read
+    from conduit_dagster.engine.operate.delete import delete as delete_pipeline
+
+    facts = delete_pipeline(subject(pipeline, files), who(), force, dry_run)
+    return Outcome(delete_summary(facts), facts)
+
+
 def _start(pipeline: str, accept_new: bool, files: list[str] | None) -> Outcome:
     asked = subject(pipeline, files, accept_new).start(who())
     return Outcome(start_summary(pipeline, asked), {"asked": asked})
@@ -319,5 +340,6 @@ def _asked(url: str) -> dict[str, Any]:
 
 app.command("start")(start)
 app.command("stop")(stop)
+app.command("delete")(delete)
 app.command("history")(history)
 app.command("reload")(reload)

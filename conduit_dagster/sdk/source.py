@@ -143,6 +143,15 @@ class ResumeState(NamedTuple):
     """The mode of each collection: from :meth:`Source.collection_modes`, otherwise that of its last record."""
 
 
+class Leftover(NamedTuple):
+    """Something that a source keeps on its server, and that would stay there once its pipeline is deleted."""
+
+    name: str
+    """What it is, as in a sentence: ``replication slot shop``. No secrets."""
+    loses: str = ""
+    """What is lost with it: ``changes that were not read``; empty if nothing is."""
+
+
 class KeptValues(NamedTuple):
     """Access to immutable values in the state store that positions refer to by digest.
 
@@ -272,6 +281,25 @@ class Source(ABC):
 
         A later run may use the same object again. Not called if the process is killed or left hanging.
         """
+
+    def leftovers(self) -> Sequence[Leftover]:
+        """Return what ``pipelines delete`` would remove from the source's server. Changes nothing there.
+
+        Only things that serve this pipeline alone: whatever others made or read is not listed. None by default.
+        """
+        return ()
+
+    def remove_leftovers(self) -> None:  # noqa: B027  # most leave nothing
+        """Remove what :meth:`leftovers` returns. Called with the pipeline's lease held; may be repeated."""
+
+    @classmethod
+    def left_by(cls, unit: Mapping[str, Any]) -> str:
+        """Return, in words, what a source with this :attr:`unit` may have left on its server; empty for nothing.
+
+        For a pipeline whose file is gone, or names other data by now: an operator then removes it by hand.
+        """
+        del unit
+        return ""
 
     def lag(self, position: Position) -> int | None:
         """Return how far ``position`` is behind the newest data, in the source's :attr:`lag_unit`; None if unknown."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -136,6 +136,7 @@ _SAID: Final[dict[str, Callable[[Detail], str]]] = {
         f"{detail['consumer']}, offsets {detail['first']} to {detail['upto'] - 1} of {detail['source']}"
     ),
     "provisioned": lambda detail: str(detail.get("file") or ""),
+    "deleted": lambda detail: f"by {detail['by']}" if detail.get("by") else "",
     "deprovisioned": lambda detail: f"{detail['file']} is gone" if detail.get("file") else "",
 }
 
@@ -154,7 +155,9 @@ def duration(seconds: float) -> str:
 
 PROVISIONED: Final = "provisioned"
 DEPROVISIONED: Final = "deprovisioned"
-_BOTH: Final = (PROVISIONED, DEPROVISIONED)
+DELETED: Final = "deleted"
+_AWAY: Final = (DEPROVISIONED, DELETED)
+_PRESENCE: Final = (PROVISIONED, *_AWAY)
 
 
 @dataclass(frozen=True)
@@ -195,15 +198,15 @@ def deprovision(engine: sa.Engine, pipeline: str) -> bool:
         # locked: of two concurrent calls only one records it
         mine = sa.select(pipelines.c.file).where(pipelines.c.pipeline == pipeline).with_for_update()
         row = connection.execute(mine).first()
-        if row is None or _newest(connection, pipeline, *_BOTH) == DEPROVISIONED:
+        if row is None or _newest(connection, pipeline, *_PRESENCE) in _AWAY:
             return False
         record_event(connection, pipeline, DEPROVISIONED, file=row.file)
     return True
 
 
 def provision(connection: sa.Connection, pipeline: str, file: str, first: bool) -> None:
-    """Record that the pipeline exists if this is its ``first`` run or it was deprovisioned; within its start."""
-    if first or _newest(connection, pipeline, *_BOTH) == DEPROVISIONED:
+    """Record that the pipeline exists if this is its ``first`` run or it was away; within its start."""
+    if first or _newest(connection, pipeline, *_PRESENCE) in _AWAY:
         record_event(connection, pipeline, PROVISIONED, file=file)
 
 
@@ -214,11 +217,20 @@ def _newest(connection: sa.Connection, pipeline: str, *kinds: str) -> str | None
 
 
 def gone(engine: sa.Engine) -> set[str]:
-    """Return the pipelines that were deprovisioned and have not come back."""
-    last = sa.select(sa.func.max(history.c.id)).where(history.c.event.in_(_BOTH)).group_by(history.c.pipeline)
-    away = sa.select(history.c.pipeline).where(history.c.id.in_(last), history.c.event == DEPROVISIONED)
+    """Return the pipelines that were deprovisioned or deleted and have not come back."""
+    return _whose_newest_is(engine, _AWAY)
+
+
+def deleted(engine: sa.Engine) -> set[str]:
+    """Return the pipelines that were deleted and have not come back."""
+    return _whose_newest_is(engine, (DELETED,))
+
+
+def _whose_newest_is(engine: sa.Engine, kinds: Sequence[str]) -> set[str]:
+    last = sa.select(sa.func.max(history.c.id)).where(history.c.event.in_(_PRESENCE)).group_by(history.c.pipeline)
+    found = sa.select(history.c.pipeline).where(history.c.id.in_(last), history.c.event.in_(kinds))
     with reading(engine) as connection:
-        return set(connection.execute(away).scalars())
+        return set(connection.execute(found).scalars())
 
 
 def restarts_of(connection: sa.Connection, pipeline: str) -> int | None:

@@ -74,6 +74,11 @@ def readers_of(connection: sa.Connection, pipeline: str, source: str | None = No
     ]
 
 
+def every_reader_of(connection: sa.Connection, pipeline: str) -> list[ReadingSource]:
+    """Return the readers of a pipeline's logs, including dropped ones."""
+    return [reader for reader in _every(connection) if reader.of[0] == pipeline]
+
+
 def drop(connection: sa.Connection, reader: ReadingSource, by: str) -> None:
     """Stop keeping the log for a reader. It keeps its position: on return it resumes there, or reports the gap."""
     _mark(connection, reader, True)

@@ -8,7 +8,9 @@ from lab.sensors_lab import Location
 
 from conduit_dagster.config import references
 from conduit_dagster.config.secret_providers import Unresolved
+from conduit_dagster.engine.operate.delete import delete
 from conduit_dagster.engine.operate.starting import ask_start
+from conduit_dagster.engine.operate.subject import subject
 from conduit_dagster.recovery.errors import FatalError
 
 SENSOR = "conduit_lifecycle"
@@ -145,6 +147,17 @@ def test_a_pipeline_whose_file_is_gone_is_deprovisioned_once(location: Location)
     location.tick(SENSOR)
     location.tick(SENSOR)
     assert location.events().count("deprovisioned") == 1
+
+
+def test_a_deleted_pipeline_is_not_started_by_itself(location: Location) -> None:
+    location.write()
+    location.begin(digest=digest(location))
+    location.end("stopped", "system")
+    assert len(location.tick(SENSOR)) == 1
+    delete(subject(location.project, "orders"), "operator")
+    assert location.tick(SENSOR) == []
+    assert ask_start(location.store, "orders", "operator")
+    assert len(location.tick(SENSOR)) == 1
 
 
 def test_a_broken_file_fails_its_check_until_it_is_valid_again(location: Location) -> None:

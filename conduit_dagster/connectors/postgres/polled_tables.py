@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +14,7 @@ from conduit_dagster.connectors.postgres.replication_rights import check_rights
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.table_polls import TablePolls
-from conduit_dagster.sdk import Limit, Split
+from conduit_dagster.sdk import Leftover, Limit, Split
 
 _NOW = "SELECT extract(epoch FROM statement_timestamp()), pg_is_in_recovery()"
 
@@ -185,6 +186,13 @@ class PolledTables:
         """Close the connection that holds the snapshot."""
         self._copies.close()
         self._forget()
+
+    def leftovers(self) -> Sequence[Leftover]:
+        """Return nothing: polling creates nothing on the server."""
+        return ()
+
+    def remove_leftovers(self) -> None:
+        """Remove nothing."""
 
     # -- lag and statistics -------------------------------------------------------------------------------------
 

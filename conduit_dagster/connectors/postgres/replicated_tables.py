@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from conduit_dagster.connectors.postgres.source_tables import published_shapes
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
 from conduit_dagster.connectors.postgres.wal_times import WalTimes
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.sdk import Limit, Split
+from conduit_dagster.sdk import Leftover, Limit, Split
 
 _WAL_BYTES = 4
 """Bytes of WAL per byte of a step's limit: the WAL also contains indexes and rows of other tables."""
@@ -246,6 +246,19 @@ class ReplicatedTables:
         finally:
             self._copies.close()
             self._forget()
+
+    # -- deletion of the pipeline --------------------------------------------------------------------------------
+
+    def leftovers(self) -> Sequence[Leftover]:
+        """Return the slot, and the publication if this source created it."""
+        if not self._settings.auto_cleanup or self._settings.snapshot_mode == "initial_only":
+            return ()
+        return self._session.ask(self._slot.leftovers)
+
+    def remove_leftovers(self) -> None:
+        """Drop them, the slot first: without it the publication serves nobody."""
+        if self.leftovers():
+            self._session.ask(self._slot.drop)
 
     # -- lag and statistics -------------------------------------------------------------------------------------
 

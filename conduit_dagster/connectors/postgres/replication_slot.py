@@ -15,6 +15,7 @@ from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.sdk import Leftover
 
 _MARK = "conduit_dagster: "
 """Prefix of the comment on a publication that a pipeline created; the id of its owner follows."""
@@ -162,6 +163,32 @@ class ReplicationSlot:
             message = f"wal_level is {row and row[0]}, and changes are read with logical only"
             fix = "ALTER SYSTEM SET wal_level = logical; then restart the server"
             raise self._errors.unfit("postgres.wal_level", message, fix)
+
+    # -- removal ------------------------------------------------------------------------------------------------
+
+    def leftovers(self, connection: Connection) -> list[Leftover]:
+        """Return the slot, unless another pipeline's publication belongs to it, and the publication that this one
+        created."""
+        look, comment = self.look(connection), (self._publication(connection) or (False, "", False))[1]
+        if comment.startswith(_MARK) and comment != _MARK + self._owner:
+            return []
+        found: list[Leftover] = []
+        if look.exists:
+            waits = not look.is_lost and self.has_changes(connection, look.flushed)
+            loses = f"changes that wait in the replication slot {self._settings.slot}" if waits else ""
+            found.append(Leftover(f"replication slot {self._settings.slot}", loses))
+        if comment == _MARK + self._owner:
+            found.append(Leftover(f"publication {self._settings.publication}"))
+        return found
+
+    def drop(self, connection: Connection) -> None:
+        """Drop the slot if it exists, and the publication if this source created it. Raises ``psycopg.Error``."""
+        if self.look(connection).exists:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", (self._settings.slot,))
+        found = self._publication(connection)
+        if found is not None and found[1] == _MARK + self._owner:
+            name = sql.Identifier(self._settings.publication)
+            connection.execute(sql.SQL("DROP PUBLICATION {}").format(name))
 
     # -- slot state ---------------------------------------------------------------------------------------------
 

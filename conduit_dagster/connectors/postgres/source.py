@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from conduit_dagster.connectors.postgres.changes import collection_of
@@ -18,6 +18,7 @@ from conduit_dagster.sdk import (
     Block,
     ConnectorContext,
     Dataset,
+    Leftover,
     Limit,
     Position,
     ReadOptions,
@@ -132,6 +133,19 @@ class PostgresSource(Source):
         finally:
             self._session.close()
             self._generation = 0
+
+    def leftovers(self) -> Sequence[Leftover]:
+        """Return the slot, and the publication if this source created it; nothing without ``logrepl.autoCleanup``."""
+        return self._follower.leftovers()
+
+    def remove_leftovers(self) -> None:
+        """Drop both. Raises ``TransientError`` (``postgres.slot_active``) while another session reads the slot."""
+        self._follower.remove_leftovers()
+
+    @classmethod
+    def left_by(cls, unit: Mapping[str, Any]) -> str:
+        """Name the slot of a source that followed changes."""
+        return f"replication slot {unit['slot']} of database {unit.get('database')}" if unit.get("slot") else ""
 
     # -- lag and statistics -------------------------------------------------------------------------------------
 

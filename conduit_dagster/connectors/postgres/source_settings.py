@@ -42,7 +42,6 @@ class PostgresSourceSettings(DatabaseSettings):
 
     idle_keys: ClassVar[Mapping[str, str]] = {
         "snapshot.fetchSize": "rows are read in a stream, not fetch by fetch",
-        "logrepl.autoCleanup": "a pipeline never drops its slot, since changes would be lost with it",
         "logrepl.withAvroSchema": "records carry no schemas here: avro.encode and avro.decode know a registry",
     }
 
@@ -67,6 +66,8 @@ class PostgresSourceSettings(DatabaseSettings):
     must contain all tables."""
     slot: Annotated[str, AfterValidator(_slot)] = Field("conduitslot", alias="logrepl.slotName")
     """The replication slot. It is created if it does not exist. No two pipelines may share one."""
+    auto_cleanup: bool = Field(True, alias="logrepl.autoCleanup")
+    """Whether ``pipelines delete`` drops the slot, and the publication if the pipeline created it."""
     heartbeat: Duration = Field(60.0)
     """How long the server keeps WAL without changes of these tables; 0s: until there is a change."""
 

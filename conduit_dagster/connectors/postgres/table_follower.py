@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition
-from conduit_dagster.sdk import Limit, Split
+from conduit_dagster.sdk import Leftover, Limit, Split
 
 
 class TableFollower(Protocol):
@@ -49,6 +50,14 @@ class TableFollower(Protocol):
 
     def ack(self, upto: PostgresPosition) -> None:
         """Release resources of delivered data."""
+        ...
+
+    def leftovers(self) -> Sequence[Leftover]:
+        """Return what the server keeps for this source alone."""
+        ...
+
+    def remove_leftovers(self) -> None:
+        """Remove it."""
         ...
 
     def lag(self, position: PostgresPosition) -> int | None:

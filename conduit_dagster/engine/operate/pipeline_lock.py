@@ -99,7 +99,7 @@ def owned(
     """
     if not fresh and bound.id not in pipeline_rows(database):
         raise never_ran(bound.id)
-    lease = _lease(bound.id, database, options)
+    lease = take_lease(bound.id, database, options)
     reached("after-lease", bound.id)
     try:
         store = PipelineStore(database, lease, options.patience)
@@ -113,7 +113,8 @@ def owned(
         lease.release()
 
 
-def _lease(pipeline: str, database: sa.Engine, options: RunOptions) -> Lease:
+def take_lease(pipeline: str, database: sa.Engine, options: RunOptions) -> Lease:
+    """Acquire a stopped pipeline's lease. Raises ``TransientError`` (``lease.held``, ``state.unreachable``)."""
     try:
         return acquire(database, pipeline, options.lease_seconds)
     except SQLAlchemyError as error:

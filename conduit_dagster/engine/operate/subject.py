@@ -21,6 +21,7 @@ from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.existing_store import existing_store
+from conduit_dagster.state.history import deleted
 from conduit_dagster.state.overview import pipeline_rows
 
 if TYPE_CHECKING:
@@ -105,10 +106,14 @@ class Subject:
 
 
 def subjects(project: Project, files: Sequence[Path | str] = ()) -> list[Subject]:
-    """Return every pipeline in the project's files, or in ``files``, then those known only to the state store."""
+    """Return every pipeline in the project's files, or in ``files``, then those that only the state store has.
+
+    Deleted ones are left out.
+    """
     catalogue = open_catalogue(project, files)
     store = existing_store(project)
-    known = [*(one.config.id for one in catalogue.loaded.pipelines), *(pipeline_rows(store) if store else ())]
+    stored = () if store is None else [name for name in pipeline_rows(store) if name not in deleted(store)]
+    known = [*(one.config.id for one in catalogue.loaded.pipelines), *stored]
     return [Subject(name, catalogue, catalogue.get(name), store) for name in dict.fromkeys(known)]
 
 

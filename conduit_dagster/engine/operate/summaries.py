@@ -19,6 +19,18 @@ def stop_summary(pipeline: str, stopped: bool) -> str:
     return f"{pipeline}: stopped" if stopped else f"{pipeline} was stopped already"
 
 
+def delete_summary(facts: Facts) -> str:
+    """Describe a deletion. ``facts``: those of ``delete``."""
+    would = "would be " if facts["dry_run"] else ""
+    count = len(facts["sources"])
+    parts = [f"its state ({count} source{'' if count == 1 else 's'}), log, dead letters", *facts["removed"]]
+    text = f"{facts['pipeline']}: {would}deleted: {', '.join(parts)}"
+    lost = f"; {would}lost: {'; '.join(facts['lost'])}" if facts["lost"] else ""
+    left = f"; left on the server: {'; '.join(facts['left'])}" if facts["left"] else ""
+    again = f"; {facts['file']} still names it: pipelines start begins anew" if facts["file"] else ""
+    return text + lost + left + again
+
+
 def rewind_summary(facts: Facts) -> str:
     """Describe a rewind. ``facts``: those of ``rewind``, and ``dry_run``."""
     name = f"{facts['pipeline']}: {facts['source']}"

@@ -1,0 +1,198 @@
+"""``pipelines delete``: removes all that is kept of a stopped pipeline, here and on its sources' servers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster import storage
+from conduit_dagster.builtin_plugins import SOURCES
+from conduit_dagster.config.scalars import masked
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.operate.open_delivery import prepared_step
+from conduit_dagster.engine.operate.operator_errors import never_ran, refused
+from conduit_dagster.engine.operate.pipeline_lock import take_lease
+from conduit_dagster.engine.operate.source_positions import logs_of
+from conduit_dagster.engine.operate.subject import Subject
+from conduit_dagster.engine.reads_same import unit_of
+from conduit_dagster.engine.registering import attach_kept, attach_logs
+from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.engine.step_context import SourceAcks
+from conduit_dagster.node_ids import node_id
+from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Leftover
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.dead_letters import open_counts
+from conduit_dagster.state.deletion import delete_state, record_deletion
+from conduit_dagster.state.overview import pipeline_rows
+from conduit_dagster.state.pipeline_state import PipelineState, SourceState
+from conduit_dagster.state.readers import every_reader_of
+from conduit_dagster.state.store import PipelineStore
+
+Facts = dict[str, Any]
+
+
+def delete(subject: Subject, by: str, force: bool = False, dry_run: bool = False) -> Facts:
+    """Delete a stopped pipeline: its positions, log, dead letters and staged files, and its sources' leftovers.
+
+    Its history stays, its generations and steps keep their numbers: a pipeline of this id that runs later delivers
+    under hashes that no destination knows. May be killed at any point, and repeated.
+
+    Raises ``FatalError`` (``pipeline.never_ran``; ``pipeline.has_readers`` if others read its log;
+    ``pipeline.would_lose``, without ``force``, if something that is not delivered would be lost, or something would
+    stay on a source's server), ``TransientError`` (``lease.held`` if it runs), and errors of its sources.
+    """
+    with _locked(subject) as held:
+        _require_no_readers(held)
+        leftovers, left = _leftovers(held), sorted(_left_behind(held))
+        lost = [*_undelivered(held), *(one.loses for one in leftovers if one.loses)]
+        if (lost or left) and not force:
+            raise _would_lose(held.id, lost, left)
+        facts: Facts = {
+            "pipeline": held.id,
+            "sources": sorted(held.state.sources),
+            "removed": [one.name for one in leftovers],
+            "lost": lost,
+            "left": left,
+            "file": subject.bound.file if subject.bound else None,
+            "dry_run": dry_run,
+        }
+        if not dry_run:
+            _delete(held, by, facts)
+        return facts
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A stopped pipeline whose lease is held; its file may be gone."""
+
+    subject: Subject
+    compiled: CompiledPipeline | None
+    database: sa.Engine
+    store: PipelineStore
+    state: PipelineState
+
+    @property
+    def id(self) -> str:
+        return self.subject.id
+
+    @property
+    def sources(self) -> Iterator[tuple[SourceNode, SourceState]]:
+        """Sources of its file that the store knows, and that still read the same data."""
+        compiled = self.compiled
+        return iter(()) if compiled is None else self._known(compiled, compiled.sources)
+
+    @property
+    def inputs(self) -> Iterator[tuple[SourceNode, SourceState]]:
+        """The same sources as steps read them: directly, or through their logs."""
+        compiled = self.compiled
+        return iter(()) if compiled is None else self._known(compiled, compiled.inputs)
+
+    def _known(
+        self, compiled: CompiledPipeline, nodes: Iterable[SourceNode]
+    ) -> Iterator[tuple[SourceNode, SourceState]]:
+        for node in nodes:
+            one = self.state.sources.get(node.id)
+            if one is not None and unit_of(compiled, node).is_same_as(one.unit):
+                yield node, one
+
+
+@contextmanager
+def _locked(subject: Subject) -> Generator[_Held]:
+    database, options = subject.known(), subject.options
+    if subject.id not in pipeline_rows(database):
+        raise never_ran(subject.id)
+    compiled = None if subject.bound is None else subject.bound.compiled
+    lease = take_lease(subject.id, database, options)
+    try:
+        store = PipelineStore(database, lease, options.patience)
+        if compiled is not None:
+            attach_kept(compiled, store)
+            attach_logs(compiled, store, options.log_url)
+        yield _Held(subject, compiled, database, store, store.load())
+    finally:
+        if compiled is not None:
+            SourceAcks(compiled).close()
+        lease.release()
+
+
+def _require_no_readers(held: _Held) -> None:
+    """Raise ``FatalError`` if other pipelines read its log, or did: their offsets mean nothing in one that begins anew.
+
+    A dropped one counts as well, because it resumes at its offset when it returns.
+    """
+    with reading(held.database) as connection:
+        found = every_reader_of(connection, held.id)
+    if found:
+        names, first = ", ".join(reader.name for reader in found), found[0].pipeline
+        message = f"the log of pipeline {held.id} is read by {names}"
+        raise refused("pipeline.has_readers", message, f"delete that first: conduit-dagster pipelines delete {first}")
+
+
+def _undelivered(held: _Held) -> Iterator[str]:
+    """Yield, in words, what was read and is kept here alone, without being delivered."""
+    if (open_ := prepared_step(held.state)) is not None:
+        yield f"step {open_[0].plan.step}, which is prepared and not done"
+    for log in logs_of(held.database, held.id, held.subject.options.log_url):
+        waits = log.state().next_offset - _handled(held.state, log.source)
+        if waits > 0:
+            yield f"{waits:,} logged records of {log.source} that are not delivered"
+    if letters := open_counts(held.database).get(held.id, 0):
+        yield f"{letters:,} open dead letters"
+
+
+def _handled(state: PipelineState, source: str) -> int:
+    """Return the offset up to which a log is delivered; that of the join for a member of one."""
+    for one in state.sources.values():
+        if one.unit.get("plugin") == "join" and source in one.position:
+            return int(one.position[source])
+    known = state.sources.get(source)
+    return known.position if known is not None and isinstance(known.position, int) else 0
+
+
+def _leftovers(held: _Held) -> list[Leftover]:
+    """Return what the sources would leave on their servers."""
+    # as when a run begins: the last ack may be lost, and what was delivered must not count as unread
+    for node, one in held.inputs:
+        blamed(node_id(held.id, node.id), node.source.ack, one.position, one.generation)
+    return [one for node, _ in held.sources for one in blamed(node_id(held.id, node.id), node.source.leftovers)]
+
+
+def _left_behind(held: _Held) -> Iterator[str]:
+    """Yield, in words, what sources left on servers that the pipeline's file no longer names."""
+    known = {node.id for node, _ in held.sources}
+    for name, one in held.state.sources.items():
+        kind = None if name in known else SOURCES.find(str(one.unit.get("plugin")), {})
+        if kind is not None and (text := kind.left_by(one.unit)):
+            yield masked(f"{text} (source {name})")
+
+
+def _would_lose(pipeline: str, lost: list[str], left: list[str]) -> Exception:
+    what = [f"would lose {'; '.join(lost)}"] if lost else []
+    if left:
+        what.append(f"would leave on a server, as its file does not name it any more: {'; '.join(left)}")
+    finish = "run it once first (conduit-dagster run --once), and replay or discard its dead letters" if lost else ""
+    back = "name its last file with --file PATH" if left else ""
+    fix = "; ".join(filter(None, (finish, back, "or repeat it with --force")))
+    return refused("pipeline.would_lose", f"deleting {pipeline} {', and '.join(what)}", fix)
+
+
+def _delete(held: _Held, by: str, facts: Facts) -> None:
+    # servers first: as long as the state is there, the command can be repeated and finds them again
+    for node, _ in held.sources:
+        blamed(node_id(held.id, node.id), node.source.remove_leftovers)
+    reached("after-servers", held.id)
+    run = held.store.transactions.run
+    delete_state(run, held.id)
+    reached("after-state", held.id)
+    options = held.subject.options
+    for folder in (options.log_url, options.staging):
+        storage.remove_folder(storage.join(folder, storage.safe_name(held.id)))
+    told = {key: facts[key] for key in ("sources", "removed", "lost", "left")}
+    run(partial(record_deletion, pipeline=held.id, by=by, **told))

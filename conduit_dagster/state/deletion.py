@@ -1,0 +1,72 @@
+"""Deletion of everything that the state store keeps of one pipeline, except what protects later deliveries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import sqlalchemy as sa
+
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import FRESH
+from conduit_dagster.state.history import DELETED, record_event
+from conduit_dagster.state.status_store import write
+from conduit_dagster.state.tables import (
+    dead_letter_parts,
+    dead_letters,
+    generations,
+    history,
+    metadata,
+    pipelines,
+    recoveries,
+)
+
+_KEPT: Final = {pipelines, recoveries, generations, history}
+"""The epoch fences earlier owners, step numbers and generations are never reused, and the history is the audit log."""
+_IN_PIECES: Final = {dead_letters, dead_letter_parts}
+_AT_ONCE: Final = 5_000
+"""Dead letters deleted per transaction: other pipelines wait for it."""
+
+Run = Callable[[Callable[[sa.Connection], int]], int]
+"""Runs one transaction of the lease's owner."""
+
+
+def delete_state(run: Run, pipeline: str) -> None:
+    """Delete the pipeline's state; it is then stopped, and its next run reads its sources from their beginning.
+
+    May be killed between two transactions and repeated. :func:`record_deletion` ends it.
+    """
+    run(lambda connection: _delete_all_but_letters(connection, pipeline))
+    while run(lambda connection: _delete_some_letters(connection, pipeline)):
+        pass
+
+
+def _delete_all_but_letters(connection: sa.Connection, pipeline: str) -> int:
+    for table in metadata.sorted_tables:
+        if "pipeline" in table.c and table not in _KEPT | _IN_PIECES:
+            connection.execute(sa.delete(table).where(table.c.pipeline == pipeline))
+    # a generation stays taken, but no source may go on at a position that was deleted
+    left = sa.update(generations).where(generations.c.pipeline == pipeline)
+    connection.execute(left.values(position=""))
+    stopped = {"status": PipelineStatus.STOPPED, "reason": "user", "error": "", "window": "", "file": ""}
+    connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == pipeline).values(**stopped))
+    write(connection, pipeline, past=FRESH, restart_at_ns=0, cause=None, asked="")
+    return 0
+
+
+def _delete_some_letters(connection: sa.Connection, pipeline: str) -> int:
+    """Return the number of rows deleted; 0 once there are none."""
+    mine = dead_letters.c.pipeline == pipeline
+    order = (dead_letters.c.step, dead_letters.c.number)
+    some = sa.select(*order).where(mine).order_by(*order).limit(_AT_ONCE).subquery()
+    last = connection.execute(sa.select(some).order_by(some.c.step.desc(), some.c.number.desc()).limit(1)).first()
+    if last is None:
+        return connection.execute(sa.delete(dead_letter_parts).where(dead_letter_parts.c.pipeline == pipeline)).rowcount
+    step, number = last
+    upto = sa.or_(dead_letters.c.step < step, sa.and_(dead_letters.c.step == step, dead_letters.c.number <= number))
+    return connection.execute(sa.delete(dead_letters).where(mine, upto)).rowcount
+
+
+def record_deletion(connection: sa.Connection, pipeline: str, by: str, **detail: object) -> None:
+    """Record that the pipeline was deleted: until its next run, lists, metrics and alerts leave it out."""
+    record_event(connection, pipeline, DELETED, by=by, **detail)

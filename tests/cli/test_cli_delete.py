@@ -1,0 +1,161 @@
+"""``pipelines delete``: nothing stays that a later pipeline of this id could mistake for its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from lab.chain_lab import chained, downstream, runs, upstream
+from lab.kills import crashing
+from lab.operating import RECORDS, after_bulk_error, build, error, events, result, snapshot
+from lab.scripted import Script
+from lab.support import Lab, destination
+
+from conduit_dagster.cli.operate import subject
+from conduit_dagster.engine.operate.delete import delete
+from conduit_dagster.engine.operate.pipeline_lock import owned
+from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.recovery.kill_points import DELETION
+from conduit_dagster.state import deletion, tables
+
+STAYS = {"conduit_meta", "conduit_pipelines", "conduit_recoveries", "conduit_generations", "conduit_history"}
+
+
+def rows(lab: Lab) -> dict[str, int]:
+    """Return how many rows each table has of the pipeline ``p``."""
+    with lab.store() as database, database.connect() as connection:
+        return {
+            table.name: connection.execute(
+                sa.select(sa.func.count()).select_from(table).where(table.c.pipeline == "p")
+            ).scalar_one()
+            for table in tables.metadata.sorted_tables
+            if "pipeline" in table.c
+        }
+
+
+def kept_files(lab: Lab) -> list[Path]:
+    """Return the files of the log, the archive and the staging folder."""
+    folders = [lab.root / ".conduit" / name for name in ("log", "staging")]
+    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+def with_letters(lab: Lab, **more: Any) -> None:
+    """Run a pipeline of five lines, two of which are no JSON."""
+    build(lab, 3, destination(), **more)
+    with (lab.root / "in.jsonl").open("a") as file:
+        file.write("not JSON\nnor this\n")
+    assert lab.run().error is None
+
+
+def generation(lab: Lab) -> int:
+    with lab.store() as database, database.connect() as connection:
+        mine = sa.select(tables.sources.c.generation).where(tables.sources.c.pipeline == "p")
+        return connection.execute(mine).scalar_one()
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_nothing_stays_but_its_history_and_its_numbers(run, lab: Lab, log: str) -> None:
+    with_letters(lab, delivery={"log": log})
+    before = generation(lab)
+    refusal = error(run("pipelines", "delete", "p", "--json"))
+    assert (refusal["code"], "2 open dead letters" in refusal["message"]) == ("pipeline.would_lose", True)
+    there, files = snapshot(lab), kept_files(lab)
+    would = result(run("pipelines", "delete", "p", "--force", "--dry-run", "--json"))
+    assert (would["lost"], would["dry_run"]) == (["2 open dead letters"], True)
+    assert (snapshot(lab), kept_files(lab)) == (there, files)
+    assert files
+
+    said = run("pipelines", "delete", "p", "--force")
+    assert "p: deleted: its state (1 source), log, dead letters; lost: 2 open dead letters;" in said.out
+    assert {name for name, count in rows(lab).items() if count} <= STAYS
+    assert kept_files(lab) == []
+    assert len(lab.documents("dead.jsonl")) == 2  # the queue is not ours to delete
+    (event,) = events(lab, "deleted")
+    assert event["lost"] == ["2 open dead letters"]
+    (row,) = result(run("pipelines", "list", "--json"))["pipelines"]
+    assert (row["status"], row["records"], row["dead_letters"]) == ("stopped", 0, 0)
+
+    # it begins anew: no destination takes its deliveries for those of before
+    assert lab.run().progress.read == 5
+    assert [row["i"] for row in lab.documents("out.jsonl")] == [0, 1, 2, 0, 1, 2]
+    assert generation(lab) > before
+    assert len(events(lab, "provisioned")) == 2
+
+
+def test_without_its_file_it_is_forgotten(run, lab: Lab) -> None:
+    build(lab, 3, destination())
+    assert lab.run().error is None
+    (lab.root / "pipelines" / "p.yaml").unlink()
+    (row,) = result(run("pipelines", "list", "--json"))["pipelines"]
+    assert (row["id"], row["file"]) == ("p", None)
+    assert run("pipelines", "delete", "p").code == 0
+    assert result(run("pipelines", "list", "--json"))["pipelines"] == []
+    assert error(run("pipelines", "delete", "p", "--json"))["code"] == "usage.unknown_pipeline"
+
+
+def test_one_that_never_ran_or_runs_is_refused(run, lab: Lab) -> None:
+    build(lab, 3, destination())
+    assert error(run("pipelines", "delete", "p", "--json"))["code"] == "pipeline.never_ran"
+    assert lab.run().error is None
+    bound = lab.catalogue().get("p")
+    assert bound is not None
+    with lab.store() as database, owned(bound, database, RunOptions.of(lab.catalogue().project), _no_spark, "me"):
+        refusal = error(run("pipelines", "delete", "p", "--json"))
+    assert (refusal["code"], "stop it first" in refusal["fix"]) == ("lease.held", True)
+
+
+def _no_spark() -> Any:
+    raise AssertionError("it needs no Spark")
+
+
+def test_what_is_not_delivered_is_named(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script, delivery=RECORDS)
+    before = snapshot(lab)
+    refusal = error(run("pipelines", "delete", "p", "--json"))
+    assert "step 2, which is prepared and not done; 7 logged records of in that are not delivered" in refusal["message"]
+    assert snapshot(lab) == before
+    assert run("pipelines", "delete", "p", "--force").code == 0
+    assert {name for name, count in rows(lab).items() if count} <= STAYS
+
+
+def test_a_log_that_others_read_stays(run, lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": i} for i in range(20)])
+    upstream(lab)
+    downstream(lab, chained(), destination("out"))
+    runs(lab, "a", "p")
+    refusal = error(run("pipelines", "delete", "a", "--json"))
+    assert (refusal["code"], "read by p:in" in refusal["message"]) == ("pipeline.has_readers", True)
+    assert error(run("pipelines", "delete", "a", "--force", "--json"))["code"] == "pipeline.has_readers"
+    assert run("pipelines", "delete", "p").code == 0
+    assert run("pipelines", "delete", "a").code == 0
+
+
+@pytest.mark.parametrize("point", DELETION)
+def test_it_may_be_killed_and_repeated(run, lab: Lab, point: str) -> None:
+    with_letters(lab, delivery=RECORDS)
+    with crashing(point):
+        delete(subject("p", None), "me", force=True)
+    assert events(lab, "deleted") == []
+    assert run("pipelines", "delete", "p", "--force").code == 0
+    assert {name for name, count in rows(lab).items() if count} <= STAYS
+    assert kept_files(lab) == []
+    assert lab.run().progress.read == 5
+
+
+def test_many_dead_letters_go_in_pieces(run, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab.write("in.jsonl", ["no document"] * 7)
+    build_only_letters(lab)
+    assert lab.run().progress.read == 7
+    assert rows(lab)["conduit_dead_letters"] == 7
+    monkeypatch.setattr(deletion, "_AT_ONCE", 2)
+    assert run("pipelines", "delete", "p", "--force").code == 0
+    assert {name for name, count in rows(lab).items() if count} <= STAYS
+
+
+def build_only_letters(lab: Lab) -> None:
+    """Create a pipeline that nacks every line of its file."""
+    lines = (lab.root / "in.jsonl").read_text()
+    build(lab, 0, destination())
+    (lab.root / "in.jsonl").write_text(lines.replace('"', ""))
