@@ -192,8 +192,15 @@ def _put_there(url: str, data: bytes) -> bool:
         file = NewFile(url)
     except FileExistsError:
         return False
-    file.write(data)
-    file.finish()
+    try:
+        file.write(data)
+        file.finish()
+    except BaseException:
+        file.abort()
+        # it is ours, as nobody else could create it: a torn file must not take the name
+        with suppress(OSError):
+            remove(url)
+        raise
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import secrets
 from pathlib import Path
@@ -44,3 +45,21 @@ def test_a_full_disk_is_told_before_the_file_counts(tmp_path: Path, size: int) -
             file.finish()
         finally:
             file.abort()  # raises nothing more
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_full_disk_takes_no_name_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    """Also on a file system without hard links."""
+    if not links:
+        monkeypatch.setattr(storage.os, "link", _no_links)
+    url = str(tmp_path / "new")
+    with no_file_beyond(LARGE // 4), pytest.raises(OSError, match="File too large"):
+        storage.put_new(url, bytes(LARGE))
+    assert list(tmp_path.iterdir()) == []
+    assert storage.put_new(url, bytes(LARGE))
+    assert not storage.put_new(url, b"")
+    assert storage.size(url) == LARGE
+
+
+def _no_links(*_: object) -> None:
+    raise OSError(errno.EPERM, "Operation not permitted")

@@ -142,6 +142,8 @@ class AckFile:
     def __init__(self, acks: Acks, folder: str, token: str, interval: float) -> None:
         self._acks, self._folder, self._token, self._interval = acks, folder, token, interval
         self._number = 0
+        self._last: int | None = None
+        """Number of the newest durable file."""
         self._written: Acked | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="acks", daemon=True)
@@ -165,12 +167,19 @@ class AckFile:
         acked = self._acks.safe()
         if acked == self._written:
             return
-        file = storage.NewFile(self._url(self._number))
-        file.write(msgspec.json.encode(acked))
-        file.finish()
-        if self._number:
-            storage.remove(self._url(self._number - 1))
-        self._number, self._written = self._number + 1, acked
+        number, self._number = self._number, self._number + 1
+        file = storage.NewFile(self._url(number))
+        try:
+            file.write(msgspec.json.encode(acked))
+            file.finish()
+        except OSError:
+            # the next try has another name; without this file the one before counts
+            file.abort()
+            storage.remove(self._url(number))
+            raise
+        if self._last is not None:
+            storage.remove(self._url(self._last))
+        self._last, self._written = number, acked
 
     def _url(self, number: int) -> str:
         return storage.join(self._folder, f"acks-{self._token}-{number:08d}.json")
@@ -178,9 +187,14 @@ class AckFile:
 
 def newest(folder: str, token: str = "") -> list[Acked]:
     """Return the newest durable acks of each job of a delivery, or only those of the job with this token."""
-    names = [name for name in storage.files(folder) if name.startswith(f"acks-{token}")]
-    last = {name.rpartition("-")[0]: name for name in sorted(names)}
-    return [acked for name in last.values() if (acked := _read(storage.join(folder, name))) is not None]
+    names = sorted((name for name in storage.files(folder) if name.startswith(f"acks-{token}")), reverse=True)
+    found: dict[str, Acked] = {}
+    for name in names:
+        job = name.rpartition("-")[0]
+        # a kill may leave a torn file behind the newest whole one
+        if job not in found and (acked := _read(storage.join(folder, name))) is not None:
+            found[job] = acked
+    return list(found.values())
 
 
 def _read(url: str) -> Acked | None:

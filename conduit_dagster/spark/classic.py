@@ -11,7 +11,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
-from threading import Lock
+from threading import Lock, current_thread, main_thread
 from typing import TYPE_CHECKING
 
 from conduit_dagster.secret_values import hide
@@ -65,7 +65,7 @@ def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
     with _opening:
         if jvm_ended():
             forget_jvm()
-        with _own_interrupt_handler(), _environment(_launch_environment(settings)):
+        with _own_interrupt_handler():
             spark = _get_or_create(settings, app_name)
         if settings.local and not inside_submit():
             make_archive_later()
@@ -87,13 +87,15 @@ def _get_or_create(settings: SparkSettings, app_name: str) -> SparkSession:
     from pyspark.errors import PySparkRuntimeError
 
     try:
-        return _built(settings, app_name)
-    except PySparkRuntimeError as error:
-        # a JVM that crashes on a damaged archive reports nothing at all
-        if error.getCondition() != "JAVA_GATEWAY_EXITED" or not distrust_archive():
-            raise
         with _environment(_launch_environment(settings)):
             return _built(settings, app_name)
+    except PySparkRuntimeError as error:
+        # a JVM that crashes on a damaged archive reports nothing at all; the archive is looked for with the caller's
+        # environment, as when it was made
+        if error.getCondition() != "JAVA_GATEWAY_EXITED" or not distrust_archive():
+            raise
+    with _environment(_launch_environment(settings)):
+        return _built(settings, app_name)
 
 
 def _built(settings: SparkSettings, app_name: str) -> SparkSession:
@@ -162,8 +164,8 @@ def _launch_environment(settings: SparkSettings) -> dict[str, str]:
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Generator[None]:
     before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
     try:
+        os.environ.update(changes)
         yield
     finally:
         for name, value in before.items():
@@ -176,9 +178,10 @@ def _environment(changes: Mapping[str, str]) -> Generator[None]:
 @contextmanager
 def _own_interrupt_handler() -> Generator[None]:
     """Restore the SIGINT handler, which a new SparkContext replaces: its own cancels every job and raises into py4j."""
-    before = signal.getsignal(signal.SIGINT)
+    before, is_main = signal.getsignal(signal.SIGINT), current_thread() is main_thread()
     try:
         yield
     finally:
-        if before is not signal.getsignal(signal.SIGINT):
+        # on other threads PySpark leaves it alone, and it can't be set
+        if is_main and before is not signal.getsignal(signal.SIGINT):
             signal.signal(signal.SIGINT, before)

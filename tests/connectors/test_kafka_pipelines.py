@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,9 @@ def test_messages_go_through_the_log(lab: Lab, kafka_server: KafkaServer) -> Non
     pipe.require(90)
 
 
-def _to_file(lab: Lab, server: KafkaServer, topic: str, **settings: str) -> None:
+def _to_file(
+    lab: Lab, server: KafkaServer, topic: str, size: int = 20, processors: Sequence[Any] = (), **settings: str
+) -> None:
     own = {"servers": server.servers, "topics": topic, "readFromBeginning": "true", **settings}
     lab.pipeline(
         connectors=[
@@ -143,7 +146,8 @@ def _to_file(lab: Lab, server: KafkaServer, topic: str, **settings: str) -> None
                 "settings": {"path": "./out.jsonl", "sdk.record.format": "payload/json"},
             },
         ],
-        delivery={"strategy": "exactly-once", "batch-size": 20},
+        processors=list(processors),
+        delivery={"strategy": "exactly-once", "batch-size": size},
     )  # fmt: skip
 
 
@@ -156,7 +160,7 @@ def _rows(numbers: range) -> list[tuple[bytes | None, bytes | None]]:
 
 
 def test_several_tasks_read_a_topic_without_gaps(lab: Lab, kafka_server: KafkaServer) -> None:
-    """If a step contains one after all, it stops, and nothing of it is delivered."""
+    """If a step contains one after all, it stops there, and goes on once the setting is gone."""
     topic = kafka_server.topic(3)
     _to_file(lab, kafka_server, topic, **{"dense-offsets": "true"})
     kafka_server.send(topic, _rows(range(100)))
@@ -244,3 +248,31 @@ def test_both_ways_on_after_messages_are_gone(
     _to_file(lab, kafka_server, topic, **{"on-gone": "skip"})
     assert lab.run().error is None
     assert _lines(lab) == [*range(10), *range(15, 20), *range(25, 30)]
+
+
+_SLOW = """
+import time
+from conduit_dagster.sdk import Processor
+
+class Slow(Processor):
+    \"\"\"Takes long enough for the client to fetch everything meanwhile.\"\"\"
+
+    name = "slow"
+
+    def process(self, record):
+        time.sleep(0.0005)
+        return record
+"""
+
+
+@pytest.mark.parametrize("size", [120, 200])
+def test_a_step_gives_nothing_of_the_next_one(lab: Lab, kafka_server: KafkaServer, size: int) -> None:
+    """The client has messages behind the step's end, and the partition's end behind them, when the step is read."""
+    topic = kafka_server.topic()
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "slow.py").write_text(_SLOW)
+    _to_file(lab, kafka_server, topic, size, [processor("slow", "slow")])
+    kafka_server.send(topic, _rows(range(1_000)))
+    result = lab.run()
+    assert (result.error, result.progress.read) == (None, 1_000)
+    assert _lines(lab) == list(range(1_000))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
 from lab.kafka_lab import ALL, KafkaLab
 from lab.kafka_server import KafkaServer
 from lab.waiting import wait_until
 from pydantic import ValidationError
 
+from conduit_dagster.connectors.kafka.partition_reader import in_range
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Limit, ReadOptions
@@ -277,6 +281,36 @@ def test_a_broker_that_restarts_in_the_middle_of_a_range(lab: KafkaLab) -> None:
     assert [record.after for record in found] == [value for _, value in rows]
 
 
+class _Event:
+    """A message or an event, as far as a range's end depends on it."""
+
+    def __init__(self, offset: int, code: int | None = None) -> None:
+        self._offset, self._error = offset, None if code is None else KafkaError(code)
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return self._error
+
+
+@given(
+    offsets=st.lists(st.integers(0, 20), unique=True).map(sorted),
+    events=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 21), st.booleans()), max_size=3),
+    end=st.integers(0, 21),
+)
+def test_a_range_ends_where_it_was_planned(offsets: list[int], events: list[tuple[int, int, bool]], end: int) -> None:
+    """Wherever events stand among the messages."""
+    got = [_Event(offset) for offset in offsets]
+    for place, offset, is_eof in events:
+        got.insert(place, _Event(offset, KafkaError._PARTITION_EOF if is_eof else KafkaError._TRANSPORT))
+    messages, ended, error = in_range(cast(list[Message], got), end)
+    assert [message.offset() for message in messages] == [offset for offset in offsets if offset < end]
+    reached = [offset for _, offset, is_eof in events if is_eof] + offsets
+    assert ended == any(offset >= end for offset in reached)
+    assert (error is not None) == any(not is_eof for _, _, is_eof in events)
+
+
 class _Rewinding(Consumer):
     """A client that goes back to offset 150, once."""
 
@@ -305,6 +339,19 @@ def test_a_client_that_goes_back_gives_no_message_twice(lab: KafkaLab, monkeypat
     assert given == [b"%d" % i for i in range(len(given))] and 200 < len(given) < 2_000
     monkeypatch.undo()
     assert len(lab.read(source, source.initial(), end)) == 2_000
+
+
+def test_messages_that_the_brokers_lost_are_awaited_even_with_skip(lab: KafkaLab) -> None:
+    """Going on before them would deliver acked messages again, under hashes that may be taken."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    source = lab.source(topic, on_gone="skip")
+    end = source.latest(source.initial(), ALL)
+    lost = {"topics": {topic: {**end["topics"][topic], "next": [len(ROWS) + 5]}}}
+    with pytest.raises(TransientError, match="brokers have lost messages") as error:
+        source.latest(lost, ALL)
+    assert error.value.code == "kafka.behind"
+    assert not source.gives_up(source.initial(), end)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conduit_dagster.spark import class_data
+from conduit_dagster.spark.java import require_java
 
 _START = """
 from conduit_dagster.spark.session import SparkSettings, open_session
@@ -76,3 +77,25 @@ def test_a_broken_archive_keeps_nothing_from_starting(cache: Path, content: byte
         [sys.executable, "-c", _START], capture_output=True, text=True, timeout=280, env=dict(os.environ), check=False
     )
     assert (done.stdout, done.stderr) == ("3\n", "")
+
+
+_FUSSY = """#!/bin/sh
+case "$*" in *SharedArchiveFile=*) exit 1;; esac
+exec "{java}" "$@"
+"""
+
+
+@pytest.mark.slow
+def test_a_jvm_that_crashes_on_its_archive_is_started_without_it(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fussy = tmp_path / "java" / "bin" / "java"
+    fussy.parent.mkdir(parents=True)
+    fussy.write_text(_FUSSY.format(java=require_java().home / "bin" / "java"))
+    fussy.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    archive = class_data.archive_path()
+    assert archive is not None and archive.parent == cache.parent
+    archive.touch()
+    done = subprocess.run([sys.executable, "-c", _START], capture_output=True, text=True, timeout=280, check=False)
+    assert (done.stdout, archive.exists()) == ("3\n", False), done.stderr

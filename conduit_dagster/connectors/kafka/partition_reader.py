@@ -6,6 +6,7 @@ import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, takewhile
+from operator import lt
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
@@ -72,12 +73,14 @@ class PartitionReader:
         count, heard, expected = min(_FIRST_BATCH, options.block_records), time.monotonic(), part.begin
         while True:
             got = some_messages(consumer, count)
-            messages, ended, error = _sorted(got, part.end)
+            messages, ended, error = in_range(got, part.end)
             if messages:
-                heard, count = time.monotonic(), _fitting(messages, options)
+                count = _fitting(messages, options)
                 self._check_offsets(messages, part, expected)
-                expected = messages[-1].offset() + 1  # pyright: ignore[reportOptionalOperand]
+                expected = _offset(messages[-1]) + 1
                 yield messages
+                # not before: how long the records are processed says nothing about the brokers
+                heard = time.monotonic()
             if ended or expected >= part.end:
                 self._require_dense(part, expected)
                 return
@@ -89,16 +92,19 @@ class PartitionReader:
                 raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
 
     def _check_offsets(self, messages: list[Message], part: PartitionRange, expected: int) -> None:
-        """Invariant: each offset is given once, in order. Where a client goes back, the task fails instead."""
-        first, last = messages[0].offset() or 0, messages[-1].offset() or 0
-        spanned = last - first + 1
-        if first < expected or spanned < len(messages):
+        """Invariant: each offset of the range is given once, in order, and none beyond its end.
+
+        Where a client goes back, the task fails instead.
+        """
+        offsets = list(map(_offset, messages))
+        if offsets[0] < expected or not all(map(lt, offsets, offsets[1:])):
             message = f"{part.topic}, partition {part.partition}: the client went back behind offset {expected}"
             raise self._errors.outage(
                 message, "kafka.server", "run again: it continues after the messages that were read"
             )
-        if self._is_counted and (first > expected or spanned > len(messages)):
-            dense = takewhile(lambda pair: pair[0] == pair[1].offset(), enumerate(messages, expected))
+        assert offsets[-1] < part.end
+        if self._is_counted and offsets[-1] - expected + 1 > len(offsets):
+            dense = takewhile(lambda pair: pair[0] == pair[1], enumerate(offsets, expected))
             raise self._not_dense(part, expected + sum(1 for _ in dense))
 
     def _require_dense(self, part: PartitionRange, expected: int) -> None:
@@ -109,7 +115,7 @@ class PartitionReader:
         message = f"offsets of {part.topic}, partition {part.partition}, have a gap after {expected - 1}"
         if self._split.assumed:
             return self._errors.fatal(message, MISCOUNTED, "set dense-offsets: false", part.topic)
-        fix = "remove dense-offsets: the topic is compacted, or written in transactions; nothing of it was delivered"
+        fix = "remove dense-offsets: the topic is compacted, or written in transactions; it goes on after what was read"
         return self._errors.fatal(message, "kafka.gap", fix, part.topic)
 
     def _look_at(self, error: KafkaError, part: PartitionRange) -> None:
@@ -137,22 +143,28 @@ def some_messages(consumer: Consumer, count: int) -> list[Message]:
     return found
 
 
-def _sorted(got: list[Message], end: int) -> tuple[list[Message], bool, KafkaError | None]:
-    """Return the messages of the range, whether its end was reached, and an error.
+def in_range(got: list[Message], end: int) -> tuple[list[Message], bool, KafkaError | None]:
+    """Return the messages before ``end``, whether it was reached, and the first error.
 
-    The end is an offset, reached by a message after the range or by the partition's EOF event, which follows control
-    messages and offsets removed by compaction.
+    It is reached by a message after the range, or by the partition's EOF event, which follows control messages and
+    offsets removed by compaction. One call may return both, and in between messages that belong to the next step.
     """
-    for place, message in enumerate(got):
-        error = message.error()
-        if error is not None:
-            is_end = error.code() == KafkaError._PARTITION_EOF and (message.offset() or 0) >= end
-            is_early = error.code() == KafkaError._PARTITION_EOF and not is_end
-            more, ended, other = _sorted(got[place + 1 :], end)
-            return [*got[:place], *more], is_end or ended, other if is_early or is_end else error
-    if got and (got[-1].offset() or 0) >= end:
-        return [message for message in got if (message.offset() or 0) < end], True, None
-    return got, False, None
+    messages, ended, failed = list[Message](), False, None
+    for one in got:
+        error = one.error()
+        if error is None:
+            messages.append(one)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            ended = ended or _offset(one) >= end
+        else:
+            failed = failed or error
+    if messages and _offset(messages[-1]) >= end:
+        return [one for one in messages if _offset(one) < end], True, failed
+    return messages, ended, failed
+
+
+def _offset(message: Message) -> int:
+    return message.offset() or 0
 
 
 def _fitting(messages: list[Message], options: ReadOptions) -> int:
@@ -174,7 +186,7 @@ class RecordMaker:
         topic, partition = self._part.topic, self._part.partition
 
         def boundary(place: int) -> list[Any]:
-            return [topic, partition, (messages[place].offset() or 0) + 1]
+            return [topic, partition, _offset(messages[place]) + 1]
 
         def again(places: Sequence[int]) -> list[Record]:
             return self._records([messages[place] for place in places], positions=True)

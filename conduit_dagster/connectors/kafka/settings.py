@@ -165,7 +165,7 @@ class KafkaSourceSettings(KafkaSettings):
     dense_offsets: bool | None = Field(None, alias="dense-offsets")
     """Whether the topics have no gaps between offsets: no transactions, no compaction. Several tasks can then read a
     step. By default the source finds out: where a task meets a gap, one task reads the step again, and all further ones
-    of the run. With true, a gap stops the run before anything of the step is delivered; with false, one task reads."""
+    of the run. With true, a gap stops the run after the messages before it; with false, one task reads."""
     offset_metadata: bool = Field(False, alias="offset-metadata")
     """Also store the offset of each record as metadata ``kafka.offset``. The record's position contains it anyway;
     without it, records can share their metadata, which is faster."""

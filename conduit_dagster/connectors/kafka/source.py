@@ -154,20 +154,24 @@ class KafkaSource(Source):
         if before is None:
             return TopicPosition(topic.id, topic.low, topic.low)
         if problem := self._problem(before, topic):
-            if self._settings.on_gone != "skip":
+            # lost by the brokers, messages may come back: going on before them would deliver acked ones again
+            if self._settings.on_gone != "skip" or not problem.fatal:
                 raise problem
             if before.id != topic.id:
                 return TopicPosition(topic.id, topic.low, topic.low)
         count = len(before.next)
-        pairs = list(zip(before.next, topic.low, topic.high, strict=False))
-        moved = [offset if low <= offset <= high else low for offset, low, high in pairs]
+        pairs = zip(before.next, topic.low, strict=False)
+        moved = [max(offset, low) for offset, low in pairs]
         first = [
             kept if to == offset else to for kept, to, offset in zip(before.first, moved, before.next, strict=True)
         ]
         return TopicPosition(topic.id, (*moved, *topic.low[count:]), (*first, *topic.low[count:]))
 
     def _problem(self, before: TopicPosition, topic: KnownTopic) -> ConduitError | None:
-        """Return the error for a topic whose next message is missing: it was removed, or the topic was recreated."""
+        """Return the error for a topic whose next message is missing: it was removed, or the topic was recreated.
+
+        Transient if the brokers have lost it.
+        """
         if before.id != topic.id:
             message = f"the topic {topic.name} was recreated: its messages are not the ones that were read"
             return self._errors.fatal(message, "kafka.topic_changed", GONE.format(topic=topic.name), topic.name)
@@ -178,7 +182,7 @@ class KafkaSource(Source):
                 return self._errors.fatal(message, "kafka.range_gone", GONE.format(topic=topic.name), topic.name)
             if offset > high:
                 message = f"{where} ends at {high}, and {offset} comes next: brokers have lost messages"
-                fix = "wait for the broker that has them; else " + GONE.format(topic=topic.name)
+                fix = "wait for the broker that has them; else conduit-dagster positions rewind PIPELINE --to-start"
                 return self._errors.outage(message, "kafka.behind", fix)
         return None
 
