@@ -125,7 +125,7 @@ def _said(path: str, argument: str) -> str:
 
 def _engine(kind: str, version: str, path: str) -> Engine:
     if kind == CONDUIT:
-        # its ports may be taken; everything else is the default
+        # its default ports may be taken
         command = [path, "run", "--api.enabled=false", "--pipelines.path", "./pipelines"]
         return Engine(kind, version, command, partial(_pipeline, settings={}), ends=False, opencdc=True)
     if kind == BENTHOS:

@@ -21,7 +21,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if chromium() is None:
         raise SystemExit("no Chromium: apt-get install chromium")
-    # what was started is ended then as well
+    # processes started by then are ended as well
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     arguments.into.mkdir(parents=True, exist_ok=True)
     for file in make_images(arguments.into, arguments.runs):

@@ -37,7 +37,7 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
-    # a machine that is busy is no fault of what is tested
+    # a busy machine must not fail the test
     settings.register_profile("ours", deadline=None)
     settings.load_profile("ours")
 
@@ -153,7 +153,7 @@ def _command(port: int, token: str) -> list[str]:
 
 
 def _server_env() -> dict[str, str]:
-    # the server runs in a folder of its own, where a package that is not installed would be out of sight
+    # the server runs in another folder, where a package that is not installed could not be imported
     root = str(Path(__file__).parent.parent)
     own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": root}
     return {**os.environ, **java_environment(), **own}

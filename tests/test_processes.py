@@ -37,7 +37,7 @@ def test_the_end_of_a_process_is_awaited() -> None:
     def wait() -> None:
         began.set()
         wait_for_end(who)
-        # one that ends too early finds it alive
+        # a process that ends too early finds it alive
         dead_after.append(is_dead(who))
 
     waiter = threading.Thread(target=wait)

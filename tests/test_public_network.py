@@ -45,7 +45,7 @@ def test_a_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def rebinding(host: str, *args: Any, **more: Any) -> Any:
         if host != "rebinding.example":
-            return real(host, *args, **more)  # a numeric address, which the checked one is
+            return real(host, *args, **more)  # a numeric address, as the checked one is
         asked.append(host)
         address = "127.0.0.1" if len(asked) == 1 else "127.0.0.2"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, args[0]))]

@@ -41,7 +41,7 @@ def _order(state: State) -> str:
     for consumer in CONSUMERS:
         last: dict[str, str] = {}
         for record, kind in published(state, consumer).rows:
-            # a dead letter has no place among its neighbours
+            # dead letters need not keep the order of their neighbours
             if kind == "replay" or consumer == QUEUE:
                 continue
             if last.get(record[0], "") > record:

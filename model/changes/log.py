@@ -25,7 +25,7 @@ def padded(state: State) -> tuple[Entry, ...]:
 def read(config: Config, state: State, start: int, end: int) -> tuple[str, ...]:
     """Return the records of a range of offsets. Raises ``GapError`` where the protocol refuses a gap."""
     entries = state.log[start:end]
-    # a reader of the log refuses a gap: what it does not find may have been promised
+    # a reader of the log refuses a gap: the missing entries may have been promised to it
     if config.has(Rule.REFUSE_GAP) and not all(entry.present for entry in entries):
         raise GapError
     return tuple(entry.record for entry in entries if entry.present)

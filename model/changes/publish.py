@@ -47,7 +47,7 @@ def _deliver(config: Config, state: State, step: Step, number: int) -> Moves:
     share = step.shares[number]
     in_file = share.consumer != LATE or state.file.late
     if not in_file:
-        # its settings are gone from the file: it cannot be published
+        # it can't be published: its settings are no longer in the file
         return [(f"skip {share.consumer}", _with_share(state, step, number, "void"))]
     known = {refusal.record for refusal in step.refused}
     if share.consumer == OUT:
@@ -69,7 +69,7 @@ def _hash(config: Config, step: Step, consumer: str, *child: int) -> tuple[objec
 def _written(state: State, consumer: str, rows: tuple[str, ...], kind: str, name: tuple[object, ...]) -> State:
     there = published(state, consumer)
     if name in there.hashes:
-        return state  # all or nothing: a delivery that is there is not written again
+        return state  # all or nothing: an existing delivery is not written again
     new = there._replace(rows=there.rows + tuple((r, kind) for r in rows), hashes=there.hashes | {name})
     return with_published(state, consumer, new)
 
@@ -155,7 +155,7 @@ def _with_offsets(config: Config, state: State, step: Step) -> State:
     upto = first + step.end - step.start
     names = {share.consumer for share in step.shares if share.consumer != QUEUE}
     if not config.has(Rule.DECISION_OFFSETS) and step.kind == "data":
-        # before: of everyone in the file, also of those that the decision does not know
+        # before: offsets of all consumers in the file, including those that the decision does not name
         names = {OUT} | ({LATE} if state.file.late else set[str]())
     offsets = dict(state.offsets)
     for name in names:

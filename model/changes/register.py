@@ -30,7 +30,7 @@ def retired(config: Config, state: State) -> State:
     """Return the state without a destination that left the file; its open deliveries are void."""
     if LATE not in state.consumers or state.file.late:
         return state
-    # what comes back under this name is another destination: no letter of this one may reach it
+    # a destination that returns under this name is another one: none of this one's letters may reach it
     keeps_letters = not config.has(Rule.RETIRE_LETTERS)
     letters = (one if keeps_letters or one.missed != LATE else one._replace(is_open=False) for one in state.letters)
     state = state._replace(
@@ -75,7 +75,7 @@ def _without_dropped_catch_up(config: Config, state: State) -> State:
         return state
     rest = {(LATE, entry.record) for entry in state.log[catch_up.position : catch_up.upto]}
     state = state._replace(due=state.due - rest)
-    # what was caught up on is kept: a replay of dead letters must not bring it a second time
+    # the caught-up range is kept: a replay of dead letters must not deliver it a second time
     kept = catch_up._replace(upto=catch_up.position) if config.has(Rule.KEEP_PROMISE) else None
     return state._replace(catch_up=kept)
 
@@ -85,7 +85,7 @@ def _with_catch_up(config: Config, state: State) -> State:
     upto = state.source.position
     first = min(upto, whole_from(config, state))
     number = state.catch_ups + 1
-    # what an open step has decided without the newcomer has to come from the log as well
+    # records decided by an open step without the newcomer must also come from the log
     decided = state.step.end if state.step is not None and state.step.is_prepared else upto
     due = {(LATE, entry.record) for entry in state.log[first:decided]}
     return state._replace(catch_up=CatchUp(number, first, upto), catch_ups=number, due=state.due | due)
@@ -101,7 +101,7 @@ def _with_log_mode(config: Config, state: State) -> State:
     if source.logged:
         if source.position != len(state.log):
             raise LogNotReadUpError
-        # the log's position belongs to the logged unit: a unit that comes with the same edit starts on its own
+        # the log's position belongs to the logged unit: a new unit in the same edit starts at its own beginning
         unit = source.unit if config.has(Rule.SWITCH_BEFORE_UNIT) else state.file.unit
         return state._replace(source=source._replace(unit=unit, position=state.log_position, logged=False))
     position, offset = source.position, source.records

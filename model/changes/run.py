@@ -36,7 +36,7 @@ def ended(state: State, status: str) -> State:
 def _first_phase(config: Config) -> str:
     if not config.has(Rule.FINISH_FIRST):
         return "retire"
-    # a delivery to a destination that left the file can never be made: it is void before the step ends without it
+    # a delivery to a removed destination can never be made: it is voided before the step ends without it
     return "retire" if config.has(Rule.RETIRE_VOIDS) else "ack"
 
 
@@ -101,7 +101,7 @@ def _stage(config: Config, state: State) -> Moves:
 def _after_staging(state: State) -> State:
     if state.run is None:
         return state
-    # logged or cut, it is still to be staged
+    # logged or cut, it must still be staged
     return _to(state, "publish" if state.step is not None and state.step.is_prepared else "stage")
 
 

@@ -104,7 +104,7 @@ def shares_of(config: Config, state: State, step: Step, records: tuple[str, ...]
         ways = _ways(state, step)
         pairs = [pair for pair in zip(records, ways, strict=True) if pair[0] in good]
         return {name: [r for r, way in pairs if name in way] for name in sorted(state.consumers)}
-    # a record that has a letter already makes no second one in the queue
+    # a record that already has a dead letter makes no second one in the queue
     new = [r for r in bad if r not in step.lettered]
     return {QUEUE: new} | dict.fromkeys(_consumers(config, state, step), good)
 

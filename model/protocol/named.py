@@ -290,7 +290,7 @@ def _errors(place: Place, group: Places, sent: State) -> Moves:
 def _mark_group(place: Place, thread: Thread) -> Moves:
     pending = _pending(place)
     group = thread.group
-    # what was divided in the meantime is delivered as well
+    # children recorded in the meantime are delivered as well
     rest = tuple(child for child in pending if not set(child) <= set(group))
     step = step_of(place.process)
     done = step._replace(progress=replaced(step.progress, place.consumer, (PENDING, *rest)))

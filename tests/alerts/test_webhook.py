@@ -75,7 +75,7 @@ def test_a_redirect_does_not_carry_the_headers_elsewhere(receiver, status: int) 
 
 def test_nobody_listens(receiver) -> None:
     with socket.socket() as taken:
-        taken.bind(("localhost", 0))  # bound, and not listening: nobody else can have it
+        taken.bind(("localhost", 0))  # bound but not listening: no other process can take it
         url = f"http://localhost:{taken.getsockname()[1]}/hooks/s3cr3t"
         error = refusal(Webhook(url, HEADERS))
     assert (error.code, error.message.split(": ")[1]) == ("alerts.unreachable", "Connection refused")

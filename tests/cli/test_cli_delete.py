@@ -77,7 +77,7 @@ def test_nothing_stays_but_its_history_and_its_numbers(run, lab: Lab, log: str) 
     (row,) = result(run("pipelines", "list", "--json"))["pipelines"]
     assert (row["status"], row["records"], row["dead_letters"]) == ("stopped", 0, 0)
 
-    # it begins anew: no destination takes its deliveries for those of before
+    # it starts over: no destination mistakes its deliveries for earlier ones
     assert lab.run().progress.read == 5
     assert [row["i"] for row in lab.documents("out.jsonl")] == [0, 1, 2, 0, 1, 2]
     assert generation(lab) > before

@@ -75,7 +75,7 @@ def test_what_fails_again_stays_open_with_its_new_reason(run, lab: Lab) -> None:
 def test_from_the_node_it_goes_on_as_it_was(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None
-    # its tag is not made again: what was done before the node is kept
+    # its tag is not recomputed: changes made before the node are kept
     tag = processor("tag", "field.set", field=".Payload.After.tag", expression="'other'")
     convert = processor("convert", "field.set", field=".Payload.After.amount", expression="5")
     lab.pipeline(
@@ -349,7 +349,7 @@ def test_what_fails_again_for_a_destination_that_came_late_has_a_letter_for_it(
         build(lab, destination(), late, delivery={"log": "records"})
         expected = set(range(20)) - set(BAD)
     else:
-        expected = set(range(20))  # the destination says no to those that it is sent
+        expected = set(range(20))  # the destination refuses the ones that it is sent
         script.says("late", refuse=list(BAD))
         mended(lab, destination(), late, delivery={"log": "records"})
     assert lab.run().error is None

@@ -106,7 +106,7 @@ def test_a_destination_that_catches_up_is_behind_by_that(run, lab: Lab, script: 
     shown = result(run("positions", "show", "p", "--json"))["pipelines"][0]["sources"]
     assert [(row["id"], row["position"]) for row in shown] == [("in", 16), ("in@late", 0)]
     assert "in@late" in run("positions", "show").out
-    # it can be helped over the record like any other
+    # it can be moved past the record like any other
     script.says("late")
     assert result(run("offsets", "mark", "p", "late", "3", "--json"))["offsets"] == [0, 1, 2, 3]
     assert result(run("offsets", "step", "p", "late", "--json"))["offset"] == 4

@@ -78,7 +78,7 @@ def test_what_one_of_two_consumers_needs_stays(log: LogLab) -> None:
     log.move("c0", all=33)
     log.move("c1", all=4, A=9)
     log.compact("c0", "c1")
-    # of A up to 9 and of the others up to 4 all is handled; 5 and 9 are A's
+    # everything of A up to 9 and of the others up to 4 is handled; 5 and 9 are A's
     assert log.offsets(0, 17) == [6, 7, 8, 10, 11, 12, 13, 14, 15, 16]
     log.move("c1", all=33, A=33)
     log.compact("c0", "c1")
@@ -250,7 +250,7 @@ def test_a_frozen_owner_changes_nothing_when_it_thaws(log: LogLab) -> None:
     def taken_over() -> None:
         lease.release()
         newer = acquire(log.database, PIPELINE, 60)
-        # a consumer that has acknowledged nothing: the new owner cleans, and compacts nothing
+        # a consumer without any ack: the new owner cleans up, but compacts nothing
         Compactor(log.folder, log.store, Transactions(log.database, newer).run).compact(["c0", "c1"])
         newer.release()
 
@@ -264,7 +264,7 @@ def test_damage_is_not_made_permanent(local_log: LogLab) -> None:
     local_log.move("c0", all=33)
     path = Path(local_log.folder.segment(0), local_log.parts()[0].name)
     data = path.read_bytes()
-    created_by = data.rindex(b"parquet-cpp")  # text in the footer that nobody reads
+    created_by = data.rindex(b"parquet-cpp")  # unused text in the footer
     path.write_bytes(data[:created_by] + b"P" + data[created_by + 1 :])
     assert local_log.offsets(0, 17) == list(range(17))
     with pytest.raises(FatalError) as caught:

@@ -70,7 +70,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def compact(self) -> None:
         self.log.compact(*CONSUMERS)
-        # what a compaction before took, or kept because a consumer had need of it then
+        # entries that an earlier compaction removed, or kept because a consumer needed them then
         self.there, self.maybe = (self.there | (self.maybe & self._found())) & self._kept(), set()
         assert self.log.compact(*CONSUMERS).segments == 0
         for segment in self.segments[:-1]:

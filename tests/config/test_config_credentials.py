@@ -19,7 +19,7 @@ from conduit_dagster.secret_values import hide
         ({"sasl.password": "correct horse battery"}, "a horse: correct horse battery", "a horse: ***"),
         ({"headers.Authorization": "Bearer abc-123"}, "sent abc-123", "sent ***"),
         ({"fs.secret.key.id": "AKIA1234", "secretAccessKey": "wJalr/1234"}, "AKIA1234 wJalr/1234", "AKIA1234 ***"),
-        # what would spoil every text
+        # masking these would make every text unreadable
         ({"url": "postgresql://postgres:postgres@db/x"}, "builtin:postgres", "builtin:postgres"),
         ({"user": "reader1", "password": "reader1"}, "reader1", "reader1"),
         ({"format.options.token": "string", "max.token": "1000"}, "a string of 1000", "a string of 1000"),

@@ -47,7 +47,7 @@ def test_a_files_text_without_one_line_end(tmp_path: Path, content: bytes, wante
 
 def test_a_variable_in_both_spellings(tmp_path: Path) -> None:
     assert value("${env:A} ${A} $A $${env:A}", tmp_path, A="1") == "1 1 1 ${env:A}"
-    # what the environment holds is not a secret in itself: a port, a path
+    # a value from the environment is not necessarily a secret: a port, a path
     assert hide("orders") == "orders"
 
 

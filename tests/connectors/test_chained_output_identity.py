@@ -286,7 +286,7 @@ def test_no_boundary_is_of_what_was_never_read(one_file: Chain) -> None:
 def test_descriptors_are_given_back(chain: Chain) -> None:
     chain.publish(OURS)
     end = chain.end()
-    gc.collect()  # what the errors of other tests still hold
+    gc.collect()  # objects that the errors of other tests still reference
     open_now = _descriptors()
     for _ in range(3):
         assert chain.lines(chain.split(chain.end())) == OURS

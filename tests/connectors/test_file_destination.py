@@ -76,7 +76,7 @@ def test_foreign_bytes_behind_the_base_are_never_overwritten(tmp_path: Path, for
 def test_a_lost_target_is_replaced_where_the_settings_say_so(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     delivery = prepared(stage(make(tmp_path), tmp_path, 1, [[1]]), make(tmp_path).target(None))
-    path.rename(tmp_path / "kept")  # so that its inode is not used again
+    path.rename(tmp_path / "kept")  # so that its inode is not reused
     path.write_text('{"i":9}\n')
     assert make(tmp_path).retarget(delivery) is None
     adopting = make(tmp_path, **{"if-changed": "adopt"})

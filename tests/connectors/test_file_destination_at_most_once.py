@@ -156,7 +156,7 @@ def change(path: Path, how: str) -> None:
     elif how == "cut":
         os.truncate(path, 4)
     else:
-        path.rename(path.with_name("kept"))  # so that its inode is not used again
+        path.rename(path.with_name("kept"))  # so that its inode is not reused
         if how == "replaced":
             path.write_bytes(b'{"i":9}\n')
 

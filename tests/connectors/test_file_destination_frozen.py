@@ -143,7 +143,7 @@ def test_a_thawed_owner_whose_staging_is_gone(
         assert content(tmp_path, path) == [4, 5, 6]
         return
     else:
-        frozen.thaw()  # it has the file open still
+        frozen.thaw()  # it still has the file open
     assert content(tmp_path, path) == [1, 2, 3, 4, 5, 6]
 
 

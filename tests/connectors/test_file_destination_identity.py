@@ -288,7 +288,7 @@ def test_a_removed_file_is_not_made_again(tmp_path: Path, strategy: Strategy) ->
 
 def test_descriptors_are_given_back(tmp_path: Path, births: Callable[[int], None]) -> None:
     destination, expected, second = two(tmp_path, "at-most-once")
-    gc.collect()  # what the errors of other tests still hold
+    gc.collect()  # objects that the errors of other tests still reference
     open_now = _descriptors()
     for value in (1_000, 2_000):
         births(value)

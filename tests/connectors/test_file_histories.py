@@ -69,7 +69,7 @@ class History:
     def rotate(self) -> None:
         self.rotations += 1
         if self.kind == "rename":
-            if self.half:  # nobody goes on with it, so it is whole
+            if self.half:  # nobody continues writing it, so it is complete
                 self.written.append(self.half)
             self.log.rename(f"{self.log}.{self.rotations:03d}")
             self.log.touch()

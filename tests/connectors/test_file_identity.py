@@ -27,7 +27,7 @@ def test_an_inode_that_is_given_to_the_next_file(tmp_path: Path, log: Path) -> N
     inode = (inbox / "1.jsonl").stat().st_ino
     source = Reader(tmp_path, "in/")
     assert source.step() == OLD
-    time.sleep(0.02)  # a file's birth is told in ticks of the kernel's clock
+    time.sleep(0.02)  # a file's birth time has the resolution of the kernel's clock tick
     (inbox / "1.jsonl").unlink()
     for attempt in range(300):
         write(inbox / "2.jsonl", OLD)

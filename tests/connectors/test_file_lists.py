@@ -225,9 +225,9 @@ def test_what_a_step_stores_does_not_grow_with_the_files(tmp_path: Path) -> None
             (tmp_path / "in" / f"{step:02d}-{number:03d}").write_text("{}\n")
         before = kept.written
         assert len(reader.step(Limit(10**6, 10**9))) == 1_000
-        # numbers and inodes get digits, also where other processes create files meanwhile
+        # numbers and inodes may gain digits, also when other processes create files meanwhile
         sizes.append(len(re.sub(r"\d+", "0", json.dumps(reader.position))))
-        # a merge writes more at once, and seldom
+        # a merge writes more at once, but rarely
         assert kept.written - before <= 20 * 20_000
     assert max(sizes[1:]) < 1.01 * sizes[0]
     assert kept.written / 20 < 100_000

@@ -94,7 +94,7 @@ def test_no_boundary_is_of_what_was_never_read(tmp_path: Path, log: Path) -> Non
 def test_descriptors_are_given_back(tmp_path: Path) -> None:
     for i in range(40):
         append(tmp_path / f"{i:02d}.txt", "a\nb\n")
-    gc.collect()  # what the errors of other tests still hold
+    gc.collect()  # objects that the errors of other tests still reference
     source, before = Reader(tmp_path, "*.txt"), len(list(Path("/proc/self/fd").iterdir()))
     while source.step(Limit(3, 100), drain=True):
         assert source.source.lag(source.position) is not None

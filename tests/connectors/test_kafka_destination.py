@@ -231,7 +231,7 @@ def test_an_aborted_transaction_is_seen_by_readers_of_everything(lab: KafkaLab) 
     delivery = lab.stage(destination, numbered(3_000), block=500)
 
     def fail() -> None:
-        # all that was sent so far is at the broker
+        # everything sent so far has reached the broker
         assert destination._session._producer.flush(30) == 0
         raise TransientError("an outage", code="test.outage")
 
@@ -261,7 +261,7 @@ def test_an_owner_that_was_fenced_writes_nothing(lab: KafkaLab) -> None:
         old.publish(delivery)
     assert error.value.code == "kafka.fenced"
     assert [value["i"] for value in lab.server.values(topic)] == list(range(100))
-    assert old.holds(delivery)  # once it looks again, it knows
+    assert old.holds(delivery)  # it notices at its next look
     old.publish(delivery)
     assert len(lab.server.read(topic)) == 100
 

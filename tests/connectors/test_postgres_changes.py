@@ -168,7 +168,7 @@ def test_a_row_with_another_key_keeps_what_is_left_out(lab: PostgresLab) -> None
     lab.execute(f"{TABLE}; INSERT INTO t VALUES (1, 'a', 'long')")
     metadata = {UNCHANGED_TOAST: "b"}
     lab.deliver(lab.destination(), [Record(1, metadata, {"id": 2, "a": "x"}, {"id": 2}, {"id": 1}, "update")])
-    # the row came with its new key, by a copy made later: the record says nothing new
+    # a later copy contained the row with its new key: the record adds nothing
     lab.deliver(lab.destination(), [Record(1, metadata, {"id": 2, "a": "y"}, {"id": 2}, {"id": 1}, "update")])
     assert lab.rows() == [(2, "y", "long")]
     gone = Record(1, metadata, {"id": 8, "a": "x"}, {"id": 8}, {"id": 9}, "update")

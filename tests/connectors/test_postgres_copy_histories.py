@@ -87,7 +87,7 @@ class History:
         elif kind in ("commit", "rollback"):
             self.end(kind)
         elif kind == "begun":
-            # before the first look there is no slot: making one waits for what is open
+            # there is no slot before the first look: creating one waits for open transactions
             if self.position:
                 self.begun(rest[0])
         else:

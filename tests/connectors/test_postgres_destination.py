@@ -294,7 +294,7 @@ def test_many_children_are_not_searched_from_the_beginning(lab: PostgresLab) -> 
     read_before = _bytes_read()
     for skip in range(1, 300):
         destination.publish(child(delivery, skip))
-    # each is found with one buffer's read and sent with another
+    # each is found by one buffer's read and sent with another
     assert _bytes_read() - read_before < 300 * 10_000 * 12
     assert len(lab.rows()) == 300
 

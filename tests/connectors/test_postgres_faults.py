@@ -163,7 +163,7 @@ def test_a_fence_ends_the_transaction_of_a_frozen_owner(lab: PostgresLab) -> Non
         for row in lab.execute("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
     ]
     epochs = sorted(name.rpartition(":")[2] for name in names if name.startswith("conduit:"))
-    # the thawed old one is back, and harmless; another pipeline's was never touched
+    # the thawed owner is back and harmless; another pipeline's connection was never touched
     assert epochs == ["1", "1", "2"]
 
 
@@ -267,10 +267,10 @@ def test_updates_need_a_unique_index(lab: PostgresLab) -> None:
 
 
 def test_many_make_the_table_of_deliveries_at_once(lab: PostgresLab) -> None:
-    for _ in range(20):  # what the second one meets depends on how far the first one is
+    for _ in range(20):  # what the second one finds depends on how far the first one got
         checks = [lab.destination(create_table="auto").check for _ in range(8)]
         at_once(lambda number, checks=checks: checks[number](), 8)
-        assert lab.states() == []  # it is there, and empty
+        assert lab.states() == []  # it exists and is empty
         lab.execute("DROP TABLE conduit_deliveries")
 
 

@@ -20,7 +20,7 @@ def test_seconds_behind_are_those_since_all_was_read(reading: PostgresReading) -
     reading.execute("INSERT INTO a VALUES (2, 'x')")
     behind = source.lag_seconds(position)
     assert behind is not None and 0 < behind < 60
-    # what counts is the change that waits, however long there was none before it
+    # only the waiting change counts, however long there was none before it
     assert source.lag_seconds({**position, "at_ms": position["at_ms"] - 3_600_000}) == pytest.approx(behind, abs=60)
     assert source.lag_seconds(source.initial()) is None
 

@@ -104,7 +104,7 @@ def test_a_random_history_is_told_the_same(reading: PostgresReading, tmp_path: P
         source = reading.source(tables=names, snapshotMode="never")
         _, position = drained(source)
         with debezium(reading, tmp_path, names) as engine:
-            # its copy has one row: all that happens behind it is told as changes
+            # its copy has one row: everything behind it comes as changes
             engine.until(is_mark)
             history.run(600)
             reading.execute("INSERT INTO marks VALUES (2)")

@@ -82,7 +82,7 @@ def test_a_column_that_grows_finds_updates_as_well(reading: PostgresReading) -> 
     column = {"polling.column": "updated_at", **POLLED}
     reading.execute(f"{TIMED}; INSERT INTO a SELECT i, i FROM generate_series(9, 1, -1) i")
     copied, position = drained(reading.source(**column), limit=Limit(4, 10**9))
-    # all of one time: the key tells them apart
+    # all have the same time: the key distinguishes them
     assert ids(copied) == list(range(1, 10))
     reading.execute("UPDATE a SET v = -v, updated_at = now() WHERE id IN (3, 5); INSERT INTO a VALUES (0, 0)")
     found, position = drained(reading.source(**column), position)
@@ -96,7 +96,7 @@ def test_a_row_of_a_late_transaction_is_not_missed(reading: PostgresReading) -> 
     source = reading.source(**POLLED)
     _, position = polled(source, source.initial())
     with psycopg.connect(reading.url) as late:
-        # it has a number, and no transaction id yet
+        # it has a sequence number, but no transaction id yet
         number = late.execute("SELECT nextval('a_id_seq')").fetchone()
         assert number is not None
         reading.execute("INSERT INTO a (v) VALUES (2)")
@@ -145,7 +145,7 @@ def test_a_transaction_is_waited_for_that_is_prepared_before_or_after_the_look(
     _, position = polled(source, source.initial())
     with psycopg.connect(reading.url, autocommit=True) as late:
         late.execute("BEGIN")
-        # a number from the session's share, for which it needs no id
+        # a number from the session's cache, which needs no transaction id
         assert late.execute("SELECT nextval('a_id_seq'), pg_current_xact_id_if_assigned()").fetchone() == (2, None)
         reading.execute("INSERT INTO a (v) VALUES (2)")
         if not is_early:

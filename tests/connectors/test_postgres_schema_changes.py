@@ -25,7 +25,7 @@ def test_it_stops_before_changes_with_other_columns_if_it_is_told_to(reading: Po
         after, position = drained(reading.source(**goes_on), position)
         assert len(after) == 1
         assert "shapes" not in position
-        # from here on the new columns are the known ones
+        # from here on the new columns are expected
         found, position = drained(reading.source(**stops), position)
         assert found == [] and position["shapes"].keys() == {"public.a"}
 

@@ -170,7 +170,7 @@ def test_a_table_that_the_stream_has_told_from_its_creation_is_not_copied(readin
     source.close()
     reading.execute("UPDATE b SET v = 2")
     more, position = drained(reading.source(tables="*"), position)
-    # nor where it is named later
+    # nor if it is named later
     more += drained(reading.source(tables="a, b"), position)[0]
     assert [(one.operation, one.collection, one.key) for one in found + more] == [
         ("create", "b", {"id": 1}),
@@ -205,7 +205,7 @@ def test_a_copy_whose_snapshot_is_lost_is_never_read_under_another(reading: Post
         list(source.read(splits[0], ALL_KEYS))
     with pytest.raises(TransientError):
         source.split(source.initial(), end, 1)
-    # what the engine does then: the run ends, and its step is planned anew
+    # as the engine does then: the run ends, and its step is planned again
     source.close()
     assert [one.key for one in drained(reading.source())[0]] == [{"id": 1}, {"id": 2}]
 

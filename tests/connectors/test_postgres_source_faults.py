@@ -140,7 +140,7 @@ def test_a_connection_that_is_cut_gives_the_same_records_again(reading: Postgres
     with pytest.raises(TransientError) as caught:
         list(found)
     assert code_of(caught) == "postgres.unreachable"
-    # the step is cut at a boundary amid the transaction, and the next one goes on there
+    # the step is cut at a boundary within the transaction, and the next one continues there
     bound = travelled(first.boundary(len(first.records) - 1))  # type: ignore[union-attr]
     again = records_of(reading.source(), bound, end)
     assert len(first.records) + len(again) == 40_000  # type: ignore[union-attr]
@@ -255,7 +255,7 @@ class TestServer:
             records, position = drained(reading.source(url=url, tables="a"))
             reading.execute("INSERT INTO a VALUES (2)")
             more, position = drained(reading.source(url=url, tables="a"), position)
-            # nor is it another server once it tells
+            # nor does it count as another server once it reports its identity
             reading.execute("INSERT INTO a VALUES (3)")
             more += drained(reading.source(tables="a"), position)[0]
             assert [one.key for one in records + more] == [{"id": i} for i in (1, 2, 3)]

@@ -90,7 +90,7 @@ def test_every_type_comes_as_documented(reading: PostgresReading) -> None:
         assert after["id"] == number
     for record in (empty, nulls):
         assert {value for name, value in (record.after or {}).items() if name != "id"} == {None}  # type: ignore[union-attr]
-    # and each is text that the column takes back
+    # and each is text that the column accepts again
     for i, (kind, _, value) in enumerate(CASES):
         if isinstance(value, str) and kind != "jsonb":
             same = f"SELECT %s::{kind}::text = c{i}::text FROM a WHERE id = 11"

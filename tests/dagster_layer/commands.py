@@ -20,7 +20,7 @@ def call(folder: Folder, *command: str, cwd: Path | None = None, **env: str) -> 
     home = folder.root / "dagster"
     home.mkdir(exist_ok=True)
     (home / "dagster.yaml").touch()
-    # each command is alone with its project: a server would only stay behind
+    # each command has a project of its own: a server would only be left behind
     own = {"DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), "DAGSTER_DISABLE_TELEMETRY": "1"}
     own["CONDUIT_SPARK_URL"] = "local[2]"
     return subprocess.run(

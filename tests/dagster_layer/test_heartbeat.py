@@ -47,7 +47,7 @@ class Idle:
     def waits(self, number: int) -> None:
         new = self.folder.root / "waits-new"
         new.write_text(str(number))
-        new.rename(self.folder.root / "waits")  # it is read at any moment
+        new.rename(self.folder.root / "waits")  # it may be read at any moment
 
     @property
     def asked(self) -> int:

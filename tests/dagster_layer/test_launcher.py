@@ -74,7 +74,7 @@ def test_a_run_comes_from_a_warm_process_and_can_be_terminated(folder: Folder) -
         assert launcher.terminate(run_id)
         assert ended(instance, run_id).status == dg.DagsterRunStatus.CANCELED
         wait_until(lambda: is_dead(worker(run)), "its process ended", SECONDS)
-        # it is over: there is nothing to terminate, and Dagster's monitoring is told
+        # it has ended: there is nothing to terminate, and Dagster's monitoring is told so
         assert not launcher.terminate(run_id)
         assert launcher.check_run_worker_health(run).status == WorkerStatus.FAILED
 

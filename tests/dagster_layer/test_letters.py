@@ -120,6 +120,6 @@ def test_letters_are_discarded_from_the_ui(folder: Folder) -> None:
     assert folder.newest("numbers", "dead_letters")["open"] == 7
     assert newest_check(folder) == (False, 7)
     assert run(folder, "discard", note="tests").success
-    assert newest_check(folder) == (True, 0)  # not only at the next run
+    assert newest_check(folder) == (True, 0)  # at once, not only at the next run
     assert error_code(run(folder, "discard", note=" ")) == "usage.note"
     assert error_code(run(folder, "discard", note="x", where="after.n <")) == "usage.expression"

@@ -39,7 +39,7 @@ def test_a_pipeline_that_was_added_is_there_after_a_reload(
     assert (code, envelope["summary"]) == (0, "1 code location loaded again")
     assert [one["error"] for one in envelope["result"]["locations"]] == [None]
     assert jobs(server) == {"numbers", "more"}
-    # one that can't be loaded is said so, and what was there is not
+    # one that can't be loaded is reported, and its previous version is not used
     (folder.root / "location.py").write_text("no Python")
     code, envelope = reload(capsys, server)
     assert (code, envelope["error"]["code"]) == (1, "dagster.load_failed")

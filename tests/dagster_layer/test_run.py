@@ -91,7 +91,7 @@ def test_every_check_is_evaluated_early_and_at_the_end(folder: Folder, evaluatio
     folder.numbers()
     found = evaluations(folder.run())
     dead_letters = {"no_dead_letters", "open_dead_letters", "nack_rate"}
-    assert found.pop("readable") == [True]  # of the source, which is no asset of the run: when it was read
+    assert found.pop("readable") == [True]  # of the source, which is not an asset of the run: when it was read
     assert set(found) == {"status", *dead_letters, "ack_lag", "no_offset_gap"}
     assert all(len(outcomes) >= 2 for outcomes in found.values())
 

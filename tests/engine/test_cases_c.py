@@ -128,7 +128,7 @@ def test_a04_acks_out_of_order_reach_the_source_in_order(lab: Lab, script: Scrip
     script.says(acks=[[v, "only"] for v in range(10, -1, -1)])
     result = lab.run()
     assert result.error is None
-    # nothing behind the first one was durable, however much was acked
+    # nothing behind the first one was durable, however many were acked
     assert script.sent() == [[0, 1, 2, 3, 5, 6, 7, 8, 9, 10]]
     assert result.progress.read == 11
     assert offsets(lab)["out"] == 10

@@ -107,7 +107,7 @@ def test_c04_acks_older_than_the_interval_survive_a_kill(lab: Lab, script: Scrip
     assert lab.run().error is None
     assert script.values() == list(range(100, 150))
     assert offset(lab) == 149
-    (lab.root / "go").touch()  # the job that goes on waiting in the server may end
+    (lab.root / "go").touch()  # the job that still waits in the server may end
 
 
 @pytest.mark.slow

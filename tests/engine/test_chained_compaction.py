@@ -100,7 +100,7 @@ def test_one_that_is_dropped_holds_the_log_no_more_and_is_told_what_is_gone(lab:
     assert result.error is not None and result.error.fatal
     assert result.error.code == "chain.log_gap"
     assert "40 to 49" in result.error.message
-    # it holds what is left from its place on, so that nothing more goes
+    # it keeps everything from its offset on, so nothing more is removed
     assert readers(lab) == {"p:in": 40}
     assert [row["offset"] for row in events(lab, "a", "reader_dropped")] == [40]
     assert [row["offset"] for row in events(lab, "p", "reader_dropped", "reader_back")] == [40, 40]

@@ -176,7 +176,7 @@ def test_a_chain_of_three(lab: Lab) -> None:
     downstream(lab, delivery={"log": "records"})
     downstream(lab, chained("p"), destination("third"), id="q", processors=[])
     runs(lab, "a", "p", "q")
-    # the log has what p read: its own processors come behind it
+    # the log has what p read: its own processors run after it
     assert lab.documents("third.jsonl") == ROWS
     assert readers(lab, "p") == {"q:in": 100}
 
@@ -188,7 +188,7 @@ def test_a_log_that_is_gone_is_an_error_that_names_it(lab: Lab) -> None:
     upstream(lab, delivery={"log": "positions"})
     lab.write("in.jsonl", [{"i": 100}], mode="a")
     runs(lab, "a")
-    upstream(lab)  # as if nobody had validated in between
+    upstream(lab)  # as if the file had not been validated in between
     result = lab.run()
     assert result.error is not None and result.error.fatal
     assert result.error.code == "chain.log_gone"

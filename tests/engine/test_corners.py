@@ -86,7 +86,7 @@ def test_a_prepared_step_ends_before_another_source_is_logged(lab: Lab, crashes:
     crashes(lab, point)
     build("./other.jsonl")
     assert lab.run().error is None
-    # what is only planned is not in the log: it is given up with its source, as without a log
+    # a step that is only planned is not in the log: it is dropped with its source, as without a log
     assert values(lab) == [*([] if point == "after-plan" else range(4)), 10, 11]
 
 

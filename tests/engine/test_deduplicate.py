@@ -227,7 +227,7 @@ def test_a_damaged_file_is_named(lab: Lab) -> None:
     whole = first.read_bytes()
     first.write_bytes(whole[:-9] + b"x" + whole[-8:])
     lab.write("in.jsonl", [{"i": 15, "k": 4}, {"i": 16, "k": 9}], mode="a")
-    # a worker that has it in memory does not read it again: this is another program to it
+    # a worker that has it in memory does not read it again: to the worker this is another program
     build(lab, processor("more", "filter", "after.i == 99"))
     failed = lab.run().error
     assert failed is not None and failed.fatal

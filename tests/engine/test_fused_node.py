@@ -149,7 +149,7 @@ def test_one_loop_gives_what_the_nodes_give(
     subjects: list[tuple[tuple[str, dict[str, str]], str]], gate: str, payloads: list[Any], enough: int
 ) -> None:
     """Also if the nodes take over because most records fit no code."""
-    # a processor takes a single record its own way, without code
+    # a processor handles a single record without generated code
     fates, expected = Fates(), list[Any]()
     for place, record in enumerate(copies(payloads)):
         expected += run(steps_of(subjects, gate), [record], fates, place)

@@ -89,7 +89,7 @@ def test_a_thread_that_goes_on_after_it_was_left_decides_nothing(lab: Lab) -> No
     build(lab, COUNTING, {**HOLDING, "plugin": "refusing"}, processors=[])
     (lab.root / "hang-publish").unlink()
     result = lab.run()
-    # the step was prepared for the other destination, and is that one's still
+    # the step was prepared for the other destination and still belongs to it
     assert result.error is not None
     assert result.error.code == "delivery.target_changed"
     build(lab)
@@ -104,7 +104,7 @@ def test_a_thread_that_hangs_on_cancels_no_job_of_the_next_run(lab: Lab) -> None
     (lab.root / "hang-publish").touch()
     stopped(lab, StopFlag.request)
     lab.write("in.jsonl", [{"i": i} for i in range(5, 20)], mode="a")
-    # of the next run nothing hangs, while the thread that was left does
+    # nothing of the next run hangs, while the abandoned thread still does
     (lab.root / "plugins" / "hanging.py").write_text(HANGING.replace("def hang(", "def hang(*_): pass\ndef unused("))
     try:
         assert lab.run().error is None

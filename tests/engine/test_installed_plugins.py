@@ -68,7 +68,7 @@ def test_the_projects_own_are_taken_first() -> None:
 
 def test_a_task_looks_for_them_only_where_they_are_used(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "project")
-    # a source of the project's with the same name hides no processor
+    # a source of the project with the same name does not hide a processor
     lab.write("plugins/mine.py", [SOURCE])
     for plugin, uses in (("shout", True), ("filter", False)):
         lab.pipeline(connectors=[source(), destination()], processors=[DECODE, processor("x", plugin)])

@@ -38,7 +38,7 @@ def test_what_is_kept_comes_back(after: Any, key: Any, before: Any, metadata: di
         (Record(7, {}, {"x": 2**70, "y": -(2**70)}), Record(7, {}, {"x": 2**70, "y": -(2**70)})),
         (Record("1", {}, {"x": HALF}), Record("1", {}, {"x": HALF})),
         (Record("1", {}, {"x": b"\xff"}), Record("1", {}, {"x": b"\xff"})),
-        # where only text can stand it is escaped
+        # where only text is possible, it is escaped
         (Record("1", {}, {HALF: 1}), Record("1", {}, {"a\\ud800b": 1})),
         (Record(HALF, {"file": HALF}, None), Record("a\\ud800b", {"file": "a\\ud800b"}, None)),
         (Record("1", {}, {1: "x"}), Record("1", {}, {"1": "x"})),

@@ -75,7 +75,7 @@ def test_without_asking_it_starts_at_the_boundary(lab: Lab) -> None:
     build(lab, destination("late"))
     assert lab.run().error is None
     assert lab.documents("late.jsonl") == NEW
-    # and it is not new any more when it asks
+    # and it is no longer new when it asks
     build(lab, LATE)
     assert lab.run().progress.read == 0
     assert lab.documents("late.jsonl") == NEW
@@ -112,7 +112,7 @@ def test_nothing_new_is_read_before_it_has_caught_up(lab: Lab) -> None:
     assert result.error.message == "not this one"
     assert lab.documents("late.jsonl") == OLD[:20]
     assert lab.documents("out.jsonl") == OLD
-    # its offset says what it has handled; the source stands where it stood
+    # its offset says what it has handled; the source's position is unchanged
     assert offsets(lab)["late", "in"] == 19
     build(lab, LATE)
     assert lab.run().error is None
@@ -130,7 +130,7 @@ def test_one_record_makes_one_dead_letter_however_late_a_destination_is(tmp_path
     assert lab.run().error is None
     assert [(node, after["i"]) for node, _, after in lab.letters()] == [("p:seven", 7), ("p:late:eight", 8)]
     assert [row["i"] for row in lab.documents("late.jsonl")] == [i for i in range(40) if i not in (7, 8)]
-    # a second one that is late makes none of those again
+    # a second late destination makes none of them again
     later = {**destination("later", **{"start-from": "log"}), "processors": [eight]}
     build(lab, {**LATE, "processors": [eight]}, later, processors=[seven])
     assert lab.run().error is None
@@ -173,7 +173,7 @@ def test_of_a_compacted_log_it_gets_what_is_whole(tmp_path: Path, spark: SparkSe
     assert lab.run().error is None
     assert lab.run().error is None  # a run begins with a compaction
     build(lab, LATE, delivery=small)
-    # as it begins nothing of what it needs is compacted, nor when it has begun
+    # nothing that it needs is compacted while it begins, nor afterwards
     crashes(lab, "after-done:1")
     assert lab.run().error is None
     (begun,) = events(lab, "catch_up")

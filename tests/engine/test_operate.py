@@ -150,7 +150,7 @@ def test_what_turns_out_to_be_delivered_counts_as_delivered(
         assert step(held, "out")["did"] == "sent"
         opened = open_delivery(held, "out", change=False)
         assert opened is not None
-        # as if the store had not heard of the ack
+        # as if the store had not received the ack
         opened.shipment.progress = Shipment(
             opened.shipment.plan, opened.shipment.decision, opened.shipment.staged
         ).progress

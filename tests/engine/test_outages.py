@@ -32,7 +32,7 @@ def test_postgres_stops_and_starts_under_a_pipeline(lab: Lab, postgres_server: P
             return [row[0] for row in connection.execute("SELECT id FROM t ORDER BY id")]
 
     with psycopg.connect(url) as connection:
-        # without a key: a record that came twice would be there twice
+        # without a key: a duplicate record would be a duplicate row
         connection.execute("CREATE TABLE t (id int)")
     lab.pipeline(
         trigger="continuous",

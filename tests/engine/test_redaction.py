@@ -128,7 +128,7 @@ def test_the_queue_has_processors_of_its_own(lab: Lab) -> None:
         ("night", 3),
     ]
     with lab.store() as store:
-        assert len(newest(store, "p", DeadLetterQuery(), 10)) == 3  # what is filtered is in the index all the same
+        assert len(newest(store, "p", DeadLetterQuery(), 10)) == 3  # filtered records are in the index as well
 
 
 def test_a_letter_that_its_own_processor_nacks_stops_the_run(lab: Lab) -> None:
@@ -279,7 +279,7 @@ def test_a_queue_that_fails_tells_nothing_either(lab: Lab) -> None:
     lab.write("plugins/full.py", [QUEUE])
     for redact in ([], [FIELD]):
         build(lab, "full", redact=redact)
-        for _ in range(2):  # of all letters together, then of each
+        for _ in range(2):  # of all dead letters together, then of each
             error = lab.run().error
             assert error is not None and (SECRET in everything(error)) == (not redact)
         with lab.store() as store, reading(store) as connection:

@@ -197,7 +197,7 @@ def test_a_piece_is_divided_only_once_it_is_claimed(bench: Bench, point: str, pa
     assert bench.take().error is not None
     bench.orders()
     with bench.acting({}):
-        old = bench.freeze("mid-publish", 2)  # the first half is in
+        old = bench.freeze("mid-publish", 2)  # the first half is delivered
         bench.orders(bulk=[3])
         bench.acts = Acts({(point, passage): crash})
         with pytest.raises(Crash):

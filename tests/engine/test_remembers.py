@@ -58,7 +58,7 @@ def test_who_begins_answers_as_who_goes_on(steps: list[tuple[int, list[int], boo
             assert [(p.entries, p.number, p.at_ns) for p in after.parts] == [
                 (p.entries, p.number, p.at_ns) for p in fresh[1].parts
             ]
-            if not fails:  # else the step did not count, and the next one begins where it did
+            if not fails:  # otherwise the step did not count, and the next one begins where it did
                 memory, first = after, first + len(values)
 
 
@@ -69,7 +69,7 @@ def test_memory_holds_two_windows(tmp_path: Path, records: int | None, time: str
     memories = Memories(str(tmp_path))
     try:
         for number in range(250):
-            if number == 2:  # what the first ones import is no memory of theirs
+            if number == 2:  # memory for the first ones' imports is not counted as theirs
                 tracemalloc.start()
             first = number * 200
             _, after = worker.step(number, memory, number * 4, list(range(first, first + 200)), first)

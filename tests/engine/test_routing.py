@@ -54,7 +54,7 @@ def test_a_condition_that_fails_nacks_for_its_destination_alone(lab: Lab) -> Non
     assert numbers(lab, "big") == [106, 107, 108, 109, 110, 111] and len(numbers(lab, "all")) == 12
     [(node, message, _)] = lab.letters()
     assert node == "p:big:~condition" and "failed evaluating condition" in message
-    # mended, it is asked again, whether from its source or from there
+    # once fixed, it is asked again, whether the replay starts at the source or at the node
     build(lab, destination("big", condition="after.n == 'five' or after.n > 5"), destination("all"))
     facts = lab.replay(start="node")
     assert (facts["replayed"], facts["failed"]) == (1, 0)

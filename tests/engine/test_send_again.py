@@ -76,7 +76,7 @@ def test_it_gets_the_range_again_and_then_what_is_new(lab: Lab) -> None:
     told = {"consumer": "second", "source": "in", "first": 10, "upto": 13}
     [event] = events(lab, "sent_again")
     assert {name: event[name] for name in told} == told
-    # once: later runs send it nothing again, and a second time may be asked for
+    # only once: later runs send it nothing again, and a second range may be requested
     assert lab.run().progress.read == 0
     again(lab, at(38))
     assert lab.run().error is None
@@ -109,7 +109,7 @@ def test_compaction_takes_nothing_that_it_is_still_sent(tmp_path: Path, spark: S
     build(lab, destination("second"), delivery=small)
     assert lab.run().error is None
     again(lab, at(3))
-    # from here on what everybody has handled may go, at once
+    # from here on entries handled by all may be removed at once
     build(lab, destination("second"), delivery={"batch-size": 5, "log-segment-size": "1KB"})
     crashes(lab, "after-done:2")
     lab.write("in.jsonl", [{"i": i, "pad": "x" * 200} for i in range(40, 60)], mode="a")

@@ -124,7 +124,7 @@ def test_nacks_are_dead_letters_and_are_replayed(lab: Lab) -> None:
     assert [node for node, _, _ in letters] == ["p:q", "p:decode", "p:q", "p:q"]
     assert "a / b AS q" in letters[0][1] and "the field a is not BIGINT, but text" in letters[2][1]
     build(lab, sql(query="SELECT a, try_divide(1, b) AS q FROM record", columns="a DECIMAL(38, 0), b INT"))
-    # two are as bad as before
+    # two of them are still invalid
     assert lab.replay()["replayed"] == 2
     assert lab.documents("p.jsonl")[2:] == [{"a": 1, "q": None}, {"a": 2**70, "q": 1.0}]
 

@@ -160,7 +160,7 @@ def test_what_is_staged_again_from_the_log_is_the_same(lab: Lab, crashes: Crashe
     for path in (*lab.root.glob("in.jsonl"), *lab.root.glob("many/*")):
         path.unlink()  # the log has what it needs
     error = lab.run().error
-    # what was not read yet is gone with the files
+    # records that were not read yet are gone with the files
     assert error is None if kind == "documents" else error is not None and error.code == "file.range_gone"
     assert len(lab.documents("out.jsonl")) == (70 if kind == "documents" else 30)
 

@@ -108,7 +108,7 @@ def test_a03_unacked_steps_never_exceed_the_bound(lab: Lab, depth: int) -> None:
             full.set()
         if point == "before-publish" and passed["before-publish"] == 1:
             assert full.wait(60)
-            # time in which another one would be planned, were it allowed
+            # time in which another one would be planned if that were allowed
             assert not more.wait(0.5)
 
     build(lab, "at-least-once", **{"max-in-flight": depth})

@@ -24,7 +24,7 @@ def test_every_begins_at_once_and_counts_from_the_start_of_the_run_before() -> N
     [
         (NOON, datetime(2026, 11, 22, 3, 15, tzinfo=UTC)),
         (datetime(2026, 11, 22, 3, 14, 59, tzinfo=UTC), datetime(2026, 11, 22, 3, 15, tzinfo=UTC)),
-        # the tick itself is over
+        # the tick itself has ended
         (datetime(2026, 11, 22, 3, 15, tzinfo=UTC), datetime(2026, 11, 23, 3, 15, tzinfo=UTC)),
     ],
 )

@@ -287,7 +287,7 @@ def create_topic(servers: str, name: str, partitions: int = 1, **config: str) ->
             admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
             return name
         except TimeoutError:
-            # its answer may only come too late
+            # the answer may merely be late
             repeats = (*repeats, KafkaError.TOPIC_ALREADY_EXISTS)
             if time.monotonic() > deadline:
                 raise

@@ -29,7 +29,7 @@ class Terminal:
                 continue
             try:
                 data = os.read(self._outer, 65536)
-            except OSError:  # no process has the terminal any more
+            except OSError:  # no process has the terminal open any more
                 break
             if not data:
                 break

@@ -26,7 +26,7 @@ def wait_until(
     """
     deadline = time.monotonic() + seconds
     while not condition():
-        # checked once more when it is over: it may have come true right before
+        # checked once more at the end: it may have become true just before
         ended = over() and not condition()
         assert not ended, f"it is over, and this never came true: {what}\n{said()}"
         assert time.monotonic() < deadline, f"this did not come true within {seconds:g} seconds: {what}\n{said()}"

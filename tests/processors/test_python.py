@@ -90,7 +90,7 @@ def test_per_record() -> None:
 
 def test_per_block() -> None:
     assert run("block", {"n": 0}, {"n": 1}, per="block") == [{"n": 0}, "mine.no"]
-    # the engine tells what is missing; what a function raises for a block is an error of the step
+    # the engine reports what is missing; an exception for a whole block is an error of the step
     assert len(run("short", {"n": 0}, {"n": 1}, per="block")) == 1
     with pytest.raises(KeyError):
         run("block", {}, per="block")

@@ -49,7 +49,7 @@ class Handler(QuietHandler):
             self.server.gate.wait()
         fails = int(self.path.rpartition("/")[2]) if self.path.startswith("/fail/") else 0
         status = 503 if len(self.server.seen) <= fails else 404 if self.path == "/missing" else 200
-        if self.path.startswith("/moved/"):  # /moved/STATUS/PLACE, and /moved/STATUS for ever
+        if self.path.startswith("/moved/"):  # /moved/STATUS/PLACE, and /moved/STATUS permanently
             code, _, place = self.path.removeprefix("/moved/").partition("/")
             self.answer(int(code), Location=f"/{place}" if place else self.path)
         elif self.path == "/elsewhere":

@@ -67,7 +67,7 @@ def test_the_catalogue_agrees_with_what_the_source_raises() -> None:
         or ("TransientError" in kinds and class_of(code) == "fatal")
     }
     assert wrong == {}
-    # a code that comes back as text must say as much as the class that it was raised with
+    # a code that comes back as text must imply the class that it was raised with
     unknown = {code for code, kinds in classes.items() if len(kinds & _CLASSES) == 1 and class_of(code) is None}
     assert unknown == _OF_A_COMMAND
 

@@ -120,7 +120,7 @@ def test_a_run_that_died_without_a_word_is_found(location: Location) -> None:
     location.write()
     run = location.run()
     location.begin(run=run.run_id)
-    assert location.tick() == []  # reported now; launched at the next look
+    assert location.tick() == []  # reported now; launched at the next tick
     assert location.status() == ("recovering", "")
     found = location.instance.get_run_by_id(run.run_id)
     assert found is not None
@@ -193,6 +193,6 @@ def test_a_tick_of_many_pipelines_is_short(location: Location) -> None:
     assert location.definitions
     began = time.process_time()
     requests = location.tick()
-    took = time.process_time() - began  # other tests use the machine as well
+    took = time.process_time() - began  # other tests run on this machine at the same time
     assert len(requests) == 20
     assert took < 5

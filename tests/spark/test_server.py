@@ -24,7 +24,7 @@ from conduit_dagster.spark.spark_settings import SparkSettings
 SECONDS = 120
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-# does what it is told on stdin, one line of Python at a time, and prints what came of it
+# executes stdin, one line of Python at a time, and prints the results
 _CLIENT = """
 import sys
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_two_processes_that_start_it_at_once_share_one(home: Path, client: Calla
     assert shown["memory_bytes"] > 100_000_000
     assert pair[0].ask("close_session(spark)") == "None"
     assert len(server_status(home)["sessions"]) == 1
-    # killed, it cannot say that it is gone
+    # being killed, it can't report its end
     pair[1].kill()
     assert server_status(home)["sessions"] == []
     assert read(home).is_alive()
@@ -229,7 +229,7 @@ def test_whoever_is_alone_on_a_server_of_another_configuration_gets_one_of_its_o
     assert not plain.is_alive()
     server = read(home)
     assert one.ask("spark.conf.get('spark.sql.shuffle.partitions')") == "'7'"
-    # with another one on it, the server stays as it is
+    # while another client uses it, the server stays
     other = client()
     warned = other.ask("opened(conf={'spark.task.maxFailures': '5'})")
     assert "keys=['spark.task.maxFailures']" in warned

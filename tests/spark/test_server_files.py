@@ -85,7 +85,7 @@ def test_a_session_counts_until_it_is_released(files: ServerFiles) -> None:
 def test_a_child_that_execs_does_not_hold_the_session(files: ServerFiles) -> None:
     mark = files.hold_session("run")
     with subprocess.Popen(["sleep", "600"]) as child:
-        # closed without a word, as when the process is killed
+        # closed without a message, as when the process is killed
         mark._file.close()
         assert files.sessions() == []
         child.kill()

@@ -34,7 +34,7 @@ def told_by_a_worker_that_is_left(module: str, folder: Path) -> str:
             jvm.connect(path)
             (worker,) = struct.unpack("!i", jvm.recv(4))
             held = os.pidfd_open(worker)
-        # its own end, before the daemon's would kill it
+        # it ends by itself, before the daemon would kill it
         assert select.select([held], [], [], 30)[0], "the worker did not end"
         os.close(held)
         _, told = daemon.communicate(timeout=30)

@@ -19,7 +19,7 @@ def test_a_run_that_has_ended_and_still_holds_its_lease_is_over(database: sa.Eng
     life.ended("stopped")
     assert ask_start(database, "p", "operator")
     assert recovery_rows(database)["p"].asked == "start"
-    # whoever begins meanwhile is the start that was asked for
+    # a run that begins meanwhile is the requested start
     life.begin(RunStart("second", "p.yaml"))
     assert recovery_rows(database)["p"].asked == ""
     lease.release()

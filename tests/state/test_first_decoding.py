@@ -60,7 +60,7 @@ def test_every_type_that_is_decoded_is_learned() -> None:
 def _decoded(call: ast.Call) -> Iterator[str]:
     name = ast.unparse(call.func)
     if name.endswith(".decode"):
-        # a name in small letters is a parameter, as of a column's kind in connectors/postgres
+        # a lower-case name is a parameter, as for a column's kind in connectors/postgres
         yield from (
             ast.unparse(one.value) for one in call.keywords if one.arg == "type" and not _is_parameter(one.value)
         )

@@ -106,7 +106,7 @@ def test_what_is_referred_to_is_kept(store: PipelineStore) -> None:
     forget_unused(store.transactions, "p", now + 8 * DAY)
     kept = set(by.values()) - {by["nothing"]}
     assert digests(store) == kept
-    # from now on it is a week again, though nothing refers to them any more
+    # from now on the limit is a week again, although nothing refers to them any more
     store.transactions.run(lambda connection: [connection.execute(sa.delete(t)) for t in (sources, logs, log_parts)])
     forget_unused(store.transactions, "p", now + 14 * DAY)
     assert digests(store) == kept

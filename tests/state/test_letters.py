@@ -191,7 +191,7 @@ def test_letters_that_no_prepared_step_has_are_given_back(database: sa.Engine, s
     begun(store)
     assert store.replays.give_back(step_of(7, (1, 0), (1, 2))) == 3
     assert keys(database, "replaying") == [(1, 1), (1, 2)]
-    assert store.replays.last() == 7  # its name is taken: those of its step may be delivered
+    assert store.replays.last() == 7  # its name is taken: the step's letters may already be delivered
     assert store.replays.give_back() == 2
     with database.connect() as connection:
         assert connection.execute(sa.select(sources)).all() == []

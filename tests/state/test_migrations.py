@@ -65,7 +65,7 @@ def test_a_store_of_a_newer_version_is_refused(database: sa.Engine, database_url
     assert caught.value.code == "state.version"
 
 
-# opens the store as the next version of the program does, whose revision STOPs as it is told
+# opens the store like the next version of the program, whose revision stops where told (STOP)
 OPEN = """
 import shutil, sys, time
 from pathlib import Path

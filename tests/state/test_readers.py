@@ -126,7 +126,7 @@ def test_one_whose_source_reads_something_else_is_none(database: sa.Engine, log:
     register(store)
     register(store, {"plugin": "file", "path": "/x"})
     assert known(database) == []
-    # a plugin of the project that is called pipeline too
+    # a project's plugin that is also called pipeline
     register(store, {"plugin": "pipeline", "stage": 4})
     assert known(database) == []
 

@@ -48,7 +48,7 @@ def test_neither_a_statement_nor_the_end_of_a_transaction_waits_for_ever(
             connection.commit() if ends else connection.execute(ONE)
         assert time.monotonic() - begun < 5
         assert is_outage(failed.value)
-        # what a verb says that is at work meanwhile
+        # output of a verb that runs meanwhile
         assert unforeseen(failed.value).code == "state.unreachable"
         connection.close()
     with database.connect() as again:

@@ -135,7 +135,7 @@ def test_an_outage_is_waited_for(database: sa.Engine, lease: Lease, outage: Outa
     asked = threading.Event()
     found = list[int]()
 
-    def interrupted() -> bool:  # asked once an attempt has failed
+    def interrupted() -> bool:  # requested once an attempt has failed
         asked.set()
         return False
 

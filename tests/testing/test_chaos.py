@@ -86,7 +86,7 @@ def test_a_fault_shows_k_times_then_all_is_there_once(
     for number in (1, 2):
         failed(lab.run(), "503", f"p:{connector}")
         assert failures(lab.root, "p", connector, point) == number
-        # what a destination turns out to hold is not sent again: the delivery behind it fails then
+        # a delivery that the destination turns out to hold is not sent again: the one behind it then fails
         further = 50 if (connector, point, number) == ("out", "ack", 2) else 0
         assert ids(lab) == list(range(1, written + further + 1))
     assert lab.run().error is None

@@ -29,7 +29,7 @@ pipelines:
 
 def pytest_in(folder: Path, *words: str) -> tuple[int, str]:
     """Run it there, as a user does."""
-    # the fixtures of this project are none of that one's
+    # the fixtures of this project do not belong to that one
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *words]
     ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return ran.returncode, ran.stdout + ran.stderr

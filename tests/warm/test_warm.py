@@ -20,7 +20,7 @@ from conduit_dagster.warm import client, protocol
 from conduit_dagster.warm.client import ForkedProcess, NotWarmError, spawn
 from conduit_dagster.warm.protocol import ForkRequest
 
-# a module that a child runs: says what it is, then does as its words say
+# a module that a child runs: prints its identity, then follows its arguments
 SAYS = """
 import json, os, signal, sys, random
 import heavy
@@ -144,7 +144,7 @@ def test_a_client_that_dies_without_an_answer_leaves_nobody_behind(nursery: Nurs
             spawn("tests", nursery.wanted(), [0, 1, 2], seconds=1)
     finally:
         os.kill(parent, signal.SIGCONT)
-    # the parent answers the request that is there, and only then the next one
+    # the parent answers the pending request first, and only then the next one
     assert nursery.run()["parent"] == parent
     wait_until(lambda: not children_of(parent), "it ended")
     assert len(nursery.said()) == 2
@@ -197,7 +197,7 @@ def test_a_parent_that_was_killed_is_replaced_and_its_child_lives(nursery: Nurse
     assert nursery.run()["parent"] != nursery.said()[0]["parent"]
     assert is_running(child.process)
     child.terminate()
-    assert child.wait() == 1  # nobody is left who knows its code
+    assert child.wait() == 1  # no process knows its code any more
     assert is_dead(child.process)
 
 

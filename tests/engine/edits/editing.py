@@ -93,7 +93,7 @@ class Editing:
         if name in self.config.outputs:
             return
         known = self.oracle.living.get(name)
-        # one that was not retired is the same one still: it stays in its place
+        # one that was not retired is still the same one: it keeps its place
         output = known.output if known is not None else self._new_output(name, is_back)
         output.from_log, output.refuses = from_log and self.config.log == "records", None
         self.config.outputs[name] = output
@@ -125,7 +125,7 @@ class Editing:
 
     def _replay(self) -> None:
         if self.oracle.unit and self._passing(self._send_again):
-            self._crash = None  # it has crashed: the next action meets what it left
+            self._crash = None  # it has crashed: the next action finds what it left behind
 
     def _send_again(self) -> None:
         try:

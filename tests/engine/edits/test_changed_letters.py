@@ -101,7 +101,7 @@ def test_e_a_letter_that_every_destination_has_from_the_log(lab: Lab, at_once: b
     try:
         lab.replay()
     except FatalError as error:
-        assert error.code == "dead_letters.none"  # it may be closed by then, or be sent to nobody
+        assert error.code == "dead_letters.none"  # it may be closed by then, or go to no destination
     assert numbers(lab, "late") == list(range(10))
 
 
@@ -152,7 +152,7 @@ def test_p7_p8_the_letter_is_made_of_what_was_staged(lab: Lab, picky: Table, cha
     assert picky.values() == [0, 1, 2, 5, 6, *(range(10, 17) if change == "other" else ())]
     failed, original = refused_of(lab)
     assert failed == {"id": "4"}
-    # that the source's record is the one that was staged can't be told by other code
+    # other code can't tell whether the source's record is the staged one
     assert original is None
 
 
@@ -185,7 +185,7 @@ def test_p7_the_original_of_a_record_that_is_staged_whole(
 ) -> None:
     """As in a letter of which only the row is known: it is there if source and code give what was prepared."""
     script.says(refuse=[3])
-    # far from either end of the file, whose bytes are looked at when it is read again
+    # far from both ends of the file, whose bytes are compared when it is read again
     lines = [{"i": i, "text": "x" * 200} for i in range(7)]
     lab.write("in.jsonl", lines)
     build(lab, source(), scripted(), strategy="at-least-once")

@@ -158,7 +158,7 @@ class FrozenProject(Owners):
         return {
             "servers": self.database, "topic": wanted if self.case.rejects else topic, "transactional-id": topic,
             "create-topics": "never", "sdk.record.format": "payload/json",
-            # what is handed over is with the broker before its owner is stopped
+            # messages handed over have reached the broker before their owner is stopped
             "linger": "0s",
         }  # fmt: skip
 

@@ -48,7 +48,7 @@ def _documents(lines: Iterator[bytes]) -> Iterator[Row]:
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
-            continue  # at-most-once leaves a line cut off: its record is missing, which the verdict sees
+            continue  # at-most-once may leave a partial line: its record is missing, which the verdict detects
 
 
 class OrderedFilePlace(Place):

@@ -112,7 +112,7 @@ class Round:
                 verdict.store(ending(runs.database, member.pipeline))
         if any(member.case.of.plan.table for member in self.members):
             drop_slots(self._database)
-        gc.collect()  # destinations that nobody has any more close their connections
+        gc.collect()  # destinations without references close their connections
         return [flaw for verdict in verdicts.values() for flaw in verdict.flaws]
 
     def passed(self) -> dict[str, Counter[str]]:

@@ -152,7 +152,9 @@ class Scenario:
                 "settings": {"path": f"./{source}{self.steps}.d"},
             }
         settings = {"path": f"./{source}{self.steps}" + ("/" if self.files else ".jsonl")}
-        if self.files or self.end is not None:  # the last record of a copy says so, also in a step that is cut
+        if (
+            self.files or self.end is not None
+        ):  # the last record of a copy is marked as such, also in a step that is cut
             settings["collection"] = "rows"
         return {"id": source, "type": "source", "plugin": "builtin:file", "settings": settings, "processors": [DECODE]}
 
@@ -209,18 +211,18 @@ _ALL = (
     Scenario("one"),
     Scenario("two", second=True, nacked=_BAD, filtered=True),
     Scenario("nacks", nacked=_BAD, filtered=True),
-    # 11 and 13 are borne, 14 is one too many: the second step is cut before it
+    # 11 and 13 are tolerated, 14 is one too many: the second step is cut before it
     Scenario("cut", second=True, nacked=(11, 13, 14), filtered=True, window=(5, 2), end=14),
     Scenario("flight", ("file",), nacked=_BAD, filtered=True, delivery={"max-in-flight": 3}),
     Scenario("refused", ("postgres",), ("exactly-once", "at-least-once"), nacked=_BAD, refused=CHECK),
     Scenario("bulk", ("postgres",), ("exactly-once",), nacked=_BAD, refused=DEFERRED),
     Scenario("merge", sources=("in", "in2"), nacked=_BAD, filtered=True),
     Scenario("join", sources=("in", "in2"), fan_in="join", numbers=_joined),
-    # what is remembered of a step decides in the next one; 9 is nacked behind it
+    # the state kept from a step decides in the next one; 9 is nacked behind it
     Scenario("once", ("file", "postgres"), ("exactly-once",), once=True, nacked=(9,)),
     Scenario("query", ("file", "parquet"), ("exactly-once",), nacked=_BAD, filtered=True, query=True),
     Scenario("chain", ("file", "postgres"), ("exactly-once",), nacked=_BAD, filtered=True, chained=True),
-    # what was read completely leaves the position (kill_runs: at once)
+    # completely read files leave the position (kill_runs: at once)
     Scenario("files", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, files=True),
     Scenario("rows", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, rows=True),
     # not into PostgreSQL: a slot waits for the transactions that are open, and here dead pipelines keep theirs

@@ -46,12 +46,12 @@ class Deaths:
 
     def __call__(self, point: str, pipeline: str) -> None:
         if self._is_dead(point, pipeline):
-            threading.Event().wait()  # for ever
+            threading.Event().wait()  # permanently
 
     def _is_dead(self, point: str, pipeline: str) -> bool:
         with self._lock:
             if pipeline in self.dead:
-                return True  # another thread of it: as good as dead from its next point on
+                return True  # another thread of the same owner: dead from its next kill point on
             self._passed[pipeline, point] += 1
             if self._wanted[pipeline] != (point, self._passed[pipeline, point]):
                 return False

@@ -33,7 +33,7 @@ REFUSED = 7
 """Refused by the database itself, where the destination is one."""
 NEVER = {
     "before-log", "after-log", "after-log-stage",  # no log of records
-    "before-replan", "after-replan",  # a replay knows no window
+    "before-replan", "after-replan",  # a replay has no nack window
     "mid-index",  # no processor refuses what is replayed; tests/engine/test_letter_index.py has one that does
 }  # fmt: skip
 WITHOUT_REFUSALS = {
@@ -122,7 +122,7 @@ class Replays:
             assert not [result for result in runs.all(runs_first).values() if result.error]
             names = [death.pipeline for death in deaths]
             runs.each(runs.replay, names)
-            # the sources stand where they stood
+            # the sources' positions are unchanged
             assert not {name: result for name, result in runs.all(names).items() if result.progress.read}
 
     def judge(self, name: str, at: object) -> Iterator[str]:
