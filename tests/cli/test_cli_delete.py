@@ -95,6 +95,17 @@ def test_without_its_file_it_is_forgotten(run, lab: Lab) -> None:
     assert error(run("pipelines", "delete", "p", "--json"))["code"] == "usage.unknown_pipeline"
 
 
+def test_a_file_with_errors_is_mended_first(run, lab: Lab) -> None:
+    """Or removed: else it is unknown what its sources left."""
+    build(lab, 3, destination())
+    assert lab.run().error is None
+    path = lab.root / "pipelines" / "p.yaml"
+    path.write_text(path.read_text().replace("json.decode", "json.decoed"))
+    assert error(run("pipelines", "delete", "p", "--force", "--json"))["code"] == "validation.failed"
+    path.unlink()
+    assert run("pipelines", "delete", "p").code == 0
+
+
 def test_one_that_never_ran_or_runs_is_refused(run, lab: Lab) -> None:
     build(lab, 3, destination())
     assert error(run("pipelines", "delete", "p", "--json"))["code"] == "pipeline.never_ran"

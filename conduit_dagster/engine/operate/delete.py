@@ -44,9 +44,10 @@ def delete(subject: Subject, by: str, force: bool = False, dry_run: bool = False
     Its history stays, its generations and steps keep their numbers: a pipeline of this id that runs later delivers
     under hashes that no destination knows. May be killed at any point, and repeated.
 
-    Raises ``FatalError`` (``pipeline.never_ran``; ``pipeline.has_readers`` if others read its log;
-    ``pipeline.would_lose``, without ``force``, if something that is not delivered would be lost, or something would
-    stay on a source's server), ``TransientError`` (``lease.held`` if it runs), and errors of its sources.
+    Raises ``FatalError`` (``pipeline.never_ran``; ``validation.failed`` if its file has errors;
+    ``pipeline.has_readers`` if others read its log; ``pipeline.would_lose``, without ``force``, if something that is
+    not delivered would be lost, or something would stay on a source's server), ``TransientError`` (``lease.held`` if it
+    runs), and errors of its sources.
     """
     with _locked(subject) as held:
         _require_no_readers(held)
@@ -105,6 +106,8 @@ class _Held:
 
 @contextmanager
 def _locked(subject: Subject) -> Generator[_Held]:
+    if subject.has_file:
+        subject.sound()
     database, options = subject.known(), subject.options
     if subject.id not in pipeline_rows(database):
         raise never_ran(subject.id)

@@ -52,6 +52,11 @@ class Subject:
         return self.catalogue.project
 
     @property
+    def has_file(self) -> bool:
+        """Whether a file names the pipeline, valid or not."""
+        return any(parsed.config.id == self.id for parsed in self.catalogue.loaded.pipelines)
+
+    @property
     def options(self) -> RunOptions:
         """Options that a run would use."""
         return RunOptions.of(self.project)
