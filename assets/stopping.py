@@ -11,9 +11,11 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import dagster as dg
+import structlog
 
 from conduit_dagster.engine.stop import StopFlag
 
+log = structlog.get_logger("conduit.dagster")
 _ASK_EVERY = 10.0
 _LOOK = 0.1
 _HUNG = 1
@@ -111,7 +113,16 @@ class StopWatcher:
     def _look_at_run(self) -> None:
         """Check whether the run was cancelled: without a code server no signal reaches this process."""
         self._ask = time.monotonic() + _ASK_EVERY
-        run = self._instance.get_run_by_id(self._run_id)
-        if run is not None and (run.status is dg.DagsterRunStatus.CANCELING or run.is_finished):
+        try:
+            run = self._instance.get_run_by_id(self._run_id)
+        except Exception as error:  # noqa: BLE001  # a moment without Dagster's storage must not end the run
+            log.warning("Dagster's storage does not answer", run=self._run_id, cause=str(error))
+            return
+        if run is None:
+            return
+        if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
             self.terminated = True
             self._stop.request("user")
+        elif run.is_finished:
+            # Dagster has given it up, for its runtime for example; nobody wanted the pipeline to stop
+            self._stop.request("system")

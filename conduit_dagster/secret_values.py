@@ -65,9 +65,13 @@ def hides_any() -> bool:
 
 
 def hide(text: str) -> str:
-    """Return the text with every known value replaced by three stars: plain, percent-encoded or escaped."""
+    """Return the text with every known value replaced by three stars: plain, percent-encoded or escaped.
+
+    Lone surrogates, as of file names and answers that are not UTF-8, are escaped: no store or stream can hold them.
+    """
     pattern = _known.pattern
-    return text if pattern is None else pattern.sub(MASK, text)
+    masked = text if pattern is None else pattern.sub(MASK, text)
+    return masked if masked.isascii() else masked.encode("utf-8", "backslashreplace").decode()
 
 
 def hide_in(data: Any) -> Any:

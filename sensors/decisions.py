@@ -69,19 +69,25 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     if stored.status in (PipelineStatus.RUNNING, PipelineStatus.RECOVERING):
         return _without_owner(known)
     # it failed before it could report to the store: no Spark, no store, a broken file
-    if run is not None and run.failed and run.run_id not in (state.run, state.reported):
+    if run is not None and run.failed and _is_an_attempt(known, run) and run.run_id != state.reported:
         return Report(run.run_id, "never_began")
     return None
 
 
 def _pending(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     state, run = known.stored.recovery, known.run
-    if run is not None and run.failure == state.failure:
+    # a run that only found the lease taken is followed by another one, for the same failure
+    if run is not None and run.failure == state.failure and run.run_id != state.reported:
         return _launched(run, state.restart_at_ns, now_ns)
     # the failed run may still be ending in Dagster, but no longer holds the lease
     if run is not None and run.active and run.run_id != state.run:
         return None  # a user must start it
-    if state.asked or state.restart_at_ns - now_ns > lead_ns:
+    if not known.file.running and known.file.trigger not in TIMED and known.file.digest != state.digest:
+        return Stopped(state.run)
+    left_ns = state.restart_at_ns - now_ns
+    # longer than any delay: the clock was set back, which must not stretch the wait
+    is_set_back = left_ns > lead_ns + known.file.policy.max_delay * 1e9
+    if state.asked or (left_ns > lead_ns and not is_set_back):
         return None
     return Restart(state.failure, state.past.attempt, state.restart_at_ns)
 
@@ -131,11 +137,21 @@ def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
 def _is_settled(known: KnownPipeline) -> bool:
     """Return whether its last run ended as the file requires: cancelled before it began, failed, or drained."""
     run, state = known.run, known.stored.recovery
-    if run is None or run.run_id == state.run:
+    if run is None or not _is_an_attempt(known, run):
         return False
     # a run that failed before it began is left to the recovery sensor; a cancelled one stays so until a start is
     # requested
-    return run.failed or run.cancelled
+    # one that only found the lease taken says nothing about the pipeline
+    return (run.failed and run.run_id != state.reported) or run.cancelled
+
+
+def _is_an_attempt(known: KnownPipeline, run: LastRun) -> bool:
+    """Return whether the run tried to begin after the last one had ended.
+
+    One that was created before that was refused while the pipeline ran, or is a restart that was called off: it says
+    nothing about what follows.
+    """
+    return run.run_id != known.stored.recovery.run and run.created_ns > known.stored.written_ns
 
 
 def _while_it_runs(known: KnownPipeline) -> Decision:

@@ -18,7 +18,7 @@ from conduit_dagster.assets.asset_checks import (
 from conduit_dagster.assets.names import ACKS, short
 from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.report import PendingRestart
-from conduit_dagster.engine.run_status import end_waiting, report_failure
+from conduit_dagster.engine.run_status import RunDeath, end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.sensors.decisions import Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline, config_of, error_of
@@ -46,7 +46,7 @@ class DecisionExecutor:
             case Report():
                 self._report(known, decision)
             case Stopped():
-                end_waiting(self._database, known.file.pipeline, "user")
+                end_waiting(self._database, known.file.pipeline, "user", epoch=known.stored.epoch)
                 self._show(known, stopped_verdict("user"))
             case StopRequest():
                 ask(self._database, known.file.pipeline, decision.asked, _SENSOR)
@@ -95,7 +95,11 @@ class DecisionExecutor:
     def _report(self, known: KnownPipeline, report: Report) -> None:
         run = known.run
         error = self._error(report, run is not None and run.run_id == report.run_id)
-        failed = report_failure(self._database, known.file.pipeline, report.run_id, error, known.file.policy)
+        file, epoch = known.file, known.stored.epoch
+        # a run that began has stored its own
+        digest = file.digest if report.kind == "never_began" else ""
+        death = RunDeath(report.run_id, error, epoch, digest)
+        failed = report_failure(self._database, file.pipeline, death, file.policy)
         if run is not None and run.run_id == report.run_id and run.active:
             self._bury(report.run_id, error)
         if failed is not None:

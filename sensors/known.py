@@ -59,6 +59,10 @@ class Stored:
     owned: bool = False
     """Whether an owner holds the lease and is alive, or has not been silent for long enough."""
     recovery: RecoveryState = NEVER
+    epoch: int | None = None
+    """Epoch of the owner that ``owned`` is about."""
+    written_ns: int = 0
+    """Time of the last transaction of an owner: without an owner, that of the last run's end, or later."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +275,8 @@ def stored(database: sa.Engine, silence: HeartbeatMonitor, lease_seconds: float)
             row["reason"],
             _is_owned(row, silence, lease_seconds),
             recoveries.get(row["pipeline"], NEVER),
+            row["epoch"],
+            row["updated_ns"] if row["pipeline"] in recoveries else 0,
         )
         for row in rows
     }

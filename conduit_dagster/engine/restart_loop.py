@@ -55,7 +55,11 @@ def await_restart(
 
 
 def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) -> Awaited:
-    """Wait between two runs of a timed pipeline, which is stopped meanwhile. ``at``: seconds since the epoch."""
+    """Wait between two runs of a timed pipeline, which is stopped meanwhile. ``at``: seconds since the epoch.
+
+    A clock that is set back does not stretch the wait.
+    """
+    end = time.monotonic() + at - time.time()
 
     def instead() -> Awaited | None:
         state = _look(database, pipeline)
@@ -63,7 +67,7 @@ def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) ->
             return "now"
         return "superseded" if _stopped_by_user(database, pipeline) else None
 
-    return _await(lambda: at - time.time(), instead, stop)
+    return _await(lambda: min(at - time.time(), end - time.monotonic()), instead, stop)
 
 
 def _await(left: Callable[[], float], instead: Callable[[], Awaited | None], stop: StopFlag) -> Awaited:
@@ -103,6 +107,12 @@ def _otherwise(state: RecoveryState | None, failure: int) -> Awaited | None:
     return "stopped" if state.stop_asked else None
 
 
+def _is_held(result: RunResult) -> bool:
+    return result.error is not None and result.error.code == "lease.held"
+
+
+_HELD_NS = 1_000_000_000
+"""Nanoseconds before another try if the lease was taken."""
 _LONGEST = 60.0
 """Maximum seconds that a restart launched ahead of its time waits, whatever the clock says."""
 log = structlog.get_logger("conduit.engine")
@@ -121,20 +131,25 @@ class RestartLoop:
 
         ``session`` returns a working session, a new one if needed.
         """
-        about = self._options.about
+        about, pending = self._options.about, None
         while True:
             result = self._attempt(session, about)
-            restart = result.restart
+            # an operator's command may have the lease for a moment: the restart stays due
+            is_held = pending is not None and _is_held(result)
+            restart = pending if is_held else result.restart
             if restart is None:
                 return result
-            self._announce(result, restart)
-            awaited = self._await(restart.failure, restart.at_ns, restart.delay)
+            if not is_held:
+                self._announce(result, restart)
+            pending, at_ns = restart, max(restart.at_ns, time.time_ns() + _HELD_NS) if is_held else restart.at_ns
+            awaited = self._await(restart.failure, at_ns, restart.delay)
             if awaited in ("stopped", "superseded"):
                 return self._given_up(awaited)
             # a manual start resets the count
             failure, past = (restart.failure, restart.past) if awaited == "due" else (None, FRESH)
             about = replace(about, restart=failure, past=past)
-            self._on_status(replace(result, restart=None))
+            if not is_held:
+                self._on_status(replace(result, restart=None))
 
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
         """Run at every tick until stopped or degraded. A tick that comes during a run starts nothing."""
@@ -142,10 +157,15 @@ class RestartLoop:
         # a user's earlier stop must not prevent the first run at its time
         awaited: Awaited = "stopped" if self._stop.wait((at - utc()).total_seconds()) else "due"
         result = RunResult(self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress)
+        has_run = False
         while awaited in ("due", "now"):
             began = utc()
             result = self.run(session)
-            if result.status != PipelineStatus.STOPPED or self._stop.requested or result.reason == "user":
+            is_held = has_run and _is_held(result)
+            has_run = True
+            if is_held:
+                result = replace(result, status=PipelineStatus.STOPPED, error=None)
+            elif result.status != PipelineStatus.STOPPED or self._stop.requested or result.reason == "user":
                 break
             at = next_tick(trigger, began)
             awaited = await_tick(self._database, self._bound.id, at.timestamp(), self._stop)

@@ -20,9 +20,9 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH, Policy, RestartHistory, Wait, decide, settled
 from conduit_dagster.spark.jobs import JobCancelled
-from conduit_dagster.state.database import unreachable
+from conduit_dagster.state.database import reading, unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire
-from conduit_dagster.state.status_store import Failed, RecoveryState, RunStart, StatusStore, write
+from conduit_dagster.state.status_store import Failed, RecoveryState, RunStart, StatusStore, pass_over, read
 from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
@@ -192,38 +192,64 @@ _LOOK_AGAIN = 0.3
 """Seconds to watch an owner presumed dead before its lease is taken."""
 
 
-def report_failure(
-    database: sa.Engine, pipeline: str, run: str, error: ConduitError, policy: Policy | None
-) -> Failed | None:
+@dataclass(frozen=True)
+class RunDeath:
+    """End of a run that could not report it itself."""
+
+    run: str
+    error: ConduitError
+    epoch: int | None = None
+    """Epoch of the owner that was found dead; None: whichever is in the store."""
+    digest: str = ""
+    """Digest of the file with which it failed to begin; empty if it has begun."""
+
+
+def report_failure(database: sa.Engine, pipeline: str, death: RunDeath, policy: Policy | None) -> Failed | None:
     """Record a failure as the run itself would have; return None if it is none, or if the pipeline is running.
 
     Call it only for an owner that is known to be dead, or was silent for the lease's time. Raises ``TransientError`` if
     the state store does not answer.
     """
-    if error.code in NO_FAILURE:
+    run, error = death.run, death.error
+    if error.code in NO_FAILURE and not _is_unfinished(database, pipeline, run):
         with database.begin() as connection:
-            write(connection, pipeline, reported=run)
+            pass_over(connection, pipeline, run, 1.0 if policy is None else policy.min_delay)
         return None
-    with _in_its_place(database, pipeline, _LOOK_AGAIN) as life:
-        return None if life is None else life.failed(error_json(error), policy, run, reported=True)
+    with _in_its_place(database, pipeline, _LOOK_AGAIN, death.epoch) as life:
+        return None if life is None else life.failed(error_json(error), policy, run, reported=True, digest=death.digest)
 
 
-def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_seconds: float = _LOOK_AGAIN) -> bool:
+def _is_unfinished(database: sa.Engine, pipeline: str, run: str) -> bool:
+    """Return whether it is the run that began last, and has not ended: another process had the lease for a moment."""
+    with reading(database) as connection:
+        known = read(connection, pipeline)
+    return known.run == run and known.reported != run and not known.restart_at_ns
+
+
+def end_waiting(
+    database: sa.Engine,
+    pipeline: str,
+    reason: Reason,
+    lease_seconds: float = _LOOK_AGAIN,
+    epoch: int | None = None,
+) -> bool:
     """Cancel the pending restart: the pipeline is stopped. Return False if another process runs it meanwhile.
 
-    Raises ``TransientError`` if the state store does not answer.
+    ``epoch``: of the owner that was found dead. Raises ``TransientError`` if the state store does not answer.
     """
-    with _in_its_place(database, pipeline, lease_seconds) as life:
+    with _in_its_place(database, pipeline, lease_seconds, epoch) as life:
         if life is not None:
             life.ended(PipelineStatus.STOPPED, reason)
     return life is not None
 
 
 @contextmanager
-def _in_its_place(database: sa.Engine, pipeline: str, lease_seconds: float) -> Generator[StatusStore | None]:
+def _in_its_place(
+    database: sa.Engine, pipeline: str, lease_seconds: float, epoch: int | None
+) -> Generator[StatusStore | None]:
     """Yield the pipeline's status store under our own lease; None if its owner is alive."""
     try:
-        lease = acquire(database, pipeline, lease_seconds)
+        lease = acquire(database, pipeline, lease_seconds, epoch=epoch)
     except ConduitError as error:
         if error.code != "lease.held":
             raise

@@ -91,8 +91,15 @@ class StepLog:
         """Return whether a step of an earlier run can be staged: its records are in the log, or staging logs them."""
         if self._is_due(plan):
             sources = {source_node.id: source_node.source for source_node in self._pipeline.sources}
-            return not any(sources[name].gives_up(reach.start, reach.end) for name, reach in plan.logs.items())
+            if any(sources[name].gives_up(reach.start, reach.end) for name, reach in plan.logs.items()):
+                return False
+            # settings may have changed since: a header, for example, is no record
+            return all(self._counts_as_planned(plan, name) for name in plan.logs)
         return all(self._appender.state(name).next_offset >= _span(plan, name).end for name in plan.logs)
+
+    def _counts_as_planned(self, plan: Plan, source: str) -> bool:
+        (splits,), span = self._splits([self._append(plan, source)]), _span(plan, source)
+        return _count(splits) == span.end - span.start
 
     def _is_due(self, plan: Plan) -> bool:
         """Return whether its records are not logged yet: the log ends where the step begins."""

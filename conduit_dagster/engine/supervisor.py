@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.appender import Appender
@@ -29,6 +30,7 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.secret_values import hide
 from conduit_dagster.spark.sql.evaluator import open_with
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire
@@ -36,6 +38,8 @@ from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = structlog.get_logger("conduit.engine")
 
 _RECORDING = 0.3
 """Seconds for recording the end of a run that hangs."""
@@ -91,8 +95,10 @@ class _Attempt:
         try:
             return run.run()
         finally:
-            run.close()
-            lease.release()
+            try:
+                run.close()
+            finally:
+                lease.release()
 
     def give_up(self, where: str) -> RunResult:
         """Give up a run that hangs. Its thread can make no more decisions; the next run completes those already
@@ -127,10 +133,13 @@ class _Run:
         self._unwatch()
 
     def close(self) -> None:
-        """Close the pipeline's connectors."""
+        """Close the pipeline's connectors. A failing close is only logged: the run's result stands."""
         self.acks.close()
-        for destination in self._pipeline.consumers().values():
-            destination.close()
+        for name, destination in self._pipeline.consumers().items():
+            try:
+                destination.close()
+            except Exception as error:  # noqa: BLE001  # the others are closed all the same
+                log.warning("a destination could not be closed", destination=name, cause=hide(str(error)))
 
     def run(self) -> RunResult:
         try:

@@ -59,9 +59,9 @@ class Lease:
                 with self._engine.begin() as connection:
                     beat = connection.execute(self._beating()).scalar_one_or_none()
                     age = 0 if self._claim is None else self._claim.note(connection)
-            except (SQLAlchemyError, ConduitError):
+                self._remember(beat, age)
+            except Exception:  # noqa: BLE001  # no passing error may end the heartbeat, as of a disk that is away
                 continue  # the next transaction of the protocol checks the epoch, and raises
-            self._remember(beat, age)
 
     def _remember(self, beat: int | None, age: int) -> None:
         self._last_beat = max(self._last_beat, beat or 0)
@@ -139,13 +139,22 @@ def owner_text(**facts: Any) -> str:
     return json.dumps({**identity(os.getpid()), **facts})
 
 
-def acquire(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callable[[], bool] = lambda: False) -> Lease:
+def acquire(
+    engine: sa.Engine,
+    pipeline: str,
+    seconds: float,
+    cancelled: Callable[[], bool] = lambda: False,
+    epoch: int | None = None,
+) -> Lease:
     """Acquire the pipeline's lease once it is free, or its owner is dead or silent for ``seconds``.
 
-    Raises ``TransientError`` (``lease.held``) if the owner shows a heartbeat.
+    ``epoch``: only from the owner with this epoch, which was found dead. Raises ``TransientError`` (``lease.held``) if
+    the owner shows a heartbeat, or is another one.
     """
     _ensure(engine, pipeline)
     seen = _look(engine, pipeline)
+    if epoch is not None and seen["epoch"] != epoch:
+        raise _held(pipeline, seen["owner"])
     until = time.monotonic() + seconds
     while not is_free(seen["owner"]) and time.monotonic() < until and not cancelled():
         time.sleep(min(0.05, seconds / 10))

@@ -40,7 +40,7 @@ class Failed:
     """Decision after a failure."""
 
     status: PipelineStatus
-    """``RECOVERING`` or ``DEGRADED``."""
+    """``RECOVERING``, ``DEGRADED``, or ``STOPPED`` if a stop was requested."""
     failure: int
     wait: Wait | None
     """None if the pipeline was given up."""
@@ -99,11 +99,13 @@ class StatusStore:
         run: str,
         also: Callable[[sa.Connection], None] = lambda connection: None,
         reported: bool = False,
+        digest: str = "",
     ) -> Failed:
-        """Decide what follows a failure and record both: a restart after a wait, or giving up.
+        """Decide what follows a failure and record both: a restart after a wait, giving up, or the requested stop.
 
-        ``policy`` None: no recovery. ``also``: further work in the same transaction. ``reported``: the run could not
-        report its failure itself.
+        A requested renewal is fulfilled by the restart, or by the next start. ``policy`` None: no recovery. ``also``:
+        further work in the same transaction. ``reported``: the run could not report its failure itself; ``digest``: of
+        the file with which it could not begin.
         """
         now = time.time_ns()
 
@@ -113,8 +115,18 @@ class StatusStore:
             values: dict[str, Any] = {"failure": state.failure + 1, "cause": error, "restart_at_ns": 0}
             if reported:
                 values["reported"] = run
+            if digest:
+                values["digest"] = digest
             told = {"code": error["code"], "message": error["message"], "node": error["node"], "fatal": error["fatal"]}
             self._event(connection, "failed", **told, attempt=state.past.attempt, run=run)
+            if state.asked in _ENDS:
+                # otherwise the pending request would hold up every later restart and start
+                status = PipelineStatus.STOPPED if state.asked == "stop" else PipelineStatus.DEGRADED
+                write(connection, self._id, **values)
+                self._end(connection, status, "user", error)
+                return Failed(status, state.failure + 1, None)
+            if state.asked == "renew":
+                values["asked"] = ""
             decision = _decide(error, policy, state.past, now)
             if isinstance(decision, Wait):
                 values |= {"past": decision.past, "restart_at_ns": decision.at_ns}
@@ -192,6 +204,7 @@ def _decide(error: Error, policy: Policy | None, past: RestartHistory, now_ns: i
 Asked = Literal["", "start", "stop", "force", "renew"]
 """``renew``: stop, and start again with the current file."""
 _STOPS: Final = ("stop", "force", "renew")
+_ENDS: Final = ("stop", "force")
 
 
 @dataclass(frozen=True)
@@ -265,6 +278,19 @@ def write(connection: sa.Connection, pipeline: str, **values: Any) -> None:
     }  # fmt: skip
     insert_if_absent(connection, recoveries, **fresh)
     connection.execute(sa.update(recoveries).where(recoveries.c.pipeline == pipeline).values(**values))
+
+
+def pass_over(connection: sa.Connection, pipeline: str, run: str, delay: float) -> None:
+    """Record that a run ended because another process had the lease; a pending restart waits ``delay`` s more.
+
+    It keeps its failure's number: whichever run begins first takes it.
+    """
+    write(connection, pipeline, reported=run)
+    due = read(connection, pipeline).restart_at_ns
+    # unless a run has begun meanwhile, which takes the restart
+    pending = (recoveries.c.pipeline == pipeline, recoveries.c.restart_at_ns == due, recoveries.c.restart_at_ns > 0)
+    later = max(due, time.time_ns() + round(delay * 1e9))
+    connection.execute(sa.update(recoveries).where(*pending).values(restart_at_ns=later))
 
 
 def ask(

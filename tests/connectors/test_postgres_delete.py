@@ -105,7 +105,7 @@ def test_a_lost_ack_is_repeated_first(lab: Lab, url: str) -> None:
     with crashing("after-done"):
         lab.run()
     assert lab.documents("out.jsonl") == [{"id": 1}, {"id": 2}]
-    assert deleted(lab, dry_run=True)["lost"] == []
+    assert deleted(lab)["lost"] == []
 
 
 def test_without_auto_cleanup_both_stay(lab: Lab, url: str) -> None:

@@ -68,18 +68,39 @@ def test_a_signal_after_a_request_in_dagster_stops_as_the_user(run: Run) -> None
     assert (stop.reason, warden.terminated) == ("user", True)
 
 
-@pytest.mark.parametrize("report", ["report_run_canceling", "report_run_canceled", "report_run_failed"])
+@pytest.mark.parametrize(
+    ("report", "by"),
+    [("report_run_canceling", "user"), ("report_run_canceled", "user"), ("report_run_failed", "system")],
+)
 def test_a_run_that_dagster_ended_without_a_signal_is_noticed(
-    run: Run, report: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, report: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The code server may be gone; a finished run must not continue beside its successor."""
+    """The code server may be gone; a finished run must not continue beside its successor.
+
+    Nobody stops the pipeline by Dagster's own verdict, for example on a run's maximum duration.
+    """
     monkeypatch.setattr("conduit_dagster.assets.stopping._ASK_EVERY", 0.0)
     warden, stop = _warden(run, Signals())
     instance, run_id = run
     getattr(instance, report)(instance.get_run_by_id(run_id))
     warden.tick()
-    assert stop.requested
-    assert warden.terminated
+    assert (stop.requested, stop.reason, warden.terminated) == (True, by, by == "user")
+
+
+def test_a_moment_without_dagsters_storage_stops_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conduit_dagster.assets.stopping._ASK_EVERY", 0.0)
+    warden, stop = _warden(run, Signals())
+    with monkeypatch.context() as away:
+        away.setattr(run[0], "get_run_by_id", _away)
+        warden.tick()
+    assert not stop.requested
+    run[0].report_run_canceled(run[0].get_run_by_id(run[1]))
+    warden.tick()
+    assert (stop.requested, warden.terminated) == (True, True)
+
+
+def _away(_: str) -> None:
+    raise OSError("the database is locked")
 
 
 def test_a_run_ends_after_its_time_as_the_system(run: Run) -> None:

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_options import RunOptions
-from conduit_dagster.engine.run_status import RunOrigin, report_failure
+from conduit_dagster.engine.run_status import RunDeath, RunOrigin, report_failure
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.recovery.errors import TransientError
@@ -289,7 +289,7 @@ def test_a_dead_run_is_reported_once_and_waited_after(lab: Lab) -> None:
     assert lab.run().error is None
     with lab.store() as database:
         died = TransientError("it died", code="run.died")
-        failed = report_failure(database, "p", "run-9", died, Policy())
+        failed = report_failure(database, "p", RunDeath("run-9", died), Policy())
         assert failed is not None
         assert (failed.status, failed.failure) == ("recovering", 1)
         assert failed.wait is not None
@@ -303,7 +303,7 @@ def test_another_runs_lease_is_no_failure(lab: Lab) -> None:
     assert lab.run().error is None
     with lab.store() as database:
         held = TransientError("another run has it", code="lease.held")
-        assert report_failure(database, "p", "run-9", held, Policy()) is None
+        assert report_failure(database, "p", RunDeath("run-9", held), Policy()) is None
         assert recovery_rows(database)["p"].reported == "run-9"
     assert status(lab) == ("stopped", "system")
 
@@ -346,7 +346,7 @@ def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:
     lab.pipeline(connectors=[{**destination(), "id": "out"}, _empty_source()], trigger="continuous")
     flag = StopFlag()
     with lab.store() as database:
-        report_failure(database, "p", "run-0", TransientError("gone", code="x.y"), QUICK)
+        report_failure(database, "p", RunDeath("run-0", TransientError("gone", code="x.y")), QUICK)
         number = recovery_rows(database)["p"].failure
     catalogue = lab.catalogue()
     bound, spark = catalogue.get("p"), lab._spark

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
-from conduit_dagster.engine.run_status import report_failure
+from conduit_dagster.engine.run_status import RunDeath, report_failure
 from conduit_dagster.processes import identity
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
@@ -120,7 +120,7 @@ class Location:
 
     def fail(self, name: str = "orders", error: ConduitError = GONE, policy: Policy | None = None) -> None:
         """Record that it failed and reported that."""
-        assert report_failure(self.store, name, "r1", error, policy or Policy()) is not None
+        assert report_failure(self.store, name, RunDeath("r1", error), policy or Policy()) is not None
 
     def end(self, status: str, reason: str, name: str = "orders") -> None:
         with owned(self.root, name) as store:

@@ -63,7 +63,7 @@ def test_the_next_failure_has_another_key(location: Location) -> None:
 
 
 def test_a_restart_far_ahead_is_not_launched_yet(location: Location) -> None:
-    location.write()
+    location.write(recovery="{min-delay: 1h, max-delay: 2h}")
     location.begin()
     location.fail(policy=FAR)
     assert location.tick() == []

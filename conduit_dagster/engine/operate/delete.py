@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from conduit_dagster.engine.operate.operator_errors import never_ran, refused
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.operate.source_positions import logs_of
 from conduit_dagster.engine.operate.subject import Subject
-from conduit_dagster.engine.reads_same import unit_of
+from conduit_dagster.engine.reads_same import reads_same, unit_of
 from conduit_dagster.engine.registering import attach_kept, attach_logs
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import SourceAcks
@@ -51,6 +51,8 @@ def delete(subject: Subject, by: str, force: bool = False, dry_run: bool = False
     """
     with _locked(subject) as held:
         _require_no_readers(held)
+        if not dry_run:
+            _ack(held)
         leftovers, left = _leftovers(held), sorted(_left_behind(held))
         lost = [*_undelivered(held), *(one.loses for one in leftovers if one.loses)]
         if (lost or left) and not force:
@@ -87,21 +89,22 @@ class _Held:
     def sources(self) -> Iterator[tuple[SourceNode, SourceState]]:
         """Sources of its file that the store knows, and that still read the same data."""
         compiled = self.compiled
-        return iter(()) if compiled is None else self._known(compiled, compiled.sources)
-
-    @property
-    def inputs(self) -> Iterator[tuple[SourceNode, SourceState]]:
-        """The same sources as steps read them: directly, or through their logs."""
-        compiled = self.compiled
-        return iter(()) if compiled is None else self._known(compiled, compiled.inputs)
-
-    def _known(
-        self, compiled: CompiledPipeline, nodes: Iterable[SourceNode]
-    ) -> Iterator[tuple[SourceNode, SourceState]]:
-        for node in nodes:
+        if compiled is None:
+            return
+        for node in compiled.sources:
             one = self.state.sources.get(node.id)
             if one is not None and unit_of(compiled, node).is_same_as(one.unit):
                 yield node, one
+
+    @property
+    def inputs(self) -> Iterator[tuple[SourceNode, SourceState]]:
+        """The same sources as steps read them, directly or through their logs: with positions of the stored kind."""
+        compiled = self.compiled
+        if compiled is None:
+            return
+        for node in compiled.inputs:
+            if reads_same(compiled, node, self.state):
+                yield node, self.state.sources[node.id]
 
 
 @contextmanager
@@ -159,11 +162,14 @@ def _handled(state: PipelineState, source: str) -> int:
     return known.position if known is not None and isinstance(known.position, int) else 0
 
 
-def _leftovers(held: _Held) -> list[Leftover]:
-    """Return what the sources would leave on their servers."""
-    # as when a run begins: the last ack may be lost, and what was delivered must not count as unread
+def _ack(held: _Held) -> None:
+    """Repeat the last ack, as a run does when it begins: if it was lost, delivered records would count as unread."""
     for node, one in held.inputs:
         blamed(node_id(held.id, node.id), node.source.ack, one.position, one.generation)
+
+
+def _leftovers(held: _Held) -> list[Leftover]:
+    """Return what the sources would leave on their servers."""
     return [one for node, _ in held.sources for one in blamed(node_id(held.id, node.id), node.source.leftovers)]
 
 

@@ -1,0 +1,150 @@
+"""Runs that end because another process had the lease for a moment, or with a request pending, leave nothing stuck."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+from dagster._core.events import DagsterEvent, DagsterEventType, StepFailureData
+from dagster._core.execution.plan.objects import UserFailureData
+from dagster._utils.error import SerializableErrorInfo
+from lab.as_owner import owned
+from lab.sensors_lab import Location
+from lab.waiting import wait_until
+
+from conduit_dagster.assets.run_op import failure
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.report import RunProgress
+from conduit_dagster.engine.run_status import RunDeath, RunOrigin, RunStatusWriter, report_failure
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.status_store import ask
+from conduit_dagster.state.tables import pipelines
+
+LIFECYCLE = "conduit_lifecycle"
+AWAY = TransientError("the destination does not answer", code="connector.failed")
+
+
+def fails_with(location: Location, run: dg.DagsterRun, code: str) -> None:
+    """Fail a run in Dagster, as the run's own op does."""
+    told = failure(TransientError("another process has it", code=code), "running")
+    error = SerializableErrorInfo(str(told), [], "Failure")
+    data = StepFailureData(error, UserFailureData("f", told.description, told.metadata))
+    kind = DagsterEventType.STEP_FAILURE.value
+    event = DagsterEvent(event_type_value=kind, job_name=run.job_name, step_key="orders", event_specific_data=data)
+    location.instance.report_dagster_event(event, run.run_id)
+    location.instance.report_run_failed(run)
+
+
+def digest(location: Location) -> str:
+    return open_catalogue(location.project).bound[0].digest
+
+
+def requests(location: Location, sensor: str = "conduit_recovery") -> list[Any]:
+    """Return the requests of the first tick that has any."""
+    found: list[Any] = []
+    wait_until(lambda: bool(found.extend(location.tick(sensor)) or found), "a run is requested", 20)
+    return found
+
+
+def test_a_restart_that_found_the_lease_taken_is_launched_again(location: Location) -> None:
+    """As by an operator's command, which is what one types while a pipeline recovers."""
+    location.write()
+    run = location.restart()
+    fails_with(location, run, "lease.held")
+    (again,) = requests(location)
+    assert again.tags[".dagster/conduit_failure"] == "1"
+    location.launch(again)
+    assert location.tick() == []
+
+
+def test_a_start_that_found_the_lease_taken_is_launched_again(location: Location) -> None:
+    location.write()
+    location.begin(digest=digest(location))
+    location.end("stopped", "system")
+    (request,) = location.tick(LIFECYCLE)
+    fails_with(location, location.launch(request), "lease.held")
+    assert location.tick() == []
+    assert len(location.tick(LIFECYCLE)) == 1
+
+
+def test_a_second_launch_while_it_runs_changes_nothing(location: Location) -> None:
+    location.write()
+    (request,) = location.tick(LIFECYCLE)
+    first = location.launch(request)
+    location.begin(run=first.run_id, alive=True, digest=digest(location))
+    fails_with(location, location.run(), "lease.held")
+    assert (location.tick(), location.tick(LIFECYCLE)) == ([], [])
+    location.end("stopped", "system")
+    location.instance.report_run_failed(first)
+    location.tick()
+    assert len(location.tick(LIFECYCLE)) == 1
+
+
+def test_an_owner_that_lost_its_lease_to_a_command_is_restarted(location: Location) -> None:
+    location.write()
+    run = location.run()
+    location.begin(run=run.run_id, alive=True)
+    elsewhere = '{"host": "other", "boot": "x", "namespace": "y", "pid": 1, "started": "1"}'
+    with location.store.begin() as connection:
+        connection.execute(sa.update(pipelines).values(owner=elsewhere))
+    acquire(location.store, "orders", 0.5).release()
+    fails_with(location, run, "lease.lost")
+    (restart,) = requests(location)
+    assert location.status()[0] == "recovering" and restart.tags[".dagster/conduit_failure"] == "1"
+
+
+def test_a_death_is_not_reported_for_the_next_owner(location: Location) -> None:
+    """Which has taken the lease since the tick looked, and shows its first heartbeat only later."""
+    location.write()
+    location.begin()
+    with location.store.connect() as connection:
+        epoch = connection.execute(sa.select(pipelines.c.epoch)).scalar_one()
+    later = acquire(location.store, "orders", 0.5)
+    try:
+        died = TransientError("it died", code="run.died")
+        assert report_failure(location.store, "orders", RunDeath("r1", died, epoch), Policy()) is None
+        with location.store.connect() as connection:
+            assert connection.execute(sa.select(pipelines.c.epoch)).scalar_one() == later.epoch
+    finally:
+        later.release()
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"), [("renew", "recovering"), ("stop", "stopped"), ("force", "degraded"), ("", "recovering")]
+)
+def test_a_failure_while_a_request_is_pending_fulfils_it(location: Location, asked: str, status: str) -> None:
+    location.write()
+    run = location.run()
+    with owned(location.root, "orders") as store:
+        life = RunStatusWriter(store, RunOrigin(Policy(), run.run_id), StopFlag(), RunProgress())
+        life.begin("f", digest(location))
+        if asked == "renew":
+            location.write(description="corrected")
+            location.tick(LIFECYCLE)
+        elif asked:
+            ask(location.store, "orders", asked, "an operator")  # type: ignore[arg-type]
+        assert location.recovery().asked == asked
+        assert life.failed(AWAY).status == status
+    location.instance.report_run_failed(run)
+    assert (location.recovery().asked, location.status()[0]) == ("", status)
+    if status == "recovering":
+        assert len(requests(location)) == 1
+    else:
+        assert (location.tick(), location.tick(LIFECYCLE)) == ([], [])
+
+
+def test_a_clock_that_is_set_back_delays_no_restart(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    location.write()
+    location.begin()
+    location.fail()
+    corrected = SimpleNamespace(**vars(time))
+    corrected.time_ns = lambda: time.time_ns() - 86_400 * 10**9
+    monkeypatch.setattr("conduit_dagster.sensors.tick.time", corrected)
+    assert len(location.tick()) == 1
