@@ -173,8 +173,10 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
     """
     catalogue = open_catalogue(project, [Path(file)])
     bound = catalogue.get(pipeline)
-    if bound is None:
-        found = [finding for finding in catalogue.loaded.findings if finding.is_error]
+    # settings with errors keep their defaults: a run would read and write elsewhere
+    broken = [finding for finding in project.findings if finding.is_error]
+    if bound is None or broken:
+        found = broken or [finding for finding in catalogue.loaded.findings if finding.is_error]
         message = "\n".join(finding.render() for finding in found)
         if found and all(finding.code == "config.secret_failed" for finding in found):
             fix = "it is tried again; see what the provider needs if it goes on"

@@ -14,6 +14,7 @@ import dagster as dg
 import structlog
 
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.secret_values import hide
 
 log = structlog.get_logger("conduit.dagster")
 _ASK_EVERY = 10.0
@@ -116,7 +117,7 @@ class StopWatcher:
         try:
             run = self._instance.get_run_by_id(self._run_id)
         except Exception as error:  # noqa: BLE001  # a moment without Dagster's storage must not end the run
-            log.warning("Dagster's storage does not answer", run=self._run_id, cause=str(error))
+            log.warning("Dagster's storage does not answer", run=self._run_id, cause=hide(str(error)))
             return
         if run is None:
             return

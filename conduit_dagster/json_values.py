@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-_PLAIN = frozenset({str, int, bool, bytes, type(None)})
+import msgspec
+
+_PLAIN = frozenset({str, bool, bytes, type(None)})
+_HUGE = 10**4300
+"""Python writes no longer integer, and msgspec reads none."""
 
 
 def is_json(value: Any) -> bool:
     """Return whether JSON can hold the value unchanged; raw data (bytes) counts as JSON."""
     # most values are plain: a type check avoids a call for each
+    if type(value) is int:
+        return -_HUGE < value < _HUGE
     if type(value) in _PLAIN:
         return True
     if isinstance(value, float):
@@ -47,3 +53,33 @@ def _finite(value: Any) -> Any:
 def no_number(value: float) -> str:
     """Return NaN or an infinity in Spark's notation: ``NaN``, ``Infinity``, ``-Infinity``."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+_DEEPEST = 200
+"""Levels of a document in a dead letter, which adds levels of its own: far below every encoder's limit."""
+
+
+def shallow(root: Any) -> Any:
+    """Return a copy in which everything nested deeper than 200 levels is text: its JSON, or a note if it has none."""
+    made: list[Any] = [None]
+    waiting: list[tuple[Any, Any, Any, int]] = [(root, made, 0, 0)]
+    while waiting:
+        value, into, key, depth = waiting.pop()
+        if isinstance(value, dict | list) and depth >= _DEEPEST:
+            value = _text_of(value)
+        if isinstance(value, dict):
+            into[key] = new = dict.fromkeys(value)
+            waiting.extend((inner, new, name, depth + 1) for name, inner in value.items())
+        elif isinstance(value, list):
+            into[key] = new = [None] * len(value)
+            waiting.extend((inner, new, i, depth + 1) for i, inner in enumerate(value))
+        else:
+            into[key] = value
+    return made[0]
+
+
+def _text_of(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return "[nested too deeply]"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -91,6 +92,21 @@ class _ReadEnvelope(msgspec.Struct):
     metadata: dict[str, str]
     key: Document | str | None
     payload: _Read
+
+
+_TEXT = frozenset({str})
+_DATA = frozenset({dict, bytes, type(None)})
+
+
+def structure_fault(record: Any) -> str | None:
+    """Return why :func:`decode` would not read the record back unchanged; None if it would."""
+    metadata: Any = record.metadata
+    if type(metadata) is not dict or not _TEXT.issuperset(map(type, chain(metadata, metadata.values()))):
+        return "its metadata is no dict of texts: write str(...)"
+    for name in ("after", "key", "before"):
+        if type(getattr(record, name)) not in _DATA:
+            return f"its {name} is neither a document (dict) nor raw data (bytes) nor None"
+    return None
 
 
 def envelope(record: Record) -> Envelope:

@@ -54,4 +54,5 @@ def _tick(pipeline: str, job: str, trigger: Trigger) -> Tick:
 
 def _is_due(trigger: Trigger, last: datetime, now: datetime) -> bool:
     last = last if last.tzinfo else last.replace(tzinfo=UTC)
-    return next_tick(trigger, last) <= now
+    # a run is created a moment after its tick, from which the time to the next one counts
+    return next_tick(trigger, last.replace(second=0, microsecond=0)) <= now

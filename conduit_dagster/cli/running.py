@@ -169,8 +169,9 @@ class _Member:
                 self.result = restarts.timed(session, trigger)
             else:
                 self.result = restarts.run(session)
-        except Exception as error:  # noqa: BLE001  # the others go on, and the summary must say it
-            self.result = RunResult(self._bound.id, PipelineStatus.DEGRADED, "", unforeseen(error), RunProgress())
+        except BaseException as error:  # noqa: BLE001  # the others go on, and the summary must say it
+            known = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+            self.result = RunResult(self._bound.id, PipelineStatus.DEGRADED, "", unforeseen(known), RunProgress())
         self.row.status = self.result.status
 
 

@@ -11,7 +11,8 @@ from conduit_dagster.config.scalars import masked, passwords_in
 from conduit_dagster.secret_values import remember
 
 _KEY: Final = re.compile(
-    r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api\W?key|access\W?key|private\W?key|authorization)$", re.IGNORECASE
+    r"(?:passw(?:or)?d|passphrase|pwd|secret|token|(?:api|access|private|secret|account)[\W_]?key|authorization)$",
+    re.IGNORECASE,
 )
 _WORD = re.compile(r"[a-z]{1,11}|[0-9.]{1,5}")
 """Words not worth masking: never a serious password, but the type of a field, a switch or a number. Masking them would

@@ -16,7 +16,10 @@ from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_referenc
 from conduit_dagster.secret_values import hide
 
 _IN_URL = re.compile(r"(://[^/@\s:]*:)([^@\s]+)@")
-_NAMED = re.compile(r"(?i)\b((?:password|passwd|pwd|secret|token)\s*=\s*)('[^']*'|[^\s&;]+)")
+_NAMED = re.compile(
+    r"(?i)(?<![A-Za-z0-9])([\w.-]*(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|(?<![\w])sig)\s*=\s*)"
+    r"('[^']*'|\"[^\"]*\"|[^\s&;]+)"
+)
 
 _CREDENTIAL = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?key|^user(name)?$", re.IGNORECASE)
 
@@ -33,7 +36,7 @@ def masked(text: str) -> str:
 
 def passwords_in(text: str) -> list[str]:
     """Return the passwords in URLs and the values named as passwords, which :func:`masked` replaces."""
-    return [match[2].strip("'") for pattern in (_IN_URL, _NAMED) for match in pattern.finditer(text)]
+    return [match[2].strip("'\"") for pattern in (_IN_URL, _NAMED) for match in pattern.finditer(text)]
 
 
 ID_BYTES = 128

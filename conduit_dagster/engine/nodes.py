@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import reprlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, cast
 
@@ -12,7 +14,7 @@ from conduit_dagster.json_values import is_json
 from conduit_dagster.lazy_records import as_list
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.payload_code import DROPPING, PayloadCode, conditional
-from conduit_dagster.record import OPERATIONS, Nack, Record, copy
+from conduit_dagster.record import OPERATIONS, Nack, Record, copy, structure_fault
 from conduit_dagster.recovery.classify import blame
 from conduit_dagster.sdk import DROP, Processor, Result, Results
 
@@ -108,7 +110,8 @@ class Node:
             return self._process_block(records)
         for record in records:
             record.metadata = dict(record.metadata)
-        return checked(self._process_block(records), records)
+        # a list of its own: an author's function may sort or shorten it, but places pair results with origins
+        return checked(self._process_block(list(records)), records)
 
     def _process_block(self, records: list[Record]) -> list[Result]:
         try:
@@ -140,7 +143,7 @@ class Node:
     def _special(self, result: Result, record: Record, origin: int, fate: NodeListener) -> list[Record]:
         """Return the records that continue from a result other than a single record."""
         if isinstance(result, Nack):
-            fate.nacked(self.node, origin, result, record)
+            fate.nacked(self.node, origin, result, record if self._processor.shares_records else _storable(record))
             return []
         if isinstance(result, Record):
             return [result]
@@ -231,11 +234,49 @@ Step = Node | FilterNode
 """A node that records pass through."""
 
 
+def _storable(record: Record) -> Record:
+    """Return the record in a form that a dead letter can hold: an author's code may have put anything into it."""
+    if structure_fault(record) is None and all(_is_data(getattr(record, part)) for part in _PARTS):
+        return record
+    metadata: Any = record.metadata
+    metadata = metadata if isinstance(metadata, dict) else {}
+    made = Record(record.position, {str(k): str(v) for k, v in metadata.items()}, operation=str(record.operation))
+    for part in _PARTS:
+        value = getattr(record, part)
+        setattr(made, part, value if _is_data(value) else _shown(value))
+    return made
+
+
+_PARTS = ("after", "key", "before")
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether a dead letter can show the value, if not exactly, such as NaN: no cycle, no endless number."""
+    if type(value) is not dict:
+        return value is None or type(value) is bytes
+    try:
+        json.dumps(value, default=repr, skipkeys=True)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _shown(value: Any) -> bytes:
+    try:
+        return reprlib.repr(value).encode("utf-8", "backslashreplace")
+    except Exception:  # noqa: BLE001  # an integer that Python does not print, an author's own __repr__
+        return type(value).__name__.encode()
+
+
 def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result]:
     """Return the results of a user's processor, with every invalid record replaced by a nack."""
     if len(results) != len(records):
         message = f"the processor returned {len(results)} results for {len(records)} records"
         return [Nack("processor.result_count", message) for _ in records]
+    places = {id(record): place for place, record in enumerate(records)}
+    if any(places.get(id(result), place) != place for place, result in enumerate(results)):
+        message = "the processor returned the records in another order"
+        return [Nack("processor.result_order", message) for _ in records]
     return [_checked(result) for result in results]
 
 
@@ -243,7 +284,9 @@ def _checked(result: Any) -> Result:
     if isinstance(result, list):
         faults = [fault for record in result if (fault := _fault(record))]
         return faults[0] if faults else _apart(result)
-    if result is DROP or isinstance(result, Nack):
+    if isinstance(result, Nack):
+        return Nack(str(result.code), str(result.message))
+    if result is DROP:
         return result
     return _fault(result) or result
 
@@ -263,6 +306,11 @@ def _fault(record: Any) -> Nack | None:
         return Nack("processor.result_type", f"the processor returned a {kind}, not a record, a list of them or DROP")
     if record.operation not in OPERATIONS:
         return Nack("record.operation", f"operation {record.operation!r} is none of {', '.join(OPERATIONS)}")
-    if not all(is_json(part) for part in (record.after, record.key, record.before)):
-        return Nack("record.not_json", "the record holds a value that JSON cannot hold")
-    return None
+    if fault := structure_fault(record):
+        return Nack("record.invalid", fault)
+    try:
+        if all(is_json(part) for part in (record.after, record.key, record.before)):
+            return None
+    except RecursionError:
+        return Nack("record.not_json", "the record is nested too deeply")
+    return Nack("record.not_json", "the record holds a value that JSON cannot hold")

@@ -13,7 +13,10 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.expressions import format_go
+from conduit_dagster.expressions.gotemplate.go_values import quoted
 from conduit_dagster.field_reference import FieldError, Reference
+from conduit_dagster.processors.field_convert import to_string
 from conduit_dagster.record import Data, Nack, Record, copy
 from conduit_dagster.secret_values import hide
 
@@ -120,8 +123,9 @@ def _texts(value: Any) -> Iterable[str]:
     else:
         text = str(value)
         yield text
-        for plain in (True, False):
-            # as escaped inside JSON
-            escaped = json.dumps(text, ensure_ascii=plain)[1:-1]
-            if escaped != text:
-                yield escaped
+        # as escaped inside JSON, by Python and by Go
+        forms = {json.dumps(text, ensure_ascii=plain)[1:-1] for plain in (True, False)}
+        forms |= {repr(text)[1:-1], repr(text + "'\"")[1:-4], ascii(text)[1:-1], quoted(text)[1:-1]}
+        if isinstance(value, float):
+            forms |= {format_go(value), to_string(value), msgspec.json.encode(value).decode()}
+        yield from forms - {text}

@@ -26,7 +26,7 @@ from conduit_dagster.engine.run_status import AWAY, RunStatusWriter, unrecorded
 from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.classify import blamed, survivable
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
@@ -147,8 +147,8 @@ class _Run:
                 return self._life.superseded()
             self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
             # before anything is sent to a direct destination: a sender of the previous owner may still be running
-            self._jobs.end_those_of(self._store.previous_owner.get("spark", {}))
-            self._store.tell(spark=self._jobs.whereabouts())
+            self._jobs.end_those_of(self._store.last_jobs())
+            self._store.keep_jobs(self._jobs.whereabouts())
             # processors of the dead-letter queue also run on the driver
             open_with(self._opener)
             # the sources of the file need kept values too, because their lag is queried
@@ -162,8 +162,10 @@ class _Run:
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)
             self._move()
-        except Exception as error:  # noqa: BLE001  # the last line of defence: the status must say how the run ended
-            return self._life.failed(error)
+        except BaseException as error:  # the last line of defence: the status must say how the run ended
+            if (known := survivable(error)) is None:
+                raise
+            return self._life.failed(known)
         return self._life.stopped()
 
     # -- steps --------------------------------------------------------------------------------------------------

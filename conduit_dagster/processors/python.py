@@ -143,7 +143,10 @@ class Python(Processor):
     def _of_table(self, records: Sequence[Record]) -> list[Result]:
         import pyarrow as pa
 
-        table = self._call(pa.Table.from_pylist([cast("dict[str, Any]", record.after) for record in records]))
+        rows = [cast("dict[str, Any]", record.after) for record in records]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        columns = [pa.array([row.get(name) for row in rows]) for name in names]
+        table = self._call(pa.Table.from_arrays(columns, names))
         if not isinstance(table, pa.Table):
             raise ProcessError(f"the function returned a {type(table).__name__}, not a table", code="python.result")
         rows = table.to_pylist()

@@ -147,6 +147,18 @@ def blamed_each(node: str, items: Iterable[T]) -> Iterator[T]:
         yield item
 
 
+def survivable(error: BaseException) -> Exception | None:
+    """Return the error of a library that raises past ``Exception``; None for what must end the process or thread.
+
+    Rust panics reach Python as such (pyo3), and some libraries call ``sys.exit``: for a run they are failures.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, SystemExit) or type(error).__name__ == "PanicException":
+        return TransientError(f"{type(error).__name__}: {error}", code="connector.failed")
+    return None
+
+
 def blame(error: Exception, node: str, code: str = "connector.failed") -> ConduitError:
     """Return a plugin's error as a ``ConduitError`` that names its node; transient, under ``code``, if unclassified."""
     known = classify(error, doing=f"{node} failed" if isinstance(error, OSError) else "", code=code)

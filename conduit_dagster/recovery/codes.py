@@ -43,8 +43,8 @@ _FATAL: Final = {
     "pipeline": "forced_stop invalid",
     "positions": "remembering",
     "postgres": "login no_column no_database no_key no_polling_column no_privilege no_schema no_slot_left no_table "
-    "no_unique_index not_supported order_changed other_server publication schema_changed slot_lost slot_missing "
-    "slot_moved slot_taken slot_unusable staging standby truncated_copy wal_level",
+    "moved_row no_unique_index not_supported order_changed other_server publication schema_changed slot_lost "
+    "slot_missing slot_moved slot_taken slot_unusable staging standby truncated_copy wal_level went_back",
     "processor": "error",
     "python": "invalid unreadable",
     "run": "config",

@@ -89,8 +89,7 @@ class ProcessError(Exception):
 
     def __init__(self, message: str, *, code: str = "processor.error") -> None:
         super().__init__(message)
-        self.code = code
-        self.message = message
+        self.code, self.message = str(code), str(message)  # authors also pass an exception
 
 
 @dataclass(frozen=True)

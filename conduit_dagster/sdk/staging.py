@@ -11,7 +11,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.formats import Refused, nack_of
-from conduit_dagster.record import Record, decode, envelope
+from conduit_dagster.record import Nack, Record, decode, envelope, structure_fault
 from conduit_dagster.sdk.writer import NewPart, Refusal, Writer, WriterTask
 from conduit_dagster.state.steps import Part
 
@@ -155,6 +155,10 @@ class _OriginLines:
         refused: Refused = []
         source, first = self._writer.source, self._writer.first
         for place, (record, origin) in enumerate(zip(records, self._writer.origins, strict=True)):
+            # what could not be read back must not be prepared
+            if fault := structure_fault(record):
+                refused.append((place, Nack("record.invalid", fault)))
+                continue
             try:
                 lines.append(_encode((source, first + origin, envelope(record))) + b"\n")
             except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack

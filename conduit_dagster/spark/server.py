@@ -79,6 +79,19 @@ def stop_server(home: Path) -> dict[str, Any] | None:
     return {"pid": server.pid, "forced": forced, "sessions": cut_off}
 
 
+def stop_unused(home: Path, server: SparkServer) -> None:
+    """Stop this server if it has no open session, and is still the project's. The caller has released its own.
+
+    Raises ``TransientError`` (``spark.server_busy``): never without the lock, under which others join.
+    """
+    files = ServerFiles(home)
+    with files.locked(_START_SECONDS):
+        known = files.read()
+        if known is not None and known.token == server.token and not files.sessions():
+            files.forget(known)
+            end(known.pid, known.started, _STOP_SECONDS)
+
+
 def server_status(home: Path) -> dict[str, Any]:
     """Return the server's status; wait at most ten seconds for its answer. Starts and changes nothing."""
     files = ServerFiles(home)

@@ -14,7 +14,7 @@ import structlog
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.classic import has_classic
 from conduit_dagster.spark.connect import MOST_BACKOFF_MS, TRIES, unreachable
-from conduit_dagster.spark.server import join_server, stop_server
+from conduit_dagster.spark.server import join_server, stop_unused
 from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkServer
 from conduit_dagster.spark.server_launch import digests
 from conduit_dagster.spark.server_monitor import loopback_channel
@@ -124,7 +124,8 @@ def _joined(settings: SparkSettings, app_name: str, alone: bool) -> _Open:
     if alone and len(ServerFiles(settings.home).sessions()) == 1:
         _leave(opened)
         spark.stop()
-        stop_server(settings.home)
+        # another process may have joined it meanwhile
+        stop_unused(settings.home, server)
         return _joined(settings, app_name, alone=False)
     _warn(fixed)
     return opened

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from conduit_dagster.state.connector_registrations import Registry
+from conduit_dagster.state.database import put
 from conduit_dagster.state.dead_letter_replays import LetterReplays, close_letters
 from conduit_dagster.state.dead_letters import insert_parts
 from conduit_dagster.state.delivery_store import DeliveryStore, Moves, move_collections, move_offsets
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.kept_values import KeptStore, forget_unused
-from conduit_dagster.state.lease import Lease, Transactions, owner_text
+from conduit_dagster.state.lease import Lease, Transactions
 from conduit_dagster.state.letter_index import LetterIndex
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.pipeline_state import PipelineState, load
 from conduit_dagster.state.status_store import StatusStore
 from conduit_dagster.state.steps import Decision, LetterPart, Plan, SourceCount, StagedDelivery, encode
-from conduit_dagster.state.tables import consumers, deliveries, sources, steps
+from conduit_dagster.state.tables import consumers, deliveries, meta, sources, steps
 
 T = TypeVar("T")
 _KEPT_STEPS = 50
@@ -55,14 +57,23 @@ class PipelineStore:
         """The lease's epoch: higher than that of any previous owner."""
         return self._lease.epoch
 
-    @property
-    def previous_owner(self) -> Mapping[str, Any]:
-        """The owner whose lease was taken over, with the facts that it stored; empty if the pipeline was free."""
-        return self._lease.before
+    def last_jobs(self) -> dict[str, str]:
+        """Return where the last run's Spark jobs ran, as it stored by :meth:`keep_jobs`; empty if unknown.
 
-    def tell(self, **facts: Any) -> None:
-        """Store facts about this owner for the next one (``Lease.before``)."""
-        self._run(lambda connection: None, owner=owner_text(**facts))
+        Whoever had the lease in between, such as a sensor or an operator's command: they may still be running.
+        """
+        mine = sa.select(meta.c.value).where(meta.c.name == self._jobs_name)
+        text = self.transactions.read(lambda connection: connection.execute(mine).scalar_one_or_none())
+        return {} if text is None else json.loads(text)
+
+    def keep_jobs(self, whereabouts: Mapping[str, str]) -> None:
+        """Store where this run's jobs run, before the first one."""
+        row = {"name": self._jobs_name, "value": json.dumps(dict(whereabouts))}
+        self._run(lambda connection: put(connection, meta, [row]))
+
+    @property
+    def _jobs_name(self) -> str:
+        return f"jobs:{sha256(self._id.encode()).hexdigest()[:40]}"
 
     def load(self) -> PipelineState:
         """Return the state after the last committed transaction."""

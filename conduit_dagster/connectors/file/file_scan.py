@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_position import FilePosition
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
 from conduit_dagster.connectors.file.folder_look import FolderLooks
@@ -14,6 +17,7 @@ from conduit_dagster.connectors.file.listing import (
     FolderEntries,
     FoundFile,
     TrackedFile,
+    examine,
     list_family,
     list_many,
 )
@@ -138,6 +142,10 @@ class FileScan:
             # a file may be in the middle of a rename: list again before reporting it as missing
             listed = self.files()
             known, gone = self._known(position, listed)
+        if len(known) < len(position.files):
+            here = {file.number for file, _ in known}
+            if strayed := self.strayed([file for file in position.files if file.number not in here]):
+                known, gone = self._known(position, [*strayed, *listed])
         if gone and self._settings.on_gone == "fail":
             raise gone[0]
         candidates = listed if self._many else self._rotated(position, listed)
@@ -146,6 +154,27 @@ class FileScan:
         if not last and not position.seen and not self._many:
             raise self._missing()
         return _survey(known, changes, _numbered(changes.new, position.seen), last[-1] if last else None)
+
+    def strayed(self, files: Collection[TrackedFile]) -> list[FoundFile]:
+        """Return these files where a rename took them: out of the glob, or beside the file that a link leads to."""
+        wanted, found = {file.inode for file in files if file.inode and file.birth}, list[FoundFile]()
+        for folder in self._homes(files) if wanted else ():
+            try:
+                with os.scandir(folder) as entries:
+                    mine = (one for one in entries if one.inode() in wanted)
+                    paths = [one.path for one in mine if one.is_file(follow_symlinks=False)]
+            except OSError:
+                continue
+            found.extend(file for path in paths if (file := examine(path)) is not None)
+        return found
+
+    def _homes(self, files: Collection[TrackedFile]) -> set[str]:
+        """Return the folders where these files were last seen, and those that the path leads to."""
+        last = [self._last[file.number].url for file in files if file.number in self._last]
+        paths = [*last, *([] if self._many else [self._path])]
+        paths = [path for path in paths if storage.is_local(path)]
+        homes = {str(Path(place).parent) for path in paths for place in (path, os.path.realpath(path))}
+        return homes if self._folder is None else homes | self._folder.homes()
 
     def examine_all(self) -> None:
         """Make the next scan examine every file, including those just found unchanged."""
@@ -287,7 +316,7 @@ class FileScan:
         if last is None or any(last.may_be(found) for found in current):
             return current
         rotated = [found for found in listed if found.url != self._path]
-        return [*(found for found in rotated if found.modified >= last.modified), *current]
+        return [*(found for found in rotated if _is_later(found, last)), *current]
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
@@ -326,7 +355,7 @@ class FileFinder:
             opened = _open_one(file, self._places.get(_slot(file), ()))
         if opened is None:
             # it may have been renamed since the last listing
-            self._places = _places(self._scan.files())
+            self._places = _places([*self._scan.strayed([file]), *self._scan.files()])
             opened = _open_one(file, self._places.get(_slot(file), ()))
         return opened
 
@@ -345,6 +374,14 @@ def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:
         return opened
     opened.close()
     return None
+
+
+def _is_later(found: FoundFile, last: TrackedFile) -> bool:
+    """Return whether a rotated file may hold lines after those of the last known one.
+
+    A late line in that one, or a clock that was set back, makes the times alone no proof: a later file is born later.
+    """
+    return found.modified >= last.modified or 0 < last.birth < found.birth
 
 
 def _recognise(file: TrackedFile, found: FoundFile) -> _Match | None:

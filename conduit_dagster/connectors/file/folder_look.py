@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from conduit_dagster.connectors.file.entry_turns import EXAMINED_AT_ONCE, EntryTurns, ExaminedEntries
@@ -76,6 +78,12 @@ class FolderLooks:
     def inodes(self) -> set[int]:
         """Return the inodes of the entries. On some file systems these differ from the inodes of the files."""
         return {inode for _, inode in self._entries.newest() if inode}
+
+    def homes(self) -> set[str]:
+        """Return the folders of the entries, and those that links among them lead to."""
+        paths = self._entries.newest()
+        links = (os.path.realpath(path) for path, inode in paths if not inode)
+        return self._entries.folders() | {str(Path(path).parent) for path in links}
 
     def last_paths(self, collection_of: Callable[[str], str]) -> dict[str, str]:
         """Return the last path in reading order of each collection, which depends on a file's name."""

@@ -130,6 +130,10 @@ class FolderEntries:
         """Whether all entries are of one folder. Those of a glob of folders have no inodes."""
         return self._folder is not None
 
+    def folders(self) -> set[str]:
+        """Return the folders that are listed."""
+        return {self._folder} if self._folder is not None else {str(Path(path).parent) for path, _ in self.now()}
+
     def forget(self) -> None:
         """List the entries again in the next scan."""
         self._changed = 0
@@ -212,12 +216,17 @@ def list_family(path: str) -> list[FoundFile]:
     itself = [current] if current is not None else []
     if local is None or not local.parent.is_dir():
         return itself
-    rotated = sorted(_files(_rotated(local)), key=lambda found: (found.modified, found.name))
+    # behind a link it is the target that is rotated
+    places = [*dict.fromkeys((local, Path(os.path.realpath(local))))]
+    found = _files(path for place in places for path in _rotated(place))
+    rotated = sorted(found, key=lambda one: (one.modified, one.name))
     return _once([*rotated, *itself])
 
 
 def _rotated(local: Path) -> list[str]:
     """Return the paths of a file's rotated versions. Their folder may hold thousands of other files."""
+    if not local.parent.is_dir():
+        return []
     begins = (f"{local.name}.", f"{local.name}-")
     with os.scandir(local.parent) as entries:
         # sockets and pipes beside the file are ignored: the settings did not name them

@@ -28,7 +28,7 @@ from conduit_dagster.connectors.file.settings import FileSourceSettings, as_sour
 from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step
 from conduit_dagster.connectors.path_rules import located
 from conduit_dagster.record import Mode
-from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, KeptValues, Limit, Position, ReadOptions, Source, Split
 
 _LOOKS = 3
@@ -113,7 +113,12 @@ class FileSource(Source):
         unread = self._surveyor.unread(survey)
         for seen in unread:
             bound = None if horizon is None else horizon.get(seen.found.ident, Bound())
-            step = self._steps.take(seen, left, bound)
+            try:
+                step = self._steps.take(seen, left, bound)
+            except ConduitError:
+                if not changed:
+                    raise
+                break  # what comes before it is read first; the next call raises it
             if step.after is not None:
                 changed[seen.file.number] = step.after
                 lines, read = self._steps.records(seen.file, step.after), step.after.offset - seen.file.offset

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end,
 from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, look
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
 
@@ -35,7 +36,7 @@ def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max
     ``final``: bytes after the last line end count as a line as well.
     """
     file, marks = opened(file), list[Mark]()
-    for mark in scan(file, start, min(upto, start.offset + limit.bytes), max_line):
+    for mark in _before_failure(scan(file, start, min(upto, start.offset + limit.bytes), max_line), marks):
         if mark.line - start.line > limit.records:
             last = marks[-1] if marks else start
             return FileReach(nth_end(file, last, limit.records - (last.line - start.line)), marks, True, False)
@@ -44,12 +45,27 @@ def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max
     end = marks[-1] if marks else start
     if end.offset == upto:
         return FileReach(end, marks, False, False)
-    if any(scan(file, end, upto, max_line)):
+    try:
+        is_more = any(scan(file, end, upto, max_line))
+    except FatalError:
+        if end.offset == start.offset:
+            raise
+        is_more = True  # the lines before it are read first
+    if is_more:
         return FileReach(end, marks, True, False)
     full = end.line > start.line and (upto - start.offset > limit.bytes or end.line - start.line >= limit.records)
     if not final or full:
         return FileReach(end, marks, final and full, False)
     return FileReach(Mark(upto, end.line + 1), marks, False, True)
+
+
+def _before_failure(marks: Iterator[Mark], known: list[Mark]) -> Iterator[Mark]:
+    """Yield the marks before a line that is too long: the lines before it are read first, then it is the first one."""
+    try:
+        yield from marks
+    except FatalError:
+        if not known:
+            raise
 
 
 def _first_line(file: Readable, start: Mark, upto: int, max_line: int) -> list[Mark]:

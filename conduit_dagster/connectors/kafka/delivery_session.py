@@ -134,7 +134,11 @@ class DeliverySession:
 
         If the abort fails, ``init_transactions`` of the next producer aborts it.
         """
-        with suppress(KafkaException):
-            producer.abort_transaction(self._settings.timeout)
-        producer.poll(0)
-        self.close()
+        try:
+            with suppress(KafkaException):
+                producer.abort_transaction(self._settings.timeout)
+            # raises the fatal error of an abort that was refused: its transaction is over in any case
+            with suppress(KafkaException):
+                producer.poll(0)
+        finally:
+            self.close()

@@ -21,7 +21,8 @@ from conduit_dagster.sdk import MISCOUNTED, Block, Keys, ReadOptions, Split
 HEADER = "kafka.header."
 BINARY = ".base64"
 """Suffix of the metadata key of a header that is not UTF-8."""
-_FIRST_BATCH = 100
+_BYTES = 4
+"""Size of a block, as a multiple of the requested one: messages take less room than records."""
 _LOGIN = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
@@ -69,27 +70,41 @@ class PartitionReader:
                 consumer.close()
 
     def _messages(self, consumer: Consumer, part: PartitionRange, options: ReadOptions) -> Iterator[list[Message]]:
+        """Yield the range in batches that depend on the messages alone, not on when they arrive.
+
+        A part that is staged again must have the same bytes, and blocks enter them.
+        """
         consumer.assign([TopicPartition(part.topic, part.partition, part.begin)])
-        count, heard, expected = min(_FIRST_BATCH, options.block_records), time.monotonic(), part.begin
-        while True:
-            got = some_messages(consumer, count)
-            messages, ended, error = in_range(got, part.end)
-            if messages:
-                count = _fitting(messages, options)
-                self._check_offsets(messages, part, expected)
-                expected = _offset(messages[-1]) + 1
-                yield messages
-                # not before: how long the records are processed says nothing about the brokers
-                heard = time.monotonic()
-            if ended or expected >= part.end:
-                self._require_dense(part, expected)
-                return
-            if error is not None:
-                self._look_at(error, part)
-            # a timeout, which never counts as the end of the range
-            if time.monotonic() - heard > self._settings.timeout:
-                what = f"no answer for {self._settings.timeout:g} s at {part.topic}/{part.partition}/{expected}"
-                raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
+        batch, size, heard, expected = list[Message](), 0, time.monotonic(), part.begin
+        try:
+            while True:
+                messages, ended, error = in_range(some_messages(consumer, options.block_records), part.end)
+                if messages:
+                    self._check_offsets(messages, part, expected)
+                    expected = _offset(messages[-1]) + 1
+                    for message in messages:
+                        batch.append(message)
+                        size += len(message)
+                        if len(batch) >= options.block_records or size >= _BYTES * options.block_bytes:
+                            full, batch, size = batch, [], 0
+                            yield full
+                    # not before: how long the records are processed says nothing about the brokers
+                    heard = time.monotonic()
+                if ended or expected >= part.end:
+                    self._require_dense(part, expected)
+                    break
+                if error is not None:
+                    self._look_at(error, part)
+                # a timeout, which never counts as the end of the range
+                if time.monotonic() - heard > self._settings.timeout:
+                    what = f"no answer for {self._settings.timeout:g} s at {part.topic}/{part.partition}/{expected}"
+                    raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
+        except Exception:
+            if batch:
+                yield batch  # messages before the failure count
+            raise
+        if batch:
+            yield batch
 
     def _check_offsets(self, messages: list[Message], part: PartitionRange, expected: int) -> None:
         """Invariant: each offset of the range is given once, in order, and none beyond its end.
@@ -165,12 +180,6 @@ def in_range(got: list[Message], end: int) -> tuple[list[Message], bool, KafkaEr
 
 def _offset(message: Message) -> int:
     return message.offset() or 0
-
-
-def _fitting(messages: list[Message], options: ReadOptions) -> int:
-    """Return the number of messages to consume next: as many as fit a block, estimated from the last ones."""
-    size = sum(map(len, messages)) // len(messages) + 1
-    return max(1, min(options.block_records, 4 * options.block_bytes // size))
 
 
 class RecordMaker:

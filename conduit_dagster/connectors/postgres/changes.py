@@ -244,6 +244,11 @@ class Changes:
         verdict = self._verdict(origin.table, message)
         if verdict != "drop":
             self._add(operation if verdict == "keep" else verdict, origin, message)
+        if verdict == "create" and UNCHANGED_TOAST in self.records[-1].metadata:
+            text = (
+                f"a row of {origin.table.relation.name} moved between two parts of its copy, without its large values"
+            )
+            raise FatalError(text, code="postgres.moved_row", place=format_lsn(self._lsn), fix=START_OVER)
 
     def _is_compared(self, relation: Relation) -> bool:
         # the key decides which part of a copy has a row; without one (the table was dropped) a change may be repeated,
@@ -252,7 +257,9 @@ class Changes:
 
     def _verdict(self, table: TableRows, message: bytes) -> Verdict:
         texts, keys = pgoutput.read_change(message, table.read_texts), table.relation.key_names
-        new = None if texts.new is None else [texts.new[name] for name in keys]
+        # the server sends a large key (TOAST) that did not change in the old row only
+        row = None if texts.new is None else {**(texts.old or {}), **texts.new}
+        new = None if row is None else [row[name] for name in keys]
         # an update that does not change the key has no old row
         old = new if texts.old is None else [texts.old[name] for name in keys]
         return self._seen.verdict(table.relation.name, self._xid, None if message[0] == pgoutput.INSERT else old, new)

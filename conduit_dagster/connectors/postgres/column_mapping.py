@@ -139,6 +139,8 @@ class ColumnLayout:
         shape = self.shape(tuple(document))
         if not shape.unmapped:
             return document
+        if self._settings.unmapped_column in (column.name for column in shape.columns):
+            raise CellError("two_fields", "unmapped fields and a field of the record go into one column: see mapping")
         made = {field: document[field] for field in shape.fields}
         made[self._settings.unmapped_column] = {field: document[field] for field in shape.unmapped}
         if self._column(self._settings.unmapped_column) is None:

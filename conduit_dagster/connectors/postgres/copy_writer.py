@@ -72,7 +72,7 @@ class CopyWriter(Writer):
             raise
         except Exception:  # noqa: BLE001  # one record is at fault: find it
             places = [place for place in places if not _is_refused(encoder, records[place], place, refused)]
-            found = encoder.encode([records[place] for place in places]) if places else []
+            found = _encoded_apart(encoder, [records[place] for place in places]) if places else []
         if isinstance(places, range):
             return found
         return [one._replace(places=[places[index] for index in one.places]) for one in found]
@@ -128,6 +128,16 @@ def _encoded_or_renewed(encoder: TableEncoder, records: list[Record]) -> list[En
         if not encoder.renew():
             raise
         return encoder.encode(records)
+
+
+def _encoded_apart(encoder: TableEncoder, records: list[Record]) -> list[Encoded]:
+    """Encode records each of which can be encoded alone, also where they can't be encoded together."""
+    try:
+        return encoder.encode(records)
+    except CellError:  # e.g. fields of two records that go into the same column
+        return [
+            one._replace(places=[place]) for place, record in enumerate(records) for one in encoder.encode([record])
+        ]
 
 
 def _is_refused(encoder: TableEncoder, record: Record, place: int, refused: list[Refusal]) -> bool:

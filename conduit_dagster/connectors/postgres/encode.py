@@ -140,14 +140,17 @@ class TableEncoder:
 
     def _table(self, found: list[Document], places: Sequence[int], fields: tuple[str, ...]) -> Encoded:
         shape = self._layout.shape(fields)
-        # a KeyError means that a document has other fields
+        # a KeyError means that a document has other fields; those left out by ``unmapped`` would not raise one
+        if shape.unmapped and any(one.keys() != found[0].keys() for one in found):
+            raise KeyError(shape.unmapped[0])
         columns = [[one[field] for one in found] for field in shape.fields]
         return self._encoded(columns, shape.columns, places)
 
     def _by_defaults(self, found: list[Document], places: Sequence[int]) -> Iterable[Encoded]:
         """Encode documents with differing fields: a missing field is NULL, unless its column has a default."""
         for one in found:
-            self._layout.shape(tuple(one))
+            if not self._layout.shape(tuple(one)).columns:
+                raise CellError("no_fields", "the record has no field that has a column")
         shape = self._layout.shape(tuple(dict.fromkeys(field for one in found for field in one)))
         pairs = list(zip(shape.fields, shape.columns, strict=True))
         optional = [field for field, column in pairs if column.has_default]

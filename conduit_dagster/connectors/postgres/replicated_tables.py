@@ -14,6 +14,7 @@ from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
 from conduit_dagster.connectors.postgres.replication_rights import check_replication, check_rights
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
+from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
@@ -50,7 +51,7 @@ class ReplicatedTables:
 
     def _forget(self) -> None:
         """Reset the state of a run."""
-        self._is_run, self._is_ready = False, False
+        self._is_run, self._is_ready, self._is_ours = False, False, False
         self._looked = 0
         self._moved = time.monotonic()
         self._acked, self._confirmed, self._confirming = 0, 0, 0.0
@@ -126,27 +127,40 @@ class ReplicatedTables:
         if look.is_other(start.server):
             raise self._errors.other_server()
         tables = self._session.tables(connection)
-        position, is_new = msgspec.structs.replace(start, server=look.server), False
+        position = msgspec.structs.replace(start, server=look.server)
         if self._settings.snapshot_mode != "initial_only":
-            added = self._slot.publish(connection, tables)
-            if start.lsn:
-                self._require_kept(look, start.point.lsn)
-                # a table was dropped and created again: its changes until now were not published, so it is copied again
-                position = position.without(map(str, added))
-            else:
-                lsn, is_new = self._slot.create(connection)
-                position = position.at(lsn)
+            if stale := self._stale(connection, start, look, tables):
+                # stored before they are published: a run that ends in between would take them for copied
+                return position.without(stale)
+            self._slot.publish(connection, tables)
+            if not start.lsn:
+                position = position.at(self._slot.create(connection).complete_from)
             if start.everything:
                 position = position.with_whole(map(str, tables))
             is_open = self._settings.named_tables is None and self._slot.is_open(connection)
             position = msgspec.structs.replace(position, everything=is_open)
             position = position.with_shapes(self._shapes(connection))
-        if self._copies.begin(connection, tables, position) and not is_new:
+        if self._copies.begin(connection, tables, position):
             # a commit is in the WAL before other sessions see it, for a long time if it waits for a standby: a copy
             # that starts at once could miss rows whose changes the stream has already passed
             OpenTransactions.with_ids(connection).wait(connection, self._settings, self._errors)
+        if position.everything and not start.lsn:
+            # transactions that created tables were open until the slot was there: the stream begins behind them
+            self._copies.begin(connection, self._session.tables(connection), position)
         self._is_ready = True
         return position
+
+    def _stale(
+        self, connection: Connection, start: PostgresPosition, look: SlotLook, tables: Sequence[TableName]
+    ) -> set[str]:
+        """Return the copied tables whose changes since their copy are not all in the stream."""
+        if not start.lsn:
+            # copied by ``initial_only``: nothing kept the changes since then
+            return set(start.copied)
+        self._require_kept(look, start.point.lsn)
+        # dropped and created again, or left out of the setting ``tables`` meanwhile
+        unpublished = map(str, self._slot.unpublished(connection, tables))
+        return start.copied.keys() & ({*unpublished} | (start.copied.keys() - {*map(str, tables)}))
 
     def _shapes(self, connection: Connection) -> Mapping[str, str]:
         if self._settings.on_schema_change != "stop":
@@ -159,6 +173,8 @@ class ReplicatedTables:
             raise self._errors.slot_missing()
         if look.is_lost:
             raise self._errors.slot_lost()
+        if look.flushed < lsn and not look.is_standby:
+            raise self._errors.went_back(format_lsn(look.flushed), format_lsn(lsn))
         # only durable positions are confirmed by us, so another reader has advanced the slot
         if look.confirmed > lsn:
             raise self._errors.slot_moved(format_lsn(look.confirmed), format_lsn(lsn))
@@ -222,6 +238,11 @@ class ReplicatedTables:
     def ack(self, upto: PostgresPosition) -> None:
         """Confirm a durable position, so that the server can discard WAL. Lost acks are repeated, and reading tasks
         confirm as well."""
+        if upto.lsn and not self._is_ours:
+            # an LSN means something else on another cluster: confirming it there would lose another pipeline's changes
+            if self._session.ask(self._slot.look).is_other(upto.server):
+                raise self._errors.other_server()
+            self._is_ours = True
         self._copies.release(upto)
         self._acked = max(self._acked, upto.point.lsn)
         if self._acked > self._confirmed and time.monotonic() - self._confirming > _CONFIRM:

@@ -24,7 +24,7 @@ _LOOK = """
     SELECT pg_wal_lsn_diff(
                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END, '0/0'),
            s.slot_name IS NOT NULL, pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'), s.wal_status, s.plugin,
-           s.database = current_database(), extract(epoch FROM statement_timestamp())
+           s.database = current_database(), extract(epoch FROM statement_timestamp()), pg_is_in_recovery()
     FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
 """
 _PUBLICATION = """
@@ -53,6 +53,8 @@ class SlotLook(NamedTuple):
     is_lost: bool
     at: float
     """The server's time before ``flushed`` was read, in seconds since 1970."""
+    is_standby: bool
+    """Whether the server is in recovery: its WAL may end before a position for a moment."""
 
     def is_other(self, server: str) -> bool:
         """Return whether this is certainly another server than that of a position."""
@@ -80,12 +82,12 @@ class ReplicationSlot:
         """Return the state of server and slot. Raises for a slot of another plugin or database."""
         row = connection.execute(_LOOK, (self._settings.slot,)).fetchone()
         assert row is not None
-        flushed, exists, confirmed, status, plugin, is_here, at = row
+        flushed, exists, confirmed, status, plugin, is_here, at, is_standby = row
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
         server, is_lost = self._identity.of(connection), status == "lost"
-        return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at))
+        return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby)
 
     def _publication(self, connection: Connection) -> tuple[bool, str, bool] | None:
         """Return whether the publication is for all tables, its comment, and whether it has all kinds of changes."""
@@ -111,6 +113,13 @@ class ReplicationSlot:
         if missing:
             self._extend(connection, missing, found[1])
         return missing
+
+    def unpublished(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
+        """Return the tables that an existing publication lacks."""
+        if self._publication(connection) is None:
+            return []
+        known = {TableName(*row) for row in connection.execute(_PUBLISHED, (self._settings.publication,))}
+        return [table for table in tables if table not in known]
 
     def is_open(self, connection: Connection) -> bool:
         """Return whether future tables are published too (``FOR ALL TABLES``)."""
@@ -174,12 +183,18 @@ class ReplicationSlot:
             return []
         found: list[Leftover] = []
         if look.exists:
-            waits = not look.is_lost and self.has_changes(connection, look.flushed)
+            waits = not look.is_lost and self._waits(connection, look.flushed)
             loses = f"changes that wait in the replication slot {self._settings.slot}" if waits else ""
             found.append(Leftover(f"replication slot {self._settings.slot}", loses))
         if comment == _MARK + self._owner:
             found.append(Leftover(f"publication {self._settings.publication}"))
         return found
+
+    def _waits(self, connection: Connection, upto: int) -> bool:
+        try:
+            return self.has_changes(connection, upto)
+        except psycopg.errors.UndefinedObject:
+            return True  # without its publication nobody can tell
 
     def drop(self, connection: Connection) -> None:
         """Drop the slot if it exists, and the publication if this source created it. Raises ``psycopg.Error``."""

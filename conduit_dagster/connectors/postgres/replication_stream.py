@@ -45,6 +45,8 @@ class ReplicationStream:
         for name, value in SESSION.items():
             if name != "client_encoding":
                 self._execute(f"SET {name} = '{value}'")
+        # a slow consumer reads nothing for long, and answers nothing
+        self._execute("SET wal_sender_timeout = 0")
         escaped = publication.replace('"', '""').replace("'", "''")
         options = f"proto_version '2', publication_names '\"{escaped}\"'"
         self._execute(f"START_REPLICATION SLOT {slot} LOGICAL {format_lsn(start)} ({options})")

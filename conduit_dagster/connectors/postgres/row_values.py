@@ -20,6 +20,7 @@ SESSION: Final = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
+    "row_security": "off",
 }
 """Session settings that produce the text format decoded here."""
 

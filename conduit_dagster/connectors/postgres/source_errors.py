@@ -11,6 +11,9 @@ from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 
 START_OVER = "conduit-dagster positions rewind PIPELINE SOURCE --to-start, which copies the tables again"
+_POLICIES = (
+    "as a superuser: ALTER ROLE {user} BYPASSRLS; a policy would hide rows from the copy, but not from the changes"
+)
 _RIGHTS = "as a superuser: ALTER ROLE {user} REPLICATION; as the tables' owner: GRANT SELECT ON TABLE … TO {user}"
 
 
@@ -32,7 +35,8 @@ class SourceErrors:
         """Return the error of a failed statement. An unknown error is transient, because nothing was lost."""
         state = error.sqlstate or ""
         if state == "42501":
-            return self._fatal("postgres.no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
+            fix = _POLICIES if "row-level security" in _said(error) else _RIGHTS
+            return self._fatal("postgres.no_privilege", _said(error), fix.format(user=self._server.user))
         if state == "42704":
             return self._no_publication(error) if "ubli" in _said(error) else self.slot_missing()
         if state[:3] == "57P":
@@ -70,6 +74,11 @@ class SourceErrors:
         fix = f"give each reader a slot of its own (logrepl.slotName); changes are missing: {START_OVER}"
         return self._fatal("postgres.slot_moved", message, fix)
 
+    def went_back(self, flushed: str, position: str) -> ConduitError:
+        """Return the error for a server that was restored, or a standby that was promoted, without the latest WAL."""
+        message = f"the server's WAL ends at {flushed}, before our position {position}: it has lost what was read"
+        return self._fatal("postgres.went_back", message, START_OVER)
+
     def slot_taken(self, owner: str) -> ConduitError:
         """Return the error for a slot created by another pipeline."""
         message = f"the replication slot {self._slot} belongs to {owner}"
@@ -90,9 +99,9 @@ class SourceErrors:
         return self._fatal("postgres.schema_changed", message, fix)
 
     def standby(self) -> ConduitError:
-        """Return the error for polling a standby."""
+        """Return the error for reading a standby where the primary's open transactions matter."""
         message = "this server is a standby, which does not know the transactions that may still add earlier rows"
-        return self._fatal("postgres.standby", message, "poll the primary: correct the url")
+        return self._fatal("postgres.standby", message, "read the primary: correct the url")
 
     def order_changed(self, table: str) -> ConduitError:
         """Return the error for a partly read table whose order has changed."""

@@ -71,6 +71,8 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """By table that is being copied or polled: OID, and the columns in whose order rows are read."""
     followed: list[str] = []
     """Tables whose initial copy is complete and whose new rows are found by polling."""
+    again: int = 0
+    """How often copied tables were marked as not copied: their rows come again, under other delivery hashes."""
 
     @property
     def point(self) -> StreamPoint:
@@ -81,7 +83,8 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     def place(self) -> dict[str, Any]:
         """The position without snapshots, which are specific to a run."""
         copied = {table: regions[-1].upto for table, regions in self.copied.items() if regions}
-        return {"lsn": self.lsn, "index": self.index, "copied": copied}
+        again = {"again": self.again} if self.again else {}
+        return {"lsn": self.lsn, "index": self.index, "copied": copied, **again}
 
     def is_copied(self, table: str) -> bool:
         """Return whether all rows of a table were copied."""
@@ -119,7 +122,8 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the position with tables marked as not copied yet."""
         gone = self.copied.keys() & set(tables)
         copied = {table: regions for table, regions in self.copied.items() if table not in gone}
-        return msgspec.structs.replace(self, copied=copied) if gone else self
+        orders = {table: order for table, order in self.orders.items() if table not in gone}
+        return msgspec.structs.replace(self, copied=copied, orders=orders, again=self.again + 1) if gone else self
 
     def at(self, lsn: int, index: int = 0) -> PostgresPosition:
         """Return the position at another point of the stream."""

@@ -39,7 +39,7 @@ class TableCopies:
         self._tables = [table for table in wanted if not position.is_copied(str(table))]
         self._require_keys(connection)
         self._require_order(connection, position)
-        return bool(self._tables) and not any(str(table) in position.copied for table in self._tables)
+        return any(str(table) not in position.copied for table in self._tables)
 
     def _require_order(self, connection: Connection, position: PostgresPosition) -> None:
         """Raise ``FatalError`` for a partly copied table that was recreated or has another key, so that the last key is
@@ -82,9 +82,18 @@ class TableCopies:
 
     def _held(self) -> CopySnapshot:
         if self._snapshot is None:
-            self._snapshot = CopySnapshot(open_session(self._settings, self._errors, self._application))
+            self._snapshot = CopySnapshot(open_session(self._settings, self._errors, self._application), self._tables)
+            self._require_whole(self._snapshot)
             self._taken.add(self._snapshot.name)
         return self._snapshot
+
+    def _require_whole(self, snapshot: CopySnapshot) -> None:
+        """Raise ``FatalError`` for a standby's snapshot while transactions run: it does not name them, so their changes
+        would be taken for copied."""
+        oldest, following, _ = snapshot.bound.seen.split(":")
+        if snapshot.is_of_standby and self._settings.snapshot_mode == "initial" and oldest != following:
+            self.close()
+            raise self._errors.standby()
 
     def _ordered(self, connection: Connection, table: TableName) -> KeyedTable:
         return KeyedTable(table, self._order(connection, table))
@@ -109,13 +118,17 @@ class TableCopies:
         # a range planned by an earlier run is read again only for comparison with the digest of what was published
         snapshot = self._held()
         splits: list[Split] = []
-        begin = msgspec.structs.replace(start, server=end.server, lsn=end.lsn, snapshots=end.snapshots)
+        begin = msgspec.structs.replace(
+            start, server=end.server, lsn=end.lsn, snapshots=end.snapshots, everything=end.everything, shapes=end.shapes
+        )
         ordinal = 0
         for table in tables:
             keyed = self._ordered(snapshot.connection, _name_of(table))
             key = [column.name for column in key_of(snapshot.connection, keyed.name)]
             columns, operation = columns_of(snapshot.connection, keyed.name), self._operation(table, start)
             after, upto = start.copied_upto(table), end.copied_upto(table)
+            # a step may be cut in the middle of the table
+            begin = begin.with_order(table, order_facts(snapshot.connection, keyed))
             name, width, rows = end.copied[table][-1].snapshot, snapshot.width(keyed, after), 0
             for cut in snapshot.cuts(keyed, after, upto, n):
                 part = TablePart(keyed.name, columns, key, keyed.order, operation, after, cut.upto)
@@ -124,6 +137,7 @@ class TableCopies:
                 splits.append(Split(begin.to_json(), ordinal, count, count * width, as_json(detail)))
                 begin = begin.with_region(table, Region(cut.upto, name))
                 after, rows, ordinal = cut.upto, cut.rows, ordinal + count
+            begin = begin.with_order(table, end.orders.get(table))
         return splits
 
     def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from psycopg import sql
@@ -50,13 +51,17 @@ class CopySnapshot:
     It does not survive a restart; ``bound`` distinguishes rows copied under different snapshots.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, tables: Sequence[TableName] = ()) -> None:
         """Take the snapshot on a dedicated connection. Raises ``psycopg.Error``."""
         self.connection = connection
         """Dedicated to this transaction: no other statements may run on it."""
         self.name = secrets.token_hex(6)
         connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute(_BEGIN)
+        if tables:
+            # before the snapshot: a table that is rewritten after it (ALTER TABLE) would look empty
+            names = sql.SQL(", ").join(table.quoted for table in tables)
+            connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
         exported = connection.execute(_EXPORT).fetchone()
         until = connection.execute(_UNTIL).fetchone()
         assert exported is not None and until is not None

@@ -66,6 +66,7 @@ class TablePolls(TableCopies):
     def ends(self, connection: Connection, position: PostgresPosition) -> dict[str, list[str]]:
         """Return the last row of each table with rows after a position, as text. Raises ``psycopg.Error``."""
         found: dict[str, list[str]] = {}
+        self._require_order(connection, position)
         for table in self._tables:
             keyed = self._ordered(connection, table)
             if (last := last_row(connection, keyed, position.copied_upto(str(table)))) is not None:

@@ -15,6 +15,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.letter_layout import clean
+from conduit_dagster.json_values import shallow
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -43,8 +44,16 @@ def keep(record: Record) -> bytes:
         data = _encode(record)
         _decode(data)  # raises unless the archived record is readable
         return data
-    except (ValueError, OverflowError, TypeError):
-        return _encode(_whole(record))
+    except (ValueError, OverflowError, TypeError, RecursionError):
+        pass
+    try:
+        data = _encode(_whole(record))
+        _decode(data)
+        return data
+    except RecursionError:
+        after, key, before = (shallow(part) for part in (record.after, record.key, record.before))
+        flat = Record(record.position, record.metadata, after, key, before, record.operation)
+        return _encode(_whole(flat))
 
 
 def _whole(record: Record) -> Record:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.json_values import finite
+from conduit_dagster.json_values import finite, shallow
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import (
     CREATED_AT,
@@ -68,7 +68,14 @@ def said(nack: Nack) -> str:
 
 
 def _whole(record: Record) -> dict[str, Any]:
-    return jsonable(msgspec.to_builtins(envelope(record)))
+    try:
+        made = jsonable(msgspec.to_builtins(envelope(record)))
+        msgspec.json.encode([[[[[[[[made]]]]]]]])  # the queue's own format adds levels
+        return made
+    except RecursionError:
+        after, key, before = (shallow(part) for part in (record.after, record.key, record.before))
+        flat = Record(record.position, record.metadata, after, key, before, record.operation)
+        return jsonable(msgspec.to_builtins(envelope(flat)))
 
 
 def jsonable(value: Any) -> Any:

@@ -74,6 +74,9 @@ class Subject:
             raise FatalError(
                 message, code="validation.failed", fix="conduit-dagster validate shows them; or --file PATH"
             )
+        if broken := next((finding for finding in self.project.findings if finding.is_error), None):
+            # settings with errors keep their defaults, and so name another store, log or staging folder
+            raise FatalError(broken.render(), code="validation.failed", fix="correct the project's settings first")
         if refusal := self.bound.refusal():
             raise refusal
         return self.bound
