@@ -15,7 +15,9 @@ import sqlalchemy as sa
 from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.run_op import FAILURE_TAG
 from conduit_dagster.assets.translator import AssetKeys
+from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.config.findings import Finding
+from conduit_dagster.config.pipeline import Pipeline
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.references import FileStamp, stamp_of
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -102,6 +104,7 @@ class Files:
         self._ids: set[str] = set()
         self._is_whole = False
         self._secret_files: _Stamps = {}
+        self._scripts: set[Path] = set()
         self._findings: list[Finding] | None = None
         self._again = False
         self._changed: Catalogue | None = None
@@ -109,20 +112,34 @@ class Files:
     def read(self) -> tuple[Project, list[File]]:
         """Return the project's settings and its pipelines; a broken file removes only its own pipelines."""
         project = Project.find(self._root)
-        signature = frozenset(_stats(project))
+        signature = frozenset([*_stats(project), *self._script_stats()])
         is_changed = signature != self._signature or self._has_other_secrets()
         if is_changed or self._again:
             catalogue = open_catalogue(project)
             if is_changed or catalogue.findings != self._findings:
                 self._changed, self._findings = catalogue, catalogue.findings
             self._files = list(self._read(project, catalogue))
-            self._signature = signature
+            self._signature = frozenset([*_stats(project), *self._script_stats()]) if is_changed else signature
         return project, self._files
 
     def take_changed(self) -> Catalogue | None:
         """Return the catalogue, once for each time the files changed; a tick that fails must not take it."""
         changed, self._changed = self._changed, None
         return changed
+
+    def has_digest(self, pipeline: str, digest: str) -> bool:
+        """Return whether the file has this digest when it is read now: what was read before may be older."""
+        bound = open_catalogue(Project.find(self._root)).get(pipeline)
+        if bound is None or bound.digest != digest:
+            return False
+        self._signature = None
+        return True
+
+    def _script_stats(self) -> Iterator[tuple[str, int, int]]:
+        for path in sorted(self._scripts):
+            if path.exists():
+                stat = path.stat()
+                yield str(path), stat.st_mtime_ns, stat.st_size
 
     def gone(self, rows: Mapping[str, Stored]) -> list[str]:
         """Return pipelines without an owner whose file is missing; none while a file is broken, which may be theirs."""
@@ -132,6 +149,7 @@ class Files:
         return any(stamp_of(path) != stamp for path, stamp in self._secret_files.items())
 
     def _read(self, project: Project, catalogue: Catalogue) -> Iterator[File]:
+        self._scripts = {path for parsed in catalogue.loaded.pipelines for path in _scripts(catalogue, parsed.config)}
         references = [parsed.document.references for parsed in catalogue.loaded.pipelines]
         self._secret_files = {path: stamp for one in references for path, stamp in one.files.items()}
         # a failed provider of secrets may answer the next time, without any change of a file
@@ -150,6 +168,15 @@ def _file(bound: BoundPipeline, job: str, keys: AssetKeys, project: Project) -> 
     runnable = bound.refusal() is None
     running = config.status == "running"
     return File(bound.id, job, running, config.trigger.kind, bound.digest, policy, bound.file, keys, runnable)
+
+
+def _scripts(catalogue: Catalogue, config: Pipeline) -> Iterator[Path]:
+    """Yield the files outside of plugins/ whose text is a part of the pipeline."""
+    own = [processor for connector in config.connectors for processor in connector.processors]
+    for processor in (*config.processors, *own, *config.dead_letter_queue.processors):
+        kind = PROCESSORS.find(processor.plugin, catalogue.plugins.processors)
+        if kind is not None:
+            yield from kind.files(processor.settings, str(catalogue.project.root))
 
 
 def _stats(project: Project) -> Iterator[tuple[str, int, int]]:

@@ -13,7 +13,7 @@ from conduit_dagster.assets.broken_files import FileEvents
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.sensors.alerts import alert_sensor
-from conduit_dagster.sensors.decisions import Decision, lifecycle, recovery
+from conduit_dagster.sensors.decisions import Decision, StopRequest, lifecycle, recovery
 from conduit_dagster.sensors.executor import DecisionExecutor
 from conduit_dagster.sensors.known import (
     CachedStore,
@@ -92,9 +92,17 @@ class Tick:
             # one broken pipeline must not delay the others
             try:
                 known = KnownPipeline(file, rows.get(file.pipeline, _UNKNOWN), runs.of(file))
-                attendant.carry_out(known, self._decide(known, time.time_ns()))
+                decision = self._decide(known, time.time_ns())
+                if not self._is_renewed(known, decision):
+                    attendant.carry_out(known, decision)
             except Exception as error:  # noqa: BLE001
                 context.log.error(f"pipeline {file.pipeline} was left out of this tick: {error}")
+
+    def _is_renewed(self, known: KnownPipeline, decision: Decision) -> bool:
+        """Return whether a run is to be renewed that has the current file already: it would be renewed without end."""
+        if not isinstance(decision, StopRequest) or decision.asked != "renew":
+            return False
+        return self._files.has_digest(known.file.pipeline, known.stored.recovery.digest)
 
 
 def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay: float = 0.0) -> dg.SensorDefinition:

@@ -22,7 +22,7 @@ from conduit_dagster.recovery.policy import FRESH, Policy, RestartHistory, Wait,
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.database import reading, unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire
-from conduit_dagster.state.status_store import Failed, RecoveryState, RunStart, StatusStore, pass_over, read
+from conduit_dagster.state.status_store import Asked, Failed, RecoveryState, RunStart, StatusStore, pass_over, read
 from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
@@ -96,12 +96,13 @@ class RunStatusWriter:
         log.info("the restart is no longer wanted: it was stopped, or restarted already", pipeline=self._id)
         return RunResult(self._id, PipelineStatus.STOPPED, "", None, self.progress)
 
-    def stopped(self) -> RunResult:
-        """Record a stop without an error."""
+    def stopped(self, has_more: bool = False) -> RunResult:
+        """Record a stop without an error. ``has_more``: if the system stopped it, it is to be started again."""
         if self._stop.forced:
             return self._forced()
         if self._stop.requested:
-            return self._end(PipelineStatus.STOPPED, self._stop.reason, None)
+            resumes = has_more and self._stop.reason == "system"
+            return self._end(PipelineStatus.STOPPED, self._stop.reason, None, "start" if resumes else "")
         ended = self._end(PipelineStatus.STOPPED, "system", None)
         return replace(ended, drained=ended.status == PipelineStatus.STOPPED)
 
@@ -155,10 +156,10 @@ class RunStatusWriter:
         last = self._store.life.abandoned(status, reason, told, where)
         return RunResult(self._id, status, reason, cause, self.progress, None, where), last
 
-    def _end(self, status: PipelineStatus, reason: str, error: ConduitError | None) -> RunResult:
+    def _end(self, status: PipelineStatus, reason: str, error: ConduitError | None, asked: Asked = "") -> RunResult:
         told = None if error is None else error_json(error)
         try:
-            self._store.life.ended(status, reason, told, self._store.voiding(self._cut))
+            self._store.life.ended(status, reason, told, self._store.voiding(self._cut), asked)
         except LeaseLost as lost:
             return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
         except FatalError as lost:

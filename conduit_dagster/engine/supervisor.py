@@ -166,7 +166,9 @@ class _Run:
             if (known := survivable(error)) is None:
                 raise
             return self._life.failed(known)
-        return self._life.stopped()
+        config = self._request.bound.config
+        # a continuous pipeline is started again in any case, and a timed one at its next tick
+        return self._life.stopped(config.trigger.kind == "available-now" and config.status == "running")
 
     # -- steps --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -135,6 +135,12 @@ class CustomJavascript(Processor):
                 fix="script.path starts at the project's folder",
             ) from None
         return {**found, "script": text}
+
+    @classmethod
+    @override
+    def files(cls, settings: Mapping[str, str], root: str) -> Sequence[Path]:
+        path = "" if settings.get("script") else settings.get("script.path", "")
+        return (Path(root, path),) if path else ()
 
     @override
     def process_block(self, records: list[Record]) -> list[Result]:

@@ -95,7 +95,7 @@ class Python(Processor):
     def travelling(cls, settings: Mapping[str, str], root: str) -> dict[str, str]:
         if not _PLACE.fullmatch(settings.get("function", "")) or settings.get("module.source"):
             return dict(settings)
-        path = Path(root, *settings["function"].partition(":")[0].split(".")).with_suffix(".py")
+        path = _module_path(settings, root)
         try:
             return {**settings, "module.source": path.read_text(encoding="utf-8")}
         except (OSError, UnicodeError) as error:
@@ -106,6 +106,11 @@ class Python(Processor):
                 place=str(path),
                 fix="the module is a file of the project",
             ) from None
+
+    @classmethod
+    @override
+    def files(cls, settings: Mapping[str, str], root: str) -> Sequence[Path]:
+        return (_module_path(settings, root),) if _PLACE.fullmatch(settings.get("function", "")) else ()
 
     @override
     def process(self, record: Record) -> Record | list[Record] | Drop:
@@ -203,3 +208,7 @@ def _found(settings: PythonSettings, node: str) -> Callable[..., Any]:
         message, fix = f"the module has no function {name}", f"def {name}(record): …"
         raise FatalError(message, code="python.invalid", node=node, place=file, fix=fix)
     return function
+
+
+def _module_path(settings: Mapping[str, str], root: str) -> Path:
+    return Path(root, *settings["function"].partition(":")[0].split(".")).with_suffix(".py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict
@@ -150,6 +151,12 @@ class Processor:
         """
         del root
         return dict(settings)
+
+    @classmethod
+    def files(cls, settings: Mapping[str, str], root: str) -> Sequence[Path]:
+        """Return the files whose content :meth:`travelling` adds: a change of one is a change of the pipeline."""
+        del settings, root
+        return ()
 
     @property
     def reads_key(self) -> bool:

@@ -162,12 +162,18 @@ class StatusStore:
         reason: str = "",
         error: Error | None = None,
         also: Callable[[sa.Connection], None] = lambda connection: None,
+        asked: Asked = "",
     ) -> None:
-        """End the run without a failure: a stop, by force or not. Clear the pending restart and request."""
+        """End the run without a failure: a stop, by force or not. Clear the pending restart and request.
+
+        ``asked``: a request to leave for the next run.
+        """
 
         def work(connection: sa.Connection) -> None:
             also(connection)
             self._end(connection, status, reason, error)
+            if asked:
+                write(connection, self._id, asked=asked, asked_ns=time.time_ns())
 
         self._transactions.run(work)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from lab.kafka_server import KafkaServer
 from lab.kills import at, crashing
+from lab.postgres_server import PostgresServer
 from lab.support import Lab, destination, processor, queue
 from pyspark.sql import SparkSession
 
@@ -276,3 +279,28 @@ def test_a_step_gives_nothing_of_the_next_one(lab: Lab, kafka_server: KafkaServe
     result = lab.run()
     assert (result.error, result.progress.read) == (None, 1_000)
     assert _lines(lab) == list(range(1_000))
+
+
+def test_staging_that_is_lost_is_made_again_from_the_same_blocks(
+    lab: Lab, kafka_server: KafkaServer, postgres_server: PostgresServer
+) -> None:
+    """However the messages arrive: blocks enter the digests of what was prepared."""
+    topic, url = kafka_server.topic(), postgres_server.create_database()
+    rows = [(None, b'{"id": %d, "x": "%s"}' % (i, os.urandom(400).hex().encode())) for i in range(9_000)]
+    kafka_server.send(topic, rows)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (id int, x text)")
+        own = {"servers": kafka_server.servers, "topics": topic, "readFromBeginning": "true"}
+        lab.pipeline(
+            connectors=[
+                {"id": "in", "type": "source", "plugin": "kafka", "settings": own},
+                {"id": "out", "type": "destination", "plugin": "postgres", "settings": {"url": url, "table": "t"}},
+            ],
+            processors=[processor("decode", "json.decode", field=".Payload.After")],
+            delivery={"strategy": "exactly-once"},
+        )
+        with crashing("after-prepare"):
+            lab.run()
+        shutil.rmtree(lab.root / ".conduit" / "staging")
+        assert lab.run().error is None
+        assert connection.execute("SELECT count(*), count(DISTINCT id) FROM t").fetchone() == (9_000, 9_000)

@@ -153,3 +153,35 @@ def test_a_key_that_is_no_object_makes_no_difference(lab: PostgresLab, settings:
 def test_a_table_that_the_key_names_needs_every_key(lab: PostgresLab) -> None:
     assert lab.destination(table='{{ printf "%s" .Key }}').reads_keys is Keys.ALL
     assert lab.destination(table='{{ index .Metadata "opencdc.collection" }}').reads_keys is Keys.OBJECTS
+
+
+# -- fields without a column of their own -------------------------------------------------------------------------
+
+
+def test_a_field_that_only_later_records_have_is_kept_beside_an_ignored_one(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (id int, city text, zip text)")
+    found = [{"id": 1, "city": "Bonn", "debug": 1}, {"id": 2, "city": "Kiel", "zip": "24103"}]
+    lab.deliver(lab.destination(unmapped="ignore"), [Record(i, {}, one) for i, one in enumerate(found)])
+    assert (lab.rows(), lab.refused) == ([(1, "Bonn", None), (2, "Kiel", "24103")], [])
+
+
+def test_a_record_without_any_column_is_refused_whatever_is_beside_it(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (id int)")
+    lab.deliver(lab.destination(unmapped="ignore"), [Record(0, {}, {"junk": 1}), Record(1, {}, {"id": 1})])
+    assert (lab.rows(), [refusal.place for refusal in lab.refused]) == ([(1,)], [0])
+
+
+def test_records_that_only_fit_alone_are_all_written(lab: PostgresLab) -> None:
+    """Two names of one column."""
+    lab.execute("CREATE TABLE t (id int, title text)")
+    found = [{"id": 1, "name": "a"}, {"id": 2, "title": "b"}]
+    lab.deliver(lab.destination(mapping="name:title"), [Record(i, {}, one) for i, one in enumerate(found)])
+    assert (lab.rows(), lab.refused) == ([(1, "a"), (2, "b")], [])
+
+
+def test_unmapped_fields_overwrite_no_field_of_the_record(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (id int, unmapped jsonb)")
+    found = [{"id": 1, "unmapped": {"x": 1}}, {"id": 2, "unmapped": {"x": 2}, "junk": 5}, {"id": 3, "junk": 6}]
+    lab.deliver(lab.destination(unmapped="json"), [Record(i, {}, one) for i, one in enumerate(found)])
+    assert lab.rows() == [(1, {"x": 1}), (3, {"junk": 6})]
+    assert [(refusal.place, refusal.nack.code) for refusal in lab.refused] == [(1, "postgres.two_fields")]

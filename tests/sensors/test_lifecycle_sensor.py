@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import dagster as dg
 import pytest
 from lab.sensors_lab import Location
@@ -59,6 +61,37 @@ def test_a_changed_file_restarts_its_own_pipeline_only(location: Location) -> No
     location.write(description="another one")
     assert location.tick(SENSOR) == []
     assert location.recovery().asked == "renew"
+
+
+def test_a_changed_module_of_a_processor_restarts_its_pipeline_once(location: Location) -> None:
+    location.write()
+    path, module = location.root / "pipelines" / "orders.yaml", location.root / "own.py"
+    own = "    processors:\n      - {id: own, plugin: python, settings: {function: 'own:f'}}\n"
+    path.write_text(path.read_text() + own)
+    module.write_text("def f(record):\n    return record\n")
+    location.begin(digest=digest(location), alive=True)
+    location.tick(SENSOR)
+    assert location.recovery().asked == ""
+    module.write_text("def f(record):\n    return [record]\n")
+    location.tick(SENSOR)
+    assert location.recovery().asked == "renew"
+    location.begin(digest=digest(location), alive=True)
+    location.tick(SENSOR)
+    assert location.recovery().asked == ""
+
+
+def test_a_run_that_has_the_current_file_is_not_renewed(location: Location) -> None:
+    """Whatever the sensor has read before: it would be stopped and started without end."""
+    location.write(description="aaaa")
+    path = location.root / "pipelines" / "orders.yaml"
+    location.begin(digest=digest(location), alive=True)
+    location.tick(SENSOR)
+    times = path.stat()
+    location.write(description="bbbb")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    location.begin(digest=digest(location), alive=True)
+    location.tick(SENSOR)
+    assert location.recovery().asked == ""
 
 
 def test_another_secret_in_its_file_restarts_a_pipeline(location: Location) -> None:

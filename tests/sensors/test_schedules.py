@@ -60,9 +60,17 @@ def test_every_is_counted_from_the_start_of_the_run_before(location: Location) -
     assert schedule(location).cron_schedule == "* * * * *"
     assert len(ticks(location, now)) == 1
     location.run(status="SUCCESS")
-    began = datetime.now(UTC)
-    assert ticks(location, began + timedelta(seconds=60)) == []
-    assert len(ticks(location, began + timedelta(seconds=120))) == 1
+    minute = datetime.now(UTC).replace(second=0, microsecond=0)
+    assert ticks(location, minute + timedelta(seconds=60)) == []
+    assert len(ticks(location, minute + timedelta(seconds=120))) == 1
+
+
+def test_every_minute_is_every_minute(location: Location) -> None:
+    """Although a run is created a moment after its tick."""
+    location.write(trigger="{every: 60s}")
+    location.run(status="SUCCESS")
+    minute = datetime.now(UTC).replace(second=0, microsecond=0)
+    assert len(ticks(location, minute + timedelta(seconds=60))) == 1
 
 
 @pytest.mark.parametrize("trigger", [EVERY, NIGHTLY])

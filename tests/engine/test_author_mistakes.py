@@ -1,0 +1,111 @@
+"""What an author's code may return by mistake becomes a nack: no step is prepared that can't be published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from lab.support import DECODE, Lab, destination, processor, queue, source
+
+from conduit_dagster.state.tables import steps
+
+DIRECT = {"id": "out", "type": "destination", "plugin": "chaos.direct", "settings": {"path": "./out.jsonl"}}
+MISTAKES = {
+    "metadata that is no text": "r.metadata['n'] = 1",
+    "metadata of None": "r.metadata['n'] = None",
+    "no metadata": "r.metadata = None",
+    "a key that is a number": "r.key = 5",
+    "a payload that is a list": "r.after = [1]",
+    "a payload that is text": "r.after = 'text'",
+    "a document in itself": "r.after['me'] = r.after",
+    "an endless number": "r.after['n'] = 10 ** 5000",
+}
+
+
+def states(lab: Lab) -> set[str]:
+    with lab.store() as database, database.connect() as connection:
+        return set(connection.execute(sa.select(steps.c.state)).scalars())
+
+
+def through(lab: Lab, body: str, out: dict[str, Any], per: str = "record", *after: Any) -> None:
+    """Create a pipeline with a function of the project in it."""
+    (lab.root / "own.py").write_text(body)
+    lab.pipeline(
+        connectors=[source(), out],
+        processors=[DECODE, processor("own", "python", function="own:f", per=per), *after],
+        **{"dead-letter-queue": queue()},
+    )
+
+
+@pytest.mark.parametrize("out", [DIRECT, destination()], ids=["direct", "staged"])
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_it_is_a_nack_of_its_record(lab: Lab, mistake: str, out: dict[str, Any]) -> None:
+    lab.write("in.jsonl", [{"i": i} for i in range(3)])
+    through(lab, f"def f(r):\n    if r.after['i'] == 1: {mistake}\n    return r\n", out)
+    result = lab.run()
+    assert (result.error, result.progress.nacked, states(lab)) == (None, 1, {"done"})
+    assert len(lab.lines("out.jsonl")) == 2
+
+
+@pytest.mark.parametrize("out", [DIRECT, destination()], ids=["direct", "staged"])
+@pytest.mark.parametrize(
+    ("body", "nacked"),
+    [
+        ("for r in list(rs):\n        if r.after['i'] == 0: rs.remove(r)", 3),
+        ("rs.sort(key=lambda r: -r.after['i'])", 3),
+        ("rs.append(rs[0])", 3),
+        ("rs = rs[::-1]", 3),
+        ("pass", 0),
+    ],
+)
+def test_a_list_in_another_order_is_refused_as_a_whole(lab: Lab, body: str, nacked: int, out: dict[str, Any]) -> None:
+    """Places pair results with the records that they come from: one would be lost, another delivered twice."""
+    lab.write("in.jsonl", [{"i": i} for i in range(3)])
+    through(lab, f"def f(rs):\n    {body}\n    return rs\n", out, "block")
+    result = lab.run()
+    assert (result.error, result.progress.nacked) == (None, nacked)
+
+
+def test_a_table_has_the_fields_of_all_records(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 0}, {"i": 1, "note": "kept"}])
+    through(lab, "def f(table):\n    return table\n", destination(), "arrow")
+    assert lab.run().error is None
+    assert [row.get("note") for row in lab.documents("out.jsonl")] == [None, "kept"]
+
+
+def test_an_error_given_as_a_message_is_its_text(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 0}])
+    body = (
+        "from conduit_dagster.sdk import ProcessError\ndef f(r):\n    raise ProcessError(ValueError('why'), code=5)\n"
+    )
+    through(lab, body, destination())
+    assert lab.run().error is None
+    assert lab.letters()[0][1].endswith("why")
+
+
+SOURCE = """
+from conduit_dagster.sdk import Source, Split
+from conduit_dagster.record import Record
+
+class Mine(Source):
+    \"\"\"Gives a number where a text belongs.\"\"\"
+
+    name = "mine"
+
+    def initial(self): return 0
+    def latest(self, start, limit, horizon=None): return 3
+    def split(self, start, end, n): return [Split(start, 0, end - start, 10, {"to": end})] if end > start else []
+    def read(self, split, options):
+        yield [Record(n, {"n": n if n == 2 else "n"}, {"i": n}) for n in range(split.start + 1, split.detail["to"] + 1)]
+"""
+
+
+def test_a_source_that_gives_no_texts_as_metadata(lab: Lab) -> None:
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "mine.py").write_text(SOURCE)
+    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
+    lab.pipeline(connectors=[mine, DIRECT], **{"dead-letter-queue": queue()})
+    result = lab.run()
+    assert (result.error, result.progress.nacked, states(lab)) == (None, 1, {"done"})
+    assert len(lab.lines("out.jsonl")) == 2

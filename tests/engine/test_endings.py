@@ -1,0 +1,147 @@
+"""Errors at the very end of a run or of a job: what was done before counts, and nothing stays behind."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from lab.kills import at
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Crashes, Lab, destination, queue, source
+
+from conduit_dagster.engine.operate.pipeline_lock import take_lease
+from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.stop import Reason, StopFlag
+from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.status_store import recovery_rows
+from conduit_dagster.state.store import PipelineStore
+
+BAD_CLOSE = """
+from conduit_dagster.connectors.file.destination import FileDestination
+
+class Bad(FileDestination):
+    name = "bad"
+
+    def close(self):
+        raise OSError("connection reset by peer")
+"""
+PANIC = """
+from conduit_dagster.connectors.file.destination import FileDestination
+
+class PanicException(BaseException):
+    pass
+
+class Bad(FileDestination):
+    name = "bad"
+
+    def publish(self, delivery):
+        raise PanicException("a library's own end")
+"""
+
+
+def with_plugin(lab: Lab, text: str) -> None:
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "bad.py").write_text(text)
+    lab.write("in.jsonl", [{"i": i} for i in range(3)])
+    lab.pipeline(connectors=[source(), {**destination(), "plugin": "bad"}], processors=[DECODE])
+
+
+def test_a_destination_that_can_not_be_closed_costs_nothing(lab: Lab) -> None:
+    with_plugin(lab, BAD_CLOSE)
+    for _ in range(2):
+        assert lab.run().error is None
+    assert len(lab.lines("out.jsonl")) == 3
+    assert not [thread for thread in threading.enumerate() if thread.name == "lease-p"]
+
+
+def test_a_library_that_raises_past_exception_is_a_failure(lab: Lab) -> None:
+    """As Rust's panics do."""
+    with_plugin(lab, PANIC)
+    result = lab.run()
+    assert result.status == "degraded"
+    assert result.error is not None and "PanicException: a library's own end" in result.error.message
+
+
+def test_a_sender_that_can_not_be_closed_keeps_its_acks(lab: Lab) -> None:
+    script = Script(lab)
+    plugin = lab.root / "plugins" / "scripted.py"
+    closing = "    def close(self):\n        raise ConnectionResetError('reset')\n\n    def _answers"
+    plugin.write_text(plugin.read_text().replace("    def _answers", closing))
+    script.says()
+    lab.write("in.jsonl", [{"i": i} for i in range(5)])
+    lab.pipeline(connectors=[source(), scripted()], processors=[DECODE], **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    assert lab.run().error is None
+    assert script.values() == [0, 1, 2, 3, 4]
+
+
+def test_a_nack_that_is_no_valid_text_is_recorded(lab: Lab) -> None:
+    """As the answer of a server that is not UTF-8."""
+    script = Script(lab)
+    plugin = lab.root / "plugins" / "scripted.py"
+    answer = 'b"caf\\xe9 ".decode("utf-8", "surrogateescape") + str(v)'
+    plugin.write_text(plugin.read_text().replace('f"no {v}"', answer))
+    script.says(refuse=[2])
+    lab.write("in.jsonl", [{"i": i} for i in range(5)])
+    lab.pipeline(connectors=[source(), scripted()], processors=[DECODE], **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    assert "caf\\udce9" in lab.letters()[0][1]
+
+
+def test_a_step_that_was_only_planned_gives_way_to_other_settings(lab: Lab, crashes: Crashes) -> None:
+    """With ``log: records`` its plan counts records: a header is none any more."""
+    lab.write("in.jsonl", ["a,b", "1,2", "3,4"])
+    lab.pipeline(connectors=[source(), destination()], delivery={"log": "records"})
+    crashes(lab, "after-plan")
+    corrected = source()
+    corrected["settings"]["header"] = True
+    lab.pipeline(connectors=[corrected, destination()], delivery={"log": "records"})
+    result = lab.run()
+    assert (result.error, result.progress.read) == (None, 2)
+
+
+def test_a_runs_jobs_are_known_whoever_had_the_lease_since(lab: Lab) -> None:
+    """A sensor, an operator's command, or a successor that was killed before it began: they may still be sending."""
+    lab.write("in.jsonl", [])
+    lab.pipeline(connectors=[source(), destination()])
+    options = RunOptions.of(lab.catalogue().project)
+    with lab.store() as database:
+        first = acquire(database, "p", 1.0)
+        PipelineStore(database, first).keep_jobs({"session": "s", "user": "u", "tag": "t"})
+        first.release()
+        for _ in range(2):
+            take_lease("p", database, options).release()
+        last = acquire(database, "p", 1.0)
+        try:
+            assert PipelineStore(database, last).last_jobs() == {"session": "s", "user": "u", "tag": "t"}
+        finally:
+            last.release()
+
+
+@pytest.mark.parametrize("name", ["p", "another"])
+def test_a_pipeline_without_jobs_has_none(lab: Lab, name: str) -> None:
+    with lab.store() as database:
+        lease = acquire(database, name, 1.0)
+        try:
+            assert PipelineStore(database, lease).last_jobs() == {}
+        finally:
+            lease.release()
+
+
+@pytest.mark.parametrize(("reason", "asked"), [("system", "start"), ("user", "")])
+def test_an_available_now_pipeline_that_the_system_stopped_is_to_be_started_again(
+    lab: Lab, reason: Reason, asked: str
+) -> None:
+    """A drained one has done its work; one that was stopped on its way has not."""
+    lab.write("in.jsonl", [{"i": i} for i in range(100)])
+    lab.pipeline(connectors=[source(), destination()], trigger="available-now", delivery={"batch-size": 10})
+    flag = StopFlag()
+    with at("after-ack", lambda: flag.request(reason)):
+        result = lab.run(stop=flag)
+    assert (result.status, result.reason, result.progress.read < 100) == ("stopped", reason, True)
+    with lab.store() as database:
+        assert recovery_rows(database)["p"].asked == asked
+    assert lab.run().error is None
+    with lab.store() as database:
+        assert recovery_rows(database)["p"].asked == ""
+    assert len(lab.lines("out.jsonl")) == 100
