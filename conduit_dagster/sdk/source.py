@@ -282,23 +282,25 @@ class Source(ABC):
         A later run may use the same object again. Not called if the process is killed or left hanging.
         """
 
-    def leftovers(self) -> Sequence[Leftover]:
+    def leftovers(self, position: Position) -> Sequence[Leftover]:
         """Return what ``pipelines delete`` would remove from the source's server. Changes nothing there.
 
-        Only things that serve this pipeline alone: whatever others made or read is not listed. None by default.
+        Only things that serve this pipeline alone: whatever others made or read is not listed, and nothing if the
+        source never got to use it before ``position``, where it stands. None by default.
         """
         return ()
 
-    def remove_leftovers(self) -> None:  # noqa: B027  # most leave nothing
+    def remove_leftovers(self, position: Position) -> None:  # noqa: B027  # most leave nothing
         """Remove what :meth:`leftovers` returns. Called with the pipeline's lease held; may be repeated."""
 
     @classmethod
-    def left_by(cls, unit: Mapping[str, Any]) -> str:
+    def left_by(cls, unit: Mapping[str, Any], position: Position) -> str:
         """Return, in words, what a source with this :attr:`unit` may have left on its server; empty for nothing.
 
-        For a pipeline whose file is gone, or names other data by now: an operator then removes it by hand.
+        For a pipeline whose file is gone or names other data by now, or whose server does not answer: an operator then
+        removes it by hand.
         """
-        del unit
+        del unit, position
         return ""
 
     def lag(self, position: Position) -> int | None:

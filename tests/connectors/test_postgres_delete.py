@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.delete import delete
 from conduit_dagster.engine.operate.subject import subject
+from conduit_dagster.processes import free_port
 from conduit_dagster.recovery.errors import ConduitError
 
 pytestmark = pytest.mark.slow
@@ -152,3 +153,33 @@ def test_a_slot_that_the_file_no_longer_names_is_named(lab: Lab, url: str) -> No
 def test_polling_leaves_nothing(lab: Lab, url: str) -> None:
     copied(lab, url, cdcMode="long_polling")
     assert (deleted(lab)["removed"], there(url)) == ([], ([], []))
+
+
+def test_a_slot_that_the_source_never_used_stays(lab: Lab, url: str) -> None:
+    """It may be another program's, under Conduit's default name."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot_of(url),))
+    copied(lab, url, snapshotMode="initial_only")
+    settings = {"url": url, "tables": "a", "logrepl.slotName": slot_of(url), "logrepl.publicationName": "pub"}
+    lab.pipeline(
+        connectors=[{"id": "in", "type": "source", "plugin": "postgres", "settings": settings}, destination()],
+        delivery={"strategy": "exactly-once"},
+        **{"dead-letter-queue": queue(0)},
+    )
+    assert deleted(lab)["removed"] == []
+    assert there(url)[0] == [slot_of(url)]
+
+
+def test_a_server_that_is_gone_keeps_nothing_from_being_deleted_by_force(lab: Lab, url: str) -> None:
+    copied(lab, url)
+    gone = url.replace(url.rpartition("@")[2].partition("/")[0], f"127.0.0.1:{free_port()}")
+    settings = {"url": gone, "tables": "a", "logrepl.slotName": slot_of(url), "logrepl.publicationName": "pub"}
+    lab.pipeline(
+        connectors=[{"id": "in", "type": "source", "plugin": "postgres", "settings": settings}, destination()],
+        delivery={"strategy": "exactly-once"},
+        **{"dead-letter-queue": queue(0)},
+    )
+    with refused("postgres.unreachable"):
+        deleted(lab)
+    (left,) = deleted(lab, force=True)["left"]
+    assert left.startswith(f"replication slot {slot_of(url)} of database")

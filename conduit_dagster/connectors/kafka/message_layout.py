@@ -83,7 +83,7 @@ class MessageLayout:
     def _times(self, records: list[Record]) -> list[int] | None:
         if self._settings.timestamp != "createdAt":
             return None
-        return [int(record.metadata.get(CREATED_AT) or 0) // 1_000_000 for record in records]
+        return [_milliseconds(record) for record in records]
 
     def _groups(self, records: list[Record], whole: MessageGroup) -> list[MessageGroup]:
         if self.topic is not None:
@@ -173,3 +173,10 @@ def _header(name: str, value: str) -> tuple[str, bytes]:
     if plain.endswith(BINARY):
         return plain.removesuffix(BINARY), base64.b64decode(value)
     return plain, value.encode()
+
+
+def _milliseconds(record: Record) -> int:
+    time_ns = int(record.metadata.get(CREATED_AT) or 0)
+    if not 0 <= time_ns < 1 << 63:
+        raise MessageError("invalid_timestamp", f"{CREATED_AT} is no time that a message can have: {time_ns:.3e} ns")
+    return time_ns // 1_000_000

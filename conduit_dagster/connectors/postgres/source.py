@@ -134,18 +134,21 @@ class PostgresSource(Source):
             self._session.close()
             self._generation = 0
 
-    def leftovers(self) -> Sequence[Leftover]:
+    def leftovers(self, position: Position) -> Sequence[Leftover]:
         """Return the slot, and the publication if this source created it; nothing without ``logrepl.autoCleanup``."""
-        return self._follower.leftovers()
+        # without an LSN it has never used the slot, which may be another program's
+        return self._follower.leftovers() if parse_position(position).lsn else ()
 
-    def remove_leftovers(self) -> None:
+    def remove_leftovers(self, position: Position) -> None:
         """Drop both. Raises ``TransientError`` (``postgres.slot_active``) while another session reads the slot."""
-        self._follower.remove_leftovers()
+        if parse_position(position).lsn:
+            self._follower.remove_leftovers()
 
     @classmethod
-    def left_by(cls, unit: Mapping[str, Any]) -> str:
+    def left_by(cls, unit: Mapping[str, Any], position: Position) -> str:
         """Name the slot of a source that followed changes."""
-        return f"replication slot {unit['slot']} of database {unit.get('database')}" if unit.get("slot") else ""
+        used = unit.get("slot") and parse_position(position).lsn
+        return f"replication slot {unit['slot']} of database {unit.get('database')}" if used else ""
 
     # -- lag and statistics -------------------------------------------------------------------------------------
 

@@ -180,10 +180,11 @@ def is_about_table(error: psycopg.Error) -> bool:
 def copy_line(error: psycopg.Error, relation: str) -> int | None:
     """Return the line number, from 1, in the context of a COPY error, or None.
 
-    The word "line" is localized; in all languages the number is the first one after the table's name.
+    The word "line" is localized; in all languages the number is the first one after the table's name. What follows it
+    may quote the record's value, with any text in it.
     """
     opening = f"COPY {relation}"
-    for line in reversed((error.diag.context or "").splitlines()):
+    for line in (error.diag.context or "").splitlines():
         if line.startswith(opening) and (found := re.search(r"\d+", line[len(opening) :])):
             return int(found[0])
     return None

@@ -21,12 +21,14 @@ from conduit_dagster.engine.operate.source_positions import logs_of
 from conduit_dagster.engine.operate.subject import Subject
 from conduit_dagster.engine.reads_same import reads_same, unit_of
 from conduit_dagster.engine.registering import attach_kept, attach_logs
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Leftover
+from conduit_dagster.sdk import Leftover, Position
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letters import open_counts
 from conduit_dagster.state.deletion import delete_state, record_deletion
@@ -51,23 +53,22 @@ def delete(subject: Subject, by: str, force: bool = False, dry_run: bool = False
     """
     with _locked(subject) as held:
         _require_no_readers(held)
-        if not dry_run:
-            _ack(held)
-        leftovers, left = _leftovers(held), sorted(_left_behind(held))
-        lost = [*_undelivered(held), *(one.loses for one in leftovers if one.loses)]
+        found = _Cleanup.of(held, force, acks=not dry_run)
+        left = sorted([*found.left, *_left_behind(held)])
+        lost = [*_undelivered(held), *(one.loses for one in found.leftovers if one.loses)]
         if (lost or left) and not force:
             raise _would_lose(held.id, lost, left)
         facts: Facts = {
             "pipeline": held.id,
             "sources": sorted(held.state.sources),
-            "removed": [one.name for one in leftovers],
+            "removed": [one.name for one in found.leftovers],
             "lost": lost,
             "left": left,
             "file": subject.bound.file if subject.bound else None,
             "dry_run": dry_run,
         }
         if not dry_run:
-            _delete(held, by, facts)
+            _delete(held, found, by, facts)
         return facts
 
 
@@ -84,6 +85,10 @@ class _Held:
     @property
     def id(self) -> str:
         return self.subject.id
+
+    @property
+    def options(self) -> RunOptions:
+        return self.subject.options
 
     @property
     def sources(self) -> Iterator[tuple[SourceNode, SourceState]]:
@@ -162,23 +167,44 @@ def _handled(state: PipelineState, source: str) -> int:
     return known.position if known is not None and isinstance(known.position, int) else 0
 
 
-def _ack(held: _Held) -> None:
-    """Repeat the last ack, as a run does when it begins: if it was lost, delivered records would count as unread."""
-    for node, one in held.inputs:
-        blamed(node_id(held.id, node.id), node.source.ack, one.position, one.generation)
+@dataclass
+class _Cleanup:
+    """What the sources keep on their servers."""
 
+    sources: list[tuple[SourceNode, Position]]
+    """Sources to clean up, each with its own position."""
+    leftovers: list[Leftover]
+    left: list[str]
+    """What stays because its server can't be asked, in words."""
 
-def _leftovers(held: _Held) -> list[Leftover]:
-    """Return what the sources would leave on their servers."""
-    return [one for node, _ in held.sources for one in blamed(node_id(held.id, node.id), node.source.leftovers)]
+    @classmethod
+    def of(cls, held: _Held, force: bool, acks: bool) -> _Cleanup:
+        """Ask the sources. ``force``: go on without one whose server does not answer. ``acks``: repeat the last acks,
+        as a run does when it begins: if they were lost, delivered records would count as unread."""
+        read = {log.source: log.state().position for log in logs_of(held.database, held.id, held.options.log_url)}
+        made, inputs = cls([], [], []), {node.id: (node, one) for node, one in held.inputs}
+        for node, one in held.sources:
+            name, position = node_id(held.id, node.id), read.get(node.id, one.position)
+            try:
+                if acks and node.id in inputs:
+                    blamed(name, inputs[node.id][0].source.ack, inputs[node.id][1].position, one.generation)
+                made.leftovers += blamed(name, node.source.leftovers, position)
+                made.sources.append((node, position))
+            except ConduitError as error:
+                if not force:
+                    raise
+                text = type(node.source).left_by(one.unit, position) or "what it keeps there"
+                made.left.append(f"{text} (source {node.id}: {error.message})")
+        return made
 
 
 def _left_behind(held: _Held) -> Iterator[str]:
     """Yield, in words, what sources left on servers that the pipeline's file no longer names."""
+    read = {log.source: log.state().position for log in logs_of(held.database, held.id, held.options.log_url)}
     known = {node.id for node, _ in held.sources}
     for name, one in held.state.sources.items():
         kind = None if name in known else SOURCES.find(str(one.unit.get("plugin")), {})
-        if kind is not None and (text := kind.left_by(one.unit)):
+        if kind is not None and (text := kind.left_by(one.unit, read.get(name, one.position))):
             yield masked(f"{text} (source {name})")
 
 
@@ -192,10 +218,10 @@ def _would_lose(pipeline: str, lost: list[str], left: list[str]) -> Exception:
     return refused("pipeline.would_lose", f"deleting {pipeline} {', and '.join(what)}", fix)
 
 
-def _delete(held: _Held, by: str, facts: Facts) -> None:
+def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     # servers first: as long as the state is there, the command can be repeated and finds them again
-    for node, _ in held.sources:
-        blamed(node_id(held.id, node.id), node.source.remove_leftovers)
+    for node, position in found.sources:
+        blamed(node_id(held.id, node.id), node.source.remove_leftovers, position)
     reached("after-servers", held.id)
     run = held.store.transactions.run
     delete_state(run, held.id)
