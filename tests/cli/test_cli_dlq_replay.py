@@ -302,9 +302,11 @@ def test_one_without_an_original_goes_on_from_its_node_only(run, lab: Lab, scrip
     script.says(refuse=[3])
     with crashing("before-claim"):
         lab.run()
-    (lab.root / "in.jsonl").rename(lab.root / "gone.jsonl")
+    # out of its folder, where it would be found
+    (lab.root / "away").mkdir()
+    (lab.root / "in.jsonl").rename(lab.root / "away" / "in.jsonl")
     assert lab.run().error is None
-    (lab.root / "gone.jsonl").rename(lab.root / "in.jsonl")
+    (lab.root / "away" / "in.jsonl").rename(lab.root / "in.jsonl")
     assert done(run, "show", "p/1.0")["original"] is None
     assert done(run, "replay", "p")["failed"] == 1
     assert [row["code"] for row in letters(run)] == ["dead_letters.no_original"]
