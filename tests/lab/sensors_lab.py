@@ -112,17 +112,24 @@ class Location:
 
     def begin(self, name: str = "orders", run: str = "r1", digest: str = "", alive: bool = False) -> None:
         """Record the start of a run, whose process is now dead, or is this one."""
+        self._free(name)
         with owned(self.root, name) as store:
             store.life.begin(RunStart(run, "f", digest))
         owner = json.dumps({**identity(os.getpid()), **({} if alive else {"started": "1"})})
         with self.store.begin() as connection:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))
 
+    def _free(self, name: str) -> None:
+        """End the owner's process: its successor need not wait for its silence."""
+        with self.store.begin() as connection:
+            connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=""))
+
     def fail(self, name: str = "orders", error: ConduitError = GONE, policy: Policy | None = None) -> None:
         """Record that it failed and reported that."""
         assert report_failure(self.store, name, RunDeath("r1", error), policy or Policy()) is not None
 
     def end(self, status: str, reason: str, name: str = "orders") -> None:
+        self._free(name)
         with owned(self.root, name) as store:
             store.life.ended(status, reason)
 
