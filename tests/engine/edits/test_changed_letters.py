@@ -139,13 +139,19 @@ def original_of(lab: Lab) -> Any:
     return kept(letter.original).after if letter.original else None
 
 
+def move_away(lab: Lab) -> None:
+    """Move the source's file out of its folder, where it would be found."""
+    (lab.root / "away").mkdir()
+    (lab.root / "in.jsonl").rename(lab.root / "away" / "in.jsonl")
+
+
 @pytest.mark.parametrize("change", ["filter", "gone", "other"])
 def test_p7_p8_the_letter_is_made_of_what_was_staged(lab: Lab, picky: Table, change: str) -> None:
     """It is that of the refused record, of which only the row is known by then, as text."""
     if change == "filter":
         without(lab, picky, 4)
     else:
-        (lab.root / "in.jsonl").rename(lab.root / "moved-away")
+        move_away(lab)
     if change == "other":
         lab.write("in.jsonl", [{"id": i} for i in range(10, 17)])
     lab.run()
@@ -164,7 +170,7 @@ def test_the_letter_still_says_what_kind_of_change_it_was(lab: Lab, make_table: 
     lab.write("in.jsonl", [msgspec.to_builtins(envelope(record))])
     build(lab, source(), table.destination(), processors=[processor("unwrap", "unwrap.opencdc")])
     crashes(lab, "after-prepare")
-    (lab.root / "in.jsonl").rename(lab.root / "moved-away")
+    move_away(lab)
     lab.run()
     (document,) = lab.documents("dead.jsonl")
     failed = document["payload"]["after"]
