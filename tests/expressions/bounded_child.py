@@ -16,7 +16,7 @@ from conduit_dagster.expressions import Clock, ExpressionError, compile_conditio
 from conduit_dagster.record import Record
 
 MEMORY = 768 << 20
-SECONDS = 8
+SECONDS = 16
 
 ITEMS = 20_000
 AFTER: dict[str, Any] = {
