@@ -10,24 +10,29 @@ import msgspec
 _PLAIN = frozenset({str, bool, bytes, type(None)})
 _HUGE = 10**4300
 """Python writes no longer integer, and msgspec reads none."""
+_LEAST = -_HUGE
 
 
 def is_json(value: Any) -> bool:
     """Return whether JSON can hold the value unchanged; raw data (bytes) counts as JSON."""
-    # most values are plain: a type check avoids a call for each
-    if type(value) is int:
-        return -_HUGE < value < _HUGE
-    if type(value) in _PLAIN:
+    kind = type(value)
+    if kind is int:
+        return _LEAST < value < _HUGE
+    if kind in _PLAIN:
         return True
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, dict):
         for key, inner in value.items():
-            if not isinstance(key, str) or (type(inner) not in _PLAIN and not is_json(inner)):
+            # most values are integers or plain: checked here, without a call for each
+            kind = type(inner)
+            if not (_LEAST < inner < _HUGE if kind is int else kind in _PLAIN or is_json(inner)):
+                return False
+            if not isinstance(key, str):
                 return False
         return True
     if isinstance(value, list):
-        return all(type(inner) in _PLAIN or is_json(inner) for inner in value)
+        return all(map(is_json, value))
     return isinstance(value, str | int | bytes)
 
 

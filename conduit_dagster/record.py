@@ -6,9 +6,8 @@ Tasks represent a record as one :class:`Record`. A payload is *raw* (``bytes``),
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
-from itertools import chain
-from typing import Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -94,19 +93,39 @@ class _ReadEnvelope(msgspec.Struct):
     payload: _Read
 
 
-_TEXT = frozenset({str})
 _DATA = frozenset({dict, bytes, type(None)})
 
 
-def structure_fault(record: Any) -> str | None:
-    """Return why :func:`decode` would not read the record back unchanged; None if it would."""
-    metadata: Any = record.metadata
-    if type(metadata) is not dict or not _TEXT.issuperset(map(type, chain(metadata, metadata.values()))):
-        return "its metadata is no dict of texts: write str(...)"
-    for name in ("after", "key", "before"):
-        if type(getattr(record, name)) not in _DATA:
-            return f"its {name} is neither a document (dict) nor raw data (bytes) nor None"
-    return None
+def structure_faults(records: Iterable[Record]) -> dict[int, str]:
+    """Return why :func:`decode` would not read records back unchanged, by place; nothing for those that it would."""
+    faults: dict[int, str] = {}
+    sound: Any = {}  # the last valid metadata
+    for place, record in enumerate(records):
+        # most records of a block share their metadata
+        if record.metadata is not sound:
+            if _is_texts(record.metadata):
+                sound = record.metadata
+            else:
+                faults[place] = "its metadata is no dict of texts: write str(...)"
+                continue
+        if not (type(record.after) in _DATA and type(record.key) in _DATA and type(record.before) in _DATA):
+            name = next(name for name in ("after", "key", "before") if type(getattr(record, name)) not in _DATA)
+            faults[place] = f"its {name} is neither a document (dict) nor raw data (bytes) nor None"
+    return faults
+
+
+def structure_fault(record: Record) -> str | None:
+    """Return the fault of one record (:func:`structure_faults`)."""
+    return structure_faults((record,)).get(0)
+
+
+def _is_texts(metadata: Any) -> bool:
+    if type(metadata) is not dict:
+        return False
+    for key, value in cast("dict[Any, Any]", metadata).items():
+        if type(key) is not str or type(value) is not str:
+            return False
+    return True
 
 
 def envelope(record: Record) -> Envelope:

@@ -90,6 +90,7 @@ class KnownPipeline:
 
 
 _Signature = frozenset[tuple[str, int, int]]
+"""Path, mtime in ns and size of each file."""
 _Stamps = dict[str, FileStamp | None]
 
 
@@ -112,14 +113,14 @@ class Files:
     def read(self) -> tuple[Project, list[File]]:
         """Return the project's settings and its pipelines; a broken file removes only its own pipelines."""
         project = Project.find(self._root)
-        signature = frozenset([*_stats(project), *self._script_stats()])
+        signature = self._signature_of(project)
         is_changed = signature != self._signature or self._has_other_secrets()
         if is_changed or self._again:
             catalogue = open_catalogue(project)
             if is_changed or catalogue.findings != self._findings:
                 self._changed, self._findings = catalogue, catalogue.findings
             self._files = list(self._read(project, catalogue))
-            self._signature = frozenset([*_stats(project), *self._script_stats()]) if is_changed else signature
+            self._signature = self._signature_of(project) if is_changed else signature
         return project, self._files
 
     def take_changed(self) -> Catalogue | None:
@@ -135,11 +136,9 @@ class Files:
         self._signature = None
         return True
 
-    def _script_stats(self) -> Iterator[tuple[str, int, int]]:
-        for path in sorted(self._scripts):
-            if path.exists():
-                stat = path.stat()
-                yield str(path), stat.st_mtime_ns, stat.st_size
+    def _signature_of(self, project: Project) -> _Signature:
+        paths = [path for path in (*_paths(project), *self._scripts) if path.exists()]
+        return frozenset((str(path), stat.st_mtime_ns, stat.st_size) for path in paths for stat in [path.stat()])
 
     def gone(self, rows: Mapping[str, Stored]) -> list[str]:
         """Return pipelines without an owner whose file is missing; none while a file is broken, which may be theirs."""
@@ -179,14 +178,13 @@ def _scripts(catalogue: Catalogue, config: Pipeline) -> Iterator[Path]:
             yield from kind.files(processor.settings, str(catalogue.project.root))
 
 
-def _stats(project: Project) -> Iterator[tuple[str, int, int]]:
-    """Yield path, mtime and size of every file that a pipeline or the project consists of."""
+def _paths(project: Project) -> Iterator[Path]:
+    """Yield every file and folder that a pipeline or the project consists of."""
     settings, plugins = project.root / "conduit.yaml", project.root / "plugins"
     for top in (settings, project.component_path, project.pipelines_path, plugins):
         for path in [top, *sorted(top.rglob("*"))] if top.is_dir() else [top]:
-            if path.exists() and "__pycache__" not in path.parts:
-                stat = path.stat()
-                yield str(path), stat.st_mtime_ns, stat.st_size
+            if "__pycache__" not in path.parts:
+                yield path
 
 
 _PAGE = 200

@@ -15,7 +15,6 @@ from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, newest, open_counts
-from conduit_dagster.state.history import deleted
 from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
@@ -47,17 +46,16 @@ def listed(catalogue: Catalogue, store: sa.Engine | None, sources: SourceRows | 
     ``sources``: rows of sources, if already read.
     """
     known = {} if store is None else _rows(store)
-    ids = {parsed.config.id for parsed in catalogue.loaded.pipelines}
-    for name in set() if store is None else deleted(store) - ids:
-        known.pop(name, None)
+    stored = [] if store is None else overview.stored_names(store)
     sources = source_rows(store) if sources is None else sources
-    names = dict.fromkeys([*(parsed.config.id for parsed in catalogue.loaded.pipelines), *known])
+    names = dict.fromkeys([*(parsed.config.id for parsed in catalogue.loaded.pipelines), *stored])
     letters = {} if store is None else open_counts(store)
     counts = {
         name: Counts(sum(source["records"] for source in sources.get(name, ())), letters.get(name, 0)) for name in names
     }
     rows = [_from_file(parsed, known.pop(parsed.config.id, None), counts) for parsed in catalogue.loaded.pipelines]
-    return rows + [{**_row(name, row, counts), "findings": 0, "file": None} for name, row in known.items()]
+    left = [name for name in stored if name in known]
+    return rows + [{**_row(name, known[name], counts), "findings": 0, "file": None} for name in left]
 
 
 class Counts(NamedTuple):

@@ -43,15 +43,11 @@ def await_restart(
     ``failure``: its number in the store; None if the store has no record of it. ``longest``: seconds after which the
     restart is due regardless of the wall clock: a clock that is set back must not stretch the wait.
     """
-    end = time.monotonic() + longest
-
-    def left() -> float:
-        return min(end - time.monotonic(), (at_ns - time.time_ns()) / 1e9)
 
     def instead() -> Awaited | None:
         return None if failure is None else _otherwise(_look(database, pipeline), failure)
 
-    return _await(left, instead, stop)
+    return _await(at_ns / 1e9, longest, instead, stop)
 
 
 def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) -> Awaited:
@@ -59,7 +55,6 @@ def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) ->
 
     A clock that is set back does not stretch the wait.
     """
-    end = time.monotonic() + at - time.time()
 
     def instead() -> Awaited | None:
         state = _look(database, pipeline)
@@ -67,12 +62,13 @@ def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) ->
             return "now"
         return "superseded" if _stopped_by_user(database, pipeline) else None
 
-    return _await(lambda: min(at - time.time(), end - time.monotonic()), instead, stop)
+    return _await(at, at - time.time(), instead, stop)
 
 
-def _await(left: Callable[[], float], instead: Callable[[], Awaited | None], stop: StopFlag) -> Awaited:
+def _await(at: float, longest: float, instead: Callable[[], Awaited | None], stop: StopFlag) -> Awaited:
+    end = time.monotonic() + longest
     while True:
-        seconds = left()
+        seconds = min(at - time.time(), end - time.monotonic())
         if other := instead():
             return other
         if stop.wait(max(0.0, min(seconds, _LOOK))):

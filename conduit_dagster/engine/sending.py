@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import structlog
 
 from conduit_dagster.engine.acks import Acked, AckFile, Acks
+from conduit_dagster.engine.closing import close
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
@@ -31,7 +31,6 @@ from conduit_dagster.sdk import (
 from conduit_dagster.secret_values import hide
 from conduit_dagster.state.steps import StagedDelivery
 
-log = structlog.get_logger("conduit.engine")
 SENT_SCHEMA = "sent binary"
 
 
@@ -91,17 +90,10 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
             sending = _Sending(pipeline, job, sender, acks)
             error, bulk = sending.run()
         finally:
-            _close(sender, job.consumer)
+            # whatever that raises, the acks it gave before count
+            close("sender", job.consumer, sender.close)
     nacks = [(place, nack.code, hide(nack.message)) for place, nack in sorted(acks.nacks.items())]
     return Sent(_recordable(acks), nacks, error, bulk)
-
-
-def _close(sender: Sender, consumer: str) -> None:
-    """Close the sender. Whatever that raises, the acks it gave before count."""
-    try:
-        sender.close()
-    except Exception as error:  # noqa: BLE001
-        log.warning("a sender could not be closed", destination=consumer, cause=hide(str(error)))
 
 
 def _recordable(acks: Acks) -> Acked:

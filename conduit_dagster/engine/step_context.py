@@ -6,10 +6,9 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import structlog
-
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.closing import close
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.index import index_letters
@@ -28,8 +27,6 @@ from conduit_dagster.sdk import Destination, Limit, Position, Target
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
-
-log = structlog.get_logger("conduit.engine")
 
 
 class SourceAcks:
@@ -55,15 +52,11 @@ class SourceAcks:
         self._closed.set()
 
     def close(self) -> None:
-        """Refuse further acks and close every source. A failing close is only logged: the run's result stands."""
+        """Refuse further acks and close every source. A failing one is only logged."""
         self.refuse()
-        for source_node in {
-            id(source_node.source): source_node for source_node in (*self._pipeline.inputs, *self._pipeline.sources)
-        }.values():
-            try:
-                source_node.source.close()
-            except Exception as error:  # noqa: BLE001  # the others are closed all the same
-                log.warning("a source could not be closed", source=source_node.id, cause=str(error))
+        nodes = {id(node.source): node for node in (*self._pipeline.inputs, *self._pipeline.sources)}
+        for source_node in nodes.values():
+            close("source", source_node.id, source_node.source.close)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
 from conduit_dagster.engine.catch_up import require_no_memory, with_open_work
+from conduit_dagster.engine.closing import close
 from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import acknowledge, start_up
@@ -30,7 +30,6 @@ from conduit_dagster.recovery.classify import blamed, survivable
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.secret_values import hide
 from conduit_dagster.spark.sql.evaluator import open_with
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire
@@ -38,8 +37,6 @@ from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-log = structlog.get_logger("conduit.engine")
 
 _RECORDING = 0.3
 """Seconds for recording the end of a run that hangs."""
@@ -133,13 +130,10 @@ class _Run:
         self._unwatch()
 
     def close(self) -> None:
-        """Close the pipeline's connectors. A failing close is only logged: the run's result stands."""
+        """Close the pipeline's connectors. A failing one is only logged."""
         self.acks.close()
         for name, destination in self._pipeline.consumers().items():
-            try:
-                destination.close()
-            except Exception as error:  # noqa: BLE001  # the others are closed all the same
-                log.warning("a destination could not be closed", destination=name, cause=hide(str(error)))
+            close("destination", name, destination.close)
 
     def run(self) -> RunResult:
         try:

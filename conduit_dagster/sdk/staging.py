@@ -11,7 +11,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.formats import Refused, nack_of
-from conduit_dagster.record import Nack, Record, decode, envelope, structure_fault
+from conduit_dagster.record import Nack, Record, decode, envelope, structure_faults
 from conduit_dagster.sdk.writer import NewPart, Refusal, Writer, WriterTask
 from conduit_dagster.state.steps import Part
 
@@ -154,10 +154,11 @@ class _OriginLines:
         lines: list[bytes] = []
         refused: Refused = []
         source, first = self._writer.source, self._writer.first
+        # what could not be read back must not be prepared
+        faults = structure_faults(records)
         for place, (record, origin) in enumerate(zip(records, self._writer.origins, strict=True)):
-            # what could not be read back must not be prepared
-            if fault := structure_fault(record):
-                refused.append((place, Nack("record.invalid", fault)))
+            if faults and place in faults:
+                refused.append((place, Nack("record.invalid", faults[place])))
                 continue
             try:
                 lines.append(_encode((source, first + origin, envelope(record))) + b"\n")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH
+from conduit_dagster.state.dead_letters import up_to
 from conduit_dagster.state.history import DELETED, record_event
+from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.status_store import write
 from conduit_dagster.state.tables import (
     dead_letter_parts,
@@ -22,26 +24,26 @@ from conduit_dagster.state.tables import (
 )
 
 _KEPT: Final = {pipelines, recoveries, generations, history}
-"""The epoch fences earlier owners, step numbers and generations are never reused, and the history is the audit log."""
+"""The epoch fences earlier owners, step numbers and generations are never reused, and the history is the audit log.
+
+Where its last jobs ran is kept as well (:meth:`PipelineStore.last_jobs`): the next run ends those that still run.
+"""
 _IN_PIECES: Final = {dead_letters, dead_letter_parts}
 _AT_ONCE: Final = 5_000
 """Dead letters deleted per transaction: other pipelines wait for it."""
 
-Run = Callable[[Callable[[sa.Connection], int]], int]
-"""Runs one transaction of the lease's owner."""
 
-
-def delete_state(run: Run, pipeline: str) -> None:
+def delete_state(transactions: Transactions, pipeline: str) -> None:
     """Delete the pipeline's state; it is then stopped, and its next run reads its sources from their beginning.
 
     May be killed between two transactions and repeated. :func:`record_deletion` ends it.
     """
-    run(lambda connection: _delete_all_but_letters(connection, pipeline))
-    while run(lambda connection: _delete_some_letters(connection, pipeline)):
+    transactions.run(partial(_delete_all_but_letters, pipeline=pipeline))
+    while transactions.run(partial(_delete_some_letters, pipeline=pipeline)):
         pass
 
 
-def _delete_all_but_letters(connection: sa.Connection, pipeline: str) -> int:
+def _delete_all_but_letters(connection: sa.Connection, pipeline: str) -> None:
     for table in metadata.sorted_tables:
         if "pipeline" in table.c and table not in _KEPT | _IN_PIECES:
             connection.execute(sa.delete(table).where(table.c.pipeline == pipeline))
@@ -51,7 +53,6 @@ def _delete_all_but_letters(connection: sa.Connection, pipeline: str) -> int:
     stopped = {"status": PipelineStatus.STOPPED, "reason": "user", "error": "", "window": "", "file": ""}
     connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == pipeline).values(**stopped))
     write(connection, pipeline, past=FRESH, restart_at_ns=0, cause=None, asked="")
-    return 0
 
 
 def _delete_some_letters(connection: sa.Connection, pipeline: str) -> int:
@@ -62,9 +63,7 @@ def _delete_some_letters(connection: sa.Connection, pipeline: str) -> int:
     last = connection.execute(sa.select(some).order_by(some.c.step.desc(), some.c.number.desc()).limit(1)).first()
     if last is None:
         return connection.execute(sa.delete(dead_letter_parts).where(dead_letter_parts.c.pipeline == pipeline)).rowcount
-    step, number = last
-    upto = sa.or_(dead_letters.c.step < step, sa.and_(dead_letters.c.step == step, dead_letters.c.number <= number))
-    return connection.execute(sa.delete(dead_letters).where(mine, upto)).rowcount
+    return connection.execute(sa.delete(dead_letters).where(mine, up_to((last.step, last.number)))).rowcount
 
 
 def record_deletion(connection: sa.Connection, pipeline: str, by: str, **detail: object) -> None:

@@ -10,8 +10,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -30,20 +30,11 @@ class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of
     """Raised if another process owns the pipeline: this one must not decide anything any more."""
 
 
-class LeaseGrant(NamedTuple):
-    """Result of taking a lease."""
-
-    epoch: int
-    before: Mapping[str, Any]
-    """The owner whose lease was taken over, with the facts it stored; empty if the pipeline was free."""
-
-
 class Lease:
     """The right to run one pipeline, kept by a heartbeat until it is released."""
 
-    def __init__(self, engine: sa.Engine, pipeline: str, grant: LeaseGrant, seconds: float) -> None:
-        self.pipeline = pipeline
-        self.epoch, self.before = grant
+    def __init__(self, engine: sa.Engine, pipeline: str, epoch: int, seconds: float) -> None:
+        self.pipeline, self.epoch = pipeline, epoch
         self._engine = engine
         self._claim = claim_of(engine)
         self._last_beat = 0
@@ -134,11 +125,6 @@ class Lease:
         self._remember(beat, age)
 
 
-def owner_text(**facts: Any) -> str:
-    """Return this process's identity in the stored form, with facts for its successor."""
-    return json.dumps({**identity(os.getpid()), **facts})
-
-
 def acquire(
     engine: sa.Engine,
     pipeline: str,
@@ -164,8 +150,7 @@ def acquire(
         seen = now
     if not is_free(seen["owner"]) and time.monotonic() < until:
         raise _held(pipeline, seen["owner"])  # cancelled while waiting: the owner was not found silent
-    before: dict[str, Any] = json.loads(seen["owner"]) if seen["owner"] else {}
-    return Lease(engine, pipeline, LeaseGrant(_take(engine, pipeline, seen), before), seconds)
+    return Lease(engine, pipeline, _take(engine, pipeline, seen), seconds)
 
 
 def is_free(owner: str) -> bool:
@@ -208,7 +193,7 @@ def _take(engine: sa.Engine, pipeline: str, seen: dict[str, Any]) -> int:
         changed = connection.execute(
             sa.update(pipelines)
             .where(pipelines.c.pipeline == pipeline, pipelines.c.epoch == seen["epoch"])
-            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=owner_text())
+            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=json.dumps(identity(os.getpid())))
         )
         if changed.rowcount != 1:
             now = connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar_one()

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.history import deleted
 from conduit_dagster.state.log_store import LogState
 from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.tables import (
@@ -26,6 +27,12 @@ def pipeline_rows(engine: sa.Engine) -> dict[str, dict[str, Any]]:
     with reading(engine) as connection:
         rows = connection.execute(sa.select(pipelines).order_by(pipelines.c.pipeline)).mappings().all()
     return {row["pipeline"]: _pipeline(row) for row in rows}
+
+
+def stored_names(engine: sa.Engine) -> list[str]:
+    """Return the ids of all pipelines that ever ran, without deleted ones."""
+    away = deleted(engine)
+    return [name for name in pipeline_rows(engine) if name not in away]
 
 
 def locked_row(connection: sa.Connection, pipeline: str) -> dict[str, Any] | None:

@@ -67,11 +67,8 @@ def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
 
 def readers_of(connection: sa.Connection, pipeline: str, source: str | None = None) -> list[ReadingSource]:
     """Return the readers of a pipeline's logs, or of one source's log, without dropped ones."""
-    return [
-        reader
-        for reader in _every(connection)
-        if reader.of[0] == pipeline and source in (None, reader.of[1]) and not reader.dropped
-    ]
+    readers = every_reader_of(connection, pipeline)
+    return [reader for reader in readers if source in (None, reader.of[1]) and not reader.dropped]
 
 
 def every_reader_of(connection: sa.Connection, pipeline: str) -> list[ReadingSource]:

@@ -12,7 +12,7 @@ import pytest
 from lab.kills import crashing
 from lab.postgres_server import PostgresServer
 from lab.postgres_tables import drop_slots
-from lab.support import Lab, destination, queue
+from lab.support import Lab, destination, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
@@ -42,11 +42,15 @@ def slot_of(url: str) -> str:
     return f"of_{url.rpartition('/')[2]}"
 
 
+def of_postgres(url: str, **more: str) -> dict[str, Any]:
+    settings = {"url": url, "tables": "a", "logrepl.slotName": slot_of(url), "logrepl.publicationName": "pub", **more}
+    return {"id": "in", "type": "source", "plugin": "postgres", "settings": settings}
+
+
 def copied(lab: Lab, url: str, log: str = "positions", **more: str) -> None:
     """Run a pipeline that has read the table to its end."""
-    settings = {"url": url, "tables": "a", "logrepl.slotName": slot_of(url), "logrepl.publicationName": "pub", **more}
     lab.pipeline(
-        connectors=[{"id": "in", "type": "source", "plugin": "postgres", "settings": settings}, destination()],
+        connectors=[of_postgres(url, **more), destination()],
         delivery={"strategy": "exactly-once", "log": log},
         **{"dead-letter-queue": queue(0)},
     )
@@ -109,6 +113,19 @@ def test_a_lost_ack_is_repeated_first(lab: Lab, url: str) -> None:
     assert deleted(lab)["lost"] == []
 
 
+def test_a_lost_ack_of_a_join_is_repeated_first(lab: Lab, url: str) -> None:
+    lab.write("in.jsonl", [{"n": 1}, {"n": 2}])
+    lab.pipeline(connectors=[of_postgres(url), source(id="other"), destination()], delivery={}, **{"fan-in": "join"})
+    assert lab.run().error is None
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("INSERT INTO a VALUES (2)")
+    with crashing("after-done"):
+        lab.run()
+    assert len(lab.documents("out.jsonl")) == 2
+    assert deleted(lab)["lost"] == []
+    assert there(url) == ([], [])
+
+
 def test_without_auto_cleanup_both_stay(lab: Lab, url: str) -> None:
     copied(lab, url, **{"logrepl.autoCleanup": "false"})
     assert (deleted(lab)["removed"], there(url)) == ([], ([slot_of(url)], ["pub"]))
@@ -160,9 +177,8 @@ def test_a_slot_that_the_source_never_used_stays(lab: Lab, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot_of(url),))
     copied(lab, url, snapshotMode="initial_only")
-    settings = {"url": url, "tables": "a", "logrepl.slotName": slot_of(url), "logrepl.publicationName": "pub"}
     lab.pipeline(
-        connectors=[{"id": "in", "type": "source", "plugin": "postgres", "settings": settings}, destination()],
+        connectors=[of_postgres(url), destination()],
         delivery={"strategy": "exactly-once"},
         **{"dead-letter-queue": queue(0)},
     )
@@ -173,9 +189,8 @@ def test_a_slot_that_the_source_never_used_stays(lab: Lab, url: str) -> None:
 def test_a_server_that_is_gone_keeps_nothing_from_being_deleted_by_force(lab: Lab, url: str) -> None:
     copied(lab, url)
     gone = url.replace(url.rpartition("@")[2].partition("/")[0], f"127.0.0.1:{free_port()}")
-    settings = {"url": gone, "tables": "a", "logrepl.slotName": slot_of(url), "logrepl.publicationName": "pub"}
     lab.pipeline(
-        connectors=[{"id": "in", "type": "source", "plugin": "postgres", "settings": settings}, destination()],
+        connectors=[of_postgres(gone), destination()],
         delivery={"strategy": "exactly-once"},
         **{"dead-letter-queue": queue(0)},
     )

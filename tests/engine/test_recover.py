@@ -17,7 +17,7 @@ from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stager import Stager
 from conduit_dagster.engine.step_context import SourceAcks, make_context
-from conduit_dagster.state.lease import Lease, LeaseGrant
+from conduit_dagster.state.lease import Lease
 from conduit_dagster.state.store import PipelineStore
 
 ROWS = [{"i": i} for i in range(6)]
@@ -181,7 +181,7 @@ def test_an_old_owner_cleans_nothing_of_a_newer_one(lab: Lab, crash: Callable[[s
 
     def clean(epoch: int) -> None:
         with lab.store() as database:
-            lease = Lease(database, "p", LeaseGrant(epoch, {}), 10)
+            lease = Lease(database, "p", epoch, 10)
             store, acks = PipelineStore(database, lease), SourceAcks(bound.compiled)
             Stager(make_context(bound, store, no_jobs, options, 1, acks)).clean([])
             lease.release()

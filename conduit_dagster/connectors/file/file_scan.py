@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
-from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_position import FilePosition
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
 from conduit_dagster.connectors.file.folder_look import FolderLooks
+from conduit_dagster.connectors.file.last_places import LastPlaces, homes_of
 from conduit_dagster.connectors.file.listing import (
     FolderEntries,
     FoundFile,
     TrackedFile,
-    examine,
     list_family,
     list_many,
 )
 from conduit_dagster.connectors.file.opened import OpenFile, open_found
+from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
-
-
-class Quiet:
-    """Time since a file last changed. Tracks the files whose own modification time is no evidence."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, int, float]] = {}
-
-    def seconds(self, found: FoundFile) -> float:
-        """Return the seconds since the file's last change.
-
-        For a remote file, or one with a time in the future, counted from when it was first seen in its current state.
-        """
-        age = time.time_ns() - found.modified
-        if found.modified and age >= 0:
-            return age / 1e9
-        known = self._seen.get(found.ident)
-        if known is None or known[:2] != (found.size, found.modified):
-            known = self._seen[found.ident] = (found.size, found.modified, time.monotonic())
-        return time.monotonic() - known[2]
-
 
 Places = dict[int | str, list[FoundFile]]
 """Existing files, by inode if available, otherwise by name."""
 KnownFile = tuple[TrackedFile, FoundFile]
 """A file as recorded in the position, and in its current state."""
-_MOST_PLACES = 10_000
-"""Number of files whose last location is cached, besides those of the newest scans."""
 
 
 class SeenFile(NamedTuple):
@@ -106,10 +81,9 @@ class FileScan:
     def __init__(self, settings: FileSourceSettings, path: str, root: str, many: bool) -> None:
         self._settings, self._path, self._root, self._many = settings, path, root, many
         self._recognised: dict[int, _Match] = {}
-        self._last: dict[int, FoundFile] = {}
-        """Last observed location of each file."""
         self._quiet = Quiet()
-        self._folder = FolderLooks(FolderEntries(settings.path, root)) if many else None
+        self._folder = folder = FolderLooks(FolderEntries(settings.path, root)) if many else None
+        self.places = LastPlaces(partial(homes_of, path) if folder is None else folder.homes)
 
     def files(self) -> list[FoundFile]:
         """Return all existing files in reading order."""
@@ -144,7 +118,7 @@ class FileScan:
             known, gone = self._known(position, listed)
         if len(known) < len(position.files):
             here = {file.number for file, _ in known}
-            if strayed := self.strayed([file for file in position.files if file.number not in here]):
+            if strayed := self.places.strayed([file for file in position.files if file.number not in here]):
                 known, gone = self._known(position, [*strayed, *listed])
         if gone and self._settings.on_gone == "fail":
             raise gone[0]
@@ -154,27 +128,6 @@ class FileScan:
         if not last and not position.seen and not self._many:
             raise self._missing()
         return _survey(known, changes, _numbered(changes.new, position.seen), last[-1] if last else None)
-
-    def strayed(self, files: Collection[TrackedFile]) -> list[FoundFile]:
-        """Return these files where a rename took them: out of the glob, or beside the file that a link leads to."""
-        wanted, found = {file.inode for file in files if file.inode and file.birth}, list[FoundFile]()
-        for folder in self._homes(files) if wanted else ():
-            try:
-                with os.scandir(folder) as entries:
-                    mine = (one for one in entries if one.inode() in wanted)
-                    paths = [one.path for one in mine if one.is_file(follow_symlinks=False)]
-            except OSError:
-                continue
-            found.extend(file for path in paths if (file := examine(path)) is not None)
-        return found
-
-    def _homes(self, files: Collection[TrackedFile]) -> set[str]:
-        """Return the folders where these files were last seen, and those that the path leads to."""
-        last = [self._last[file.number].url for file in files if file.number in self._last]
-        paths = [*last, *([] if self._many else [self._path])]
-        paths = [path for path in paths if storage.is_local(path)]
-        homes = {str(Path(place).parent) for path in paths for place in (path, os.path.realpath(path))}
-        return homes if self._folder is None else homes | self._folder.homes()
 
     def examine_all(self) -> None:
         """Make the next scan examine every file, including those just found unchanged."""
@@ -186,10 +139,10 @@ class FileScan:
 
         Raises ``FileChanged`` if a place has been taken by another file since the scan.
         """
-        self._forget_places(len(survey.known))
+        self.places.forget_oldest(len(survey.known))
         newest = None if survey.newest is None else survey.newest.ident
         for file, found in chain(survey.known, survey.fresh):
-            self._last[file.number] = found
+            self.places.seen(file, found)
             followed = found.ident != newest
             # a later name does not mean that writing to this file has stopped: it must also have been quiet
             closed = followed and self._quiet.seconds(found) >= self._settings.rotate_wait
@@ -284,16 +237,6 @@ class FileScan:
         """Return an opener of tracked files, for one range of a step."""
         return FileFinder(self)
 
-    def _forget_places(self, needed: int) -> None:
-        """Forget the oldest locations beyond the limit: a step in flight needs those of its own files."""
-        if len(self._last) > _MOST_PLACES + 2 * needed:
-            self._last = dict(list(self._last.items())[-_MOST_PLACES:])
-
-    def last_found(self, file: TrackedFile) -> list[FoundFile]:
-        """Return where the last scan found the file; empty if it did not."""
-        found = self._last.get(file.number)
-        return [] if found is None or not file.may_be(found) else [found]
-
     def is_there(self, files: Collection[TrackedFile]) -> bool:
         """Return whether one of these files exists now: the previous listing may have missed a renamed one."""
         places = _places(self.files(), files)
@@ -350,12 +293,12 @@ class FileFinder:
 
         Metadata and data both come from the descriptor: the name is resolved only once.
         """
-        opened = _open_one(file, self._scan.last_found(file))
+        opened = _open_one(file, self._scan.places.of(file))
         if opened is None and self._places is not None:
             opened = _open_one(file, self._places.get(_slot(file), ()))
         if opened is None:
             # it may have been renamed since the last listing
-            self._places = _places([*self._scan.strayed([file]), *self._scan.files()])
+            self._places = _places([*self._scan.places.strayed([file]), *self._scan.files()])
             opened = _open_one(file, self._places.get(_slot(file), ()))
         return opened
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from conduit_dagster.connectors.before_failure import before_failure
 from conduit_dagster.connectors.file.file_header import header_end
-from conduit_dagster.connectors.file.file_scan import FileScan, Quiet, SeenFile
+from conduit_dagster.connectors.file.file_scan import FileScan, SeenFile
 from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end, opened, scan
 from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, look
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
+from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
@@ -36,7 +38,7 @@ def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max
     ``final``: bytes after the last line end count as a line as well.
     """
     file, marks = opened(file), list[Mark]()
-    for mark in _before_failure(scan(file, start, min(upto, start.offset + limit.bytes), max_line), marks):
+    for mark in before_failure(scan(file, start, min(upto, start.offset + limit.bytes), max_line), marks):
         if mark.line - start.line > limit.records:
             last = marks[-1] if marks else start
             return FileReach(nth_end(file, last, limit.records - (last.line - start.line)), marks, True, False)
@@ -57,15 +59,6 @@ def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max
     if not final or full:
         return FileReach(end, marks, final and full, False)
     return FileReach(Mark(upto, end.line + 1), marks, False, True)
-
-
-def _before_failure(marks: Iterator[Mark], known: list[Mark]) -> Iterator[Mark]:
-    """Yield the marks before a line that is too long: the lines before it are read first, then it is the first one."""
-    try:
-        yield from marks
-    except FatalError:
-        if not known:
-            raise
 
 
 def _first_line(file: Readable, start: Mark, upto: int, max_line: int) -> list[Mark]:

@@ -70,24 +70,16 @@ class PartitionReader:
                 consumer.close()
 
     def _messages(self, consumer: Consumer, part: PartitionRange, options: ReadOptions) -> Iterator[list[Message]]:
-        """Yield the range in batches that depend on the messages alone, not on when they arrive.
-
-        A part that is staged again must have the same bytes, and blocks enter them.
-        """
+        """Yield the range in batches."""
         consumer.assign([TopicPartition(part.topic, part.partition, part.begin)])
-        batch, size, heard, expected = list[Message](), 0, time.monotonic(), part.begin
+        batches, heard, expected = _Batches(options), time.monotonic(), part.begin
         try:
             while True:
                 messages, ended, error = in_range(some_messages(consumer, options.block_records), part.end)
                 if messages:
                     self._check_offsets(messages, part, expected)
                     expected = _offset(messages[-1]) + 1
-                    for message in messages:
-                        batch.append(message)
-                        size += len(message)
-                        if len(batch) >= options.block_records or size >= _BYTES * options.block_bytes:
-                            full, batch, size = batch, [], 0
-                            yield full
+                    yield from batches.full(messages)
                     # not before: how long the records are processed says nothing about the brokers
                     heard = time.monotonic()
                 if ended or expected >= part.end:
@@ -100,11 +92,9 @@ class PartitionReader:
                     what = f"no answer for {self._settings.timeout:g} s at {part.topic}/{part.partition}/{expected}"
                     raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
         except Exception:
-            if batch:
-                yield batch  # messages before the failure count
+            yield from batches.rest()  # messages before the failure count
             raise
-        if batch:
-            yield batch
+        yield from batches.rest()
 
     def _check_offsets(self, messages: list[Message], part: PartitionRange, expected: int) -> None:
         """Invariant: each offset of the range is given once, in order, and none beyond its end.
@@ -180,6 +170,31 @@ def in_range(got: list[Message], end: int) -> tuple[list[Message], bool, KafkaEr
 
 def _offset(message: Message) -> int:
     return message.offset() or 0
+
+
+class _Batches:
+    """Cutter of a range into batches that depend on the messages alone, not on when they arrive.
+
+    A part that is staged again must have the same bytes, and blocks enter them.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._records, self._bytes = options.block_records, _BYTES * options.block_bytes
+        self._batch, self._size = list[Message](), 0
+
+    def full(self, messages: list[Message]) -> Iterator[list[Message]]:
+        """Add messages; yield each batch that is full."""
+        for message in messages:
+            self._batch.append(message)
+            self._size += len(message)
+            if len(self._batch) >= self._records or self._size >= self._bytes:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[list[Message]]:
+        """Yield the batch that is not full, unless it is empty."""
+        batch, self._batch, self._size = self._batch, [], 0
+        if batch:
+            yield batch
 
 
 class RecordMaker:

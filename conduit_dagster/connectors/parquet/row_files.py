@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
+from conduit_dagster.connectors.before_failure import before_failure
 from conduit_dagster.connectors.collection_setting import modes_of
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.listing import FoundFile
@@ -18,7 +19,6 @@ from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition,
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Mode, Record
-from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, KeptValues, Limit, Position, ReadOptions, Rows, Source, Split
 
 _ROWS = 65_536
@@ -159,7 +159,7 @@ class RowFiles(Source):
         position, left = parse_position(start), limit
         moved: dict[int, ReadFile] = {}
         look = self.survey.look(position, horizon, self._lists.of(position))
-        for file, footer in _before_failure(look.unread, moved):
+        for file, footer in before_failure(look.unread, moved):
             rows = min(file.rows - file.done, left.records, max(1, left.bytes // footer.row_bytes))
             moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
             left = Limit(left.records - rows, left.bytes - rows * footer.row_bytes)
@@ -268,17 +268,6 @@ class RowFiles(Source):
         begun = sum(file.done < file.rows for file in where.files)
         read = len(self._lists.of(where).rows) + len(where.files) - begun
         return {"files_read": read, "files_unread": begun}
-
-
-def _before_failure(
-    unread: Iterator[tuple[ReadFile, Footer]], moved: Mapping[int, ReadFile]
-) -> Iterator[tuple[ReadFile, Footer]]:
-    """Yield the files before one that can't be read, which the next call raises: what comes before it is read first."""
-    try:
-        yield from unread
-    except ConduitError:
-        if not moved:
-            raise
 
 
 def _at(end: ParquetPosition, before: FinishedParquets, finished: FinishedParquets) -> Sequence[ReadFile]:

@@ -76,6 +76,8 @@ class ReplicationSlot:
         self._settings = settings
         self._errors = errors
         self._owner = owner
+        self._comment = _MARK + owner
+        """Comment on a publication that this source created."""
         self._identity = ClusterIdentity()
 
     def look(self, connection: Connection) -> SlotLook:
@@ -108,16 +110,15 @@ class ReplicationSlot:
             message = f"the publication {name} leaves out some kinds of changes"
             fix = f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')"
             raise self._errors.unfit("postgres.publication", message, fix)
-        known = {TableName(*row) for row in connection.execute(_PUBLISHED, (name,))}
-        missing = [table for table in tables if table not in known]
-        if missing:
+        if missing := self._missing(connection, tables):
             self._extend(connection, missing, found[1])
         return missing
 
     def unpublished(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
         """Return the tables that an existing publication lacks."""
-        if self._publication(connection) is None:
-            return []
+        return [] if self._publication(connection) is None else self._missing(connection, tables)
+
+    def _missing(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
         known = {TableName(*row) for row in connection.execute(_PUBLISHED, (self._settings.publication,))}
         return [table for table in tables if table not in known]
 
@@ -130,7 +131,7 @@ class ReplicationSlot:
         """Raise ``FatalError`` if a publication of others lacks tables. A missing publication passes: a run creates
         it."""
         found = self._publication(connection)
-        if found is not None and found[1] != _MARK + self._owner:
+        if found is not None and found[1] != self._comment:
             self.publish(connection, tables)
 
     def _create(self, connection: Connection, tables: Sequence[TableName]) -> None:
@@ -139,13 +140,13 @@ class ReplicationSlot:
         statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)")
         with connection.transaction():
             connection.execute(statement.format(name, _list(tables)))
-            comment = sql.Literal(_MARK + self._owner)
+            comment = sql.Literal(self._comment)
             connection.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, comment))
 
     def _extend(self, connection: Connection, missing: Sequence[TableName], comment: str) -> None:
         name = sql.Identifier(self._settings.publication)
         statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, _list(missing))
-        if comment != _MARK + self._owner:
+        if comment != self._comment:
             message = f"the publication {self._settings.publication} lacks {', '.join(map(str, missing))}"
             raise self._errors.unfit("postgres.publication", message, statement.as_string(connection))
         connection.execute(statement)
@@ -179,14 +180,14 @@ class ReplicationSlot:
         """Return the slot, unless another pipeline's publication belongs to it, and the publication that this one
         created."""
         look, comment = self.look(connection), (self._publication(connection) or (False, "", False))[1]
-        if comment.startswith(_MARK) and comment != _MARK + self._owner:
+        if comment.startswith(_MARK) and comment != self._comment:
             return []
         found: list[Leftover] = []
         if look.exists:
             waits = not look.is_lost and self._waits(connection, look.flushed)
             loses = f"changes that wait in the replication slot {self._settings.slot}" if waits else ""
             found.append(Leftover(f"replication slot {self._settings.slot}", loses))
-        if comment == _MARK + self._owner:
+        if comment == self._comment:
             found.append(Leftover(f"publication {self._settings.publication}"))
         return found
 
@@ -201,7 +202,7 @@ class ReplicationSlot:
         if self.look(connection).exists:
             connection.execute("SELECT pg_drop_replication_slot(%s)", (self._settings.slot,))
         found = self._publication(connection)
-        if found is not None and found[1] == _MARK + self._owner:
+        if found is not None and found[1] == self._comment:
             name = sql.Identifier(self._settings.publication)
             connection.execute(sql.SQL("DROP PUBLICATION {}").format(name))
 

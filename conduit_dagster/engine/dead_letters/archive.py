@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.engine.dead_letters.letter_layout import clean
-from conduit_dagster.json_values import shallow
+from conduit_dagster.engine.dead_letters.letter_layout import clean, shallow_record
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -51,9 +50,7 @@ def keep(record: Record) -> bytes:
         _decode(data)
         return data
     except RecursionError:
-        after, key, before = (shallow(part) for part in (record.after, record.key, record.before))
-        flat = Record(record.position, record.metadata, after, key, before, record.operation)
-        return _encode(_whole(flat))
+        return _encode(_whole(shallow_record(record)))
 
 
 def _whole(record: Record) -> Record:

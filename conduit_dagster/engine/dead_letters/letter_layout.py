@@ -73,9 +73,13 @@ def _whole(record: Record) -> dict[str, Any]:
         msgspec.json.encode([[[[[[[[made]]]]]]]])  # the queue's own format adds levels
         return made
     except RecursionError:
-        after, key, before = (shallow(part) for part in (record.after, record.key, record.before))
-        flat = Record(record.position, record.metadata, after, key, before, record.operation)
-        return jsonable(msgspec.to_builtins(envelope(flat)))
+        return jsonable(msgspec.to_builtins(envelope(shallow_record(record))))
+
+
+def shallow_record(record: Record) -> Record:
+    """Return the record with what no encoder nests deeply enough for as text."""
+    after, key, before = (shallow(part) for part in (record.after, record.key, record.before))
+    return Record(record.position, record.metadata, after, key, before, record.operation)
 
 
 def jsonable(value: Any) -> Any:

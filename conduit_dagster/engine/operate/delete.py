@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import never_ran, refused
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
@@ -28,10 +29,11 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Leftover, Position
+from conduit_dagster.sdk import Leftover, Position, Source
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letters import open_counts
 from conduit_dagster.state.deletion import delete_state, record_deletion
+from conduit_dagster.state.log_store import LogState
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.readers import every_reader_of
@@ -81,6 +83,8 @@ class _Held:
     database: sa.Engine
     store: PipelineStore
     state: PipelineState
+    logs: Mapping[str, LogState]
+    """The end of each source's log, by source."""
 
     @property
     def id(self) -> str:
@@ -101,15 +105,22 @@ class _Held:
             if one is not None and unit_of(compiled, node).is_same_as(one.unit):
                 yield node, one
 
-    @property
-    def inputs(self) -> Iterator[tuple[SourceNode, SourceState]]:
-        """The same sources as steps read them, directly or through their logs: with positions of the stored kind."""
+    def read_up_to(self, source: str) -> Position:
+        """Return the source's own position behind all that was read of it."""
+        log = self.logs.get(source)
+        return self.state.sources[source].position if log is None else log.position
+
+    def acks(self, source: str) -> Iterator[tuple[Source, Position, int]]:
+        """Yield what a run that begins would ack to the source, directly or through its log, with the generation."""
         compiled = self.compiled
-        if compiled is None:
-            return
-        for node in compiled.inputs:
-            if reads_same(compiled, node, self.state):
-                yield node, self.state.sources[node.id]
+        for node in () if compiled is None else compiled.inputs:
+            if compiled is None or not reads_same(compiled, node, self.state):
+                continue
+            one = self.state.sources[node.id]
+            if isinstance(node.source, JoinSource):
+                yield node.source.members[source], one.position[source], one.generation
+            elif node.id == source:
+                yield node.source, one.position, one.generation
 
 
 @contextmanager
@@ -126,7 +137,8 @@ def _locked(subject: Subject) -> Generator[_Held]:
         if compiled is not None:
             attach_kept(compiled, store)
             attach_logs(compiled, store, options.log_url)
-        yield _Held(subject, compiled, database, store, store.load())
+        logs = {log.source: log.state() for log in logs_of(database, subject.id, options.log_url)}
+        yield _Held(subject, compiled, database, store, store.load(), logs)
     finally:
         if compiled is not None:
             SourceAcks(compiled).close()
@@ -150,10 +162,10 @@ def _undelivered(held: _Held) -> Iterator[str]:
     """Yield, in words, what was read and is kept here alone, without being delivered."""
     if (open_ := prepared_step(held.state)) is not None:
         yield f"step {open_[0].plan.step}, which is prepared and not done"
-    for log in logs_of(held.database, held.id, held.subject.options.log_url):
-        waits = log.state().next_offset - _handled(held.state, log.source)
+    for source, log in held.logs.items():
+        waits = log.next_offset - _handled(held.state, source)
         if waits > 0:
-            yield f"{waits:,} logged records of {log.source} that are not delivered"
+            yield f"{waits:,} logged records of {source} that are not delivered"
     if letters := open_counts(held.database).get(held.id, 0):
         yield f"{letters:,} open dead letters"
 
@@ -181,13 +193,12 @@ class _Cleanup:
     def of(cls, held: _Held, force: bool, acks: bool) -> _Cleanup:
         """Ask the sources. ``force``: go on without one whose server does not answer. ``acks``: repeat the last acks,
         as a run does when it begins: if they were lost, delivered records would count as unread."""
-        read = {log.source: log.state().position for log in logs_of(held.database, held.id, held.options.log_url)}
-        made, inputs = cls([], [], []), {node.id: (node, one) for node, one in held.inputs}
+        made = cls([], [], [])
         for node, one in held.sources:
-            name, position = node_id(held.id, node.id), read.get(node.id, one.position)
+            name, position = node_id(held.id, node.id), held.read_up_to(node.id)
             try:
-                if acks and node.id in inputs:
-                    blamed(name, inputs[node.id][0].source.ack, inputs[node.id][1].position, one.generation)
+                for source, upto, generation in held.acks(node.id) if acks else ():
+                    blamed(name, source.ack, upto, generation)
                 made.leftovers += blamed(name, node.source.leftovers, position)
                 made.sources.append((node, position))
             except ConduitError as error:
@@ -200,11 +211,10 @@ class _Cleanup:
 
 def _left_behind(held: _Held) -> Iterator[str]:
     """Yield, in words, what sources left on servers that the pipeline's file no longer names."""
-    read = {log.source: log.state().position for log in logs_of(held.database, held.id, held.options.log_url)}
     known = {node.id for node, _ in held.sources}
     for name, one in held.state.sources.items():
         kind = None if name in known else SOURCES.find(str(one.unit.get("plugin")), {})
-        if kind is not None and (text := kind.left_by(one.unit, read.get(name, one.position))):
+        if kind is not None and (text := kind.left_by(one.unit, held.read_up_to(name))):
             yield masked(f"{text} (source {name})")
 
 
@@ -223,11 +233,9 @@ def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     for node, position in found.sources:
         blamed(node_id(held.id, node.id), node.source.remove_leftovers, position)
     reached("after-servers", held.id)
-    run = held.store.transactions.run
-    delete_state(run, held.id)
+    delete_state(held.store.transactions, held.id)
     reached("after-state", held.id)
-    options = held.subject.options
-    for folder in (options.log_url, options.staging):
+    for folder in (held.options.log_url, held.options.staging):
         storage.remove_folder(storage.join(folder, storage.safe_name(held.id)))
     told = {key: facts[key] for key in ("sources", "removed", "lost", "left")}
-    run(partial(record_deletion, pipeline=held.id, by=by, **told))
+    held.store.transactions.run(partial(record_deletion, pipeline=held.id, by=by, **told))

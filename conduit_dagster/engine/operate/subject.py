@@ -21,8 +21,7 @@ from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.existing_store import existing_store
-from conduit_dagster.state.history import deleted
-from conduit_dagster.state.overview import pipeline_rows
+from conduit_dagster.state.overview import stored_names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,7 +119,7 @@ def subjects(project: Project, files: Sequence[Path | str] = ()) -> list[Subject
     """
     catalogue = open_catalogue(project, files)
     store = existing_store(project)
-    stored = () if store is None else [name for name in pipeline_rows(store) if name not in deleted(store)]
+    stored = () if store is None else stored_names(store)
     known = [*(one.config.id for one in catalogue.loaded.pipelines), *stored]
     return [Subject(name, catalogue, catalogue.get(name), store) for name in dict.fromkeys(known)]
 

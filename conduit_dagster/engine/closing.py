@@ -1,0 +1,19 @@
+"""Closing of connectors at the end of what used them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from conduit_dagster.secret_values import hide
+
+log = structlog.get_logger("conduit.engine")
+
+
+def close(kind: str, name: str, closing: Callable[[], object]) -> None:
+    """Call a connector's ``close``. A failure is only logged: the result stands, and the others are closed."""
+    try:
+        closing()
+    except Exception as error:  # noqa: BLE001  # code of any author
+        log.warning(f"a {kind} could not be closed", **{kind: name}, cause=hide(str(error)))
