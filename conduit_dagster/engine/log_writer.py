@@ -7,14 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
 
-from conduit_dagster.commit_log.entries import Batch, decode_batch, decode_rows, encode_block, encode_plain
+from conduit_dagster.commit_log.entries import Batch, Nacks, decode_batch, decode_rows, encode_block, encode_plain
 from conduit_dagster.commit_log.segment_writer import PartFile
+from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.reading import read_blocks, read_or_fail
+from conduit_dagster.engine.record_faults import loggable
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import LogRequest, LogResult
-from conduit_dagster.record import Record
+from conduit_dagster.node_ids import node_id
+from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Block, Keys, PayloadIds, Payloads, PlainBlock, ReadOptions, Split
 
 _OPTIONS: Final = ReadOptions(block_records=12_000, block_bytes=524_288)
@@ -77,25 +80,49 @@ class LogWriter:
     def _logged(self, block: Block) -> Iterator[Block]:
         self._flush()
         records, first = block.records, self._next
-        batch = self._encoded(block)
+        batch, nacks = self._encoded(block)
         self._file.write(batch)
         self._next += len(records)
         boundary = block.boundary(len(records) - 1)
         self._boundary = lambda: boundary
-        if _holds_documents(batch):
+        if nacks or _holds_documents(batch):
             # encoding to JSON changes values that it can't represent exactly
             records = decode_batch(batch).records
         elif self._pipeline.reads_keys >= Keys.POSITIONS:
             records = _with_text_positions(records)
         for begin in range(0, len(records), _PIECE):
             again, complete = partial(decode_rows, batch, begin), partial(_complete, None)
-            yield Block(records[begin : begin + _PIECE], partial(_offset_after, first + begin), complete, again=again)
+            own = {place - begin: nack for place, nack in nacks.items() if begin <= place < begin + _PIECE}
+            piece = records[begin : begin + _PIECE]
+            yield Block(piece, partial(_offset_after, first + begin), complete, nacks=own, again=again)
 
-    def _encoded(self, block: Block) -> Batch:
+    def _encoded(self, block: Block) -> tuple[Batch, Nacks]:
         if block.complete is not None:
             for i, record in enumerate(block.records):
                 block.complete(i, record)
-        return encode_block(self.source, self._next, block.records, None, self._now_us, {})
+        try:
+            return self._batch_of(block.records, block.nacks), block.nacks
+        except Exception:  # noqa: BLE001  # whatever a record holds is its own nack
+            refused = dict(self._refused(block.records, 0))
+        node = node_id(self._pipeline.program.pipeline, self.source)
+        nacks = {**{place: (node, nack) for place, nack in refused.items()}, **block.nacks}
+        records = [loggable(record) if place in refused else record for place, record in enumerate(block.records)]
+        return self._batch_of(records, nacks), nacks
+
+    def _batch_of(self, records: list[Record], nacks: Nacks) -> Batch:
+        return encode_block(self.source, self._next, records, None, self._now_us, nacks)
+
+    def _refused(self, records: list[Record], first: int) -> Iterator[tuple[int, Nack]]:
+        """Yield the records that the log can't hold, found by halves: the place, from ``first``, and the nack."""
+        try:
+            self._batch_of(records, {})
+        except Exception as error:  # noqa: BLE001  # as above
+            if len(records) == 1:
+                yield first, nack_of(error)
+                return
+            half = len(records) // 2
+            yield from self._refused(records[:half], first)
+            yield from self._refused(records[half:], first + half)
 
     def _flush(self) -> None:
         if self._batch is not None:

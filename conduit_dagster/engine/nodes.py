@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import reprlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, cast
 
 import re2
 
+from conduit_dagster.engine.record_faults import not_json, storable, unknown_operation
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.json_values import is_json
 from conduit_dagster.lazy_records import as_list
@@ -143,7 +142,7 @@ class Node:
     def _special(self, result: Result, record: Record, origin: int, fate: NodeListener) -> list[Record]:
         """Return the records that continue from a result other than a single record."""
         if isinstance(result, Nack):
-            fate.nacked(self.node, origin, result, record if self._processor.shares_records else _storable(record))
+            fate.nacked(self.node, origin, result, record if self._processor.shares_records else storable(record))
             return []
         if isinstance(result, Record):
             return [result]
@@ -234,40 +233,6 @@ Step = Node | FilterNode
 """A node that records pass through."""
 
 
-def _storable(record: Record) -> Record:
-    """Return the record in a form that a dead letter can hold: an author's code may have put anything into it."""
-    if structure_fault(record) is None and all(_is_data(getattr(record, part)) for part in _PARTS):
-        return record
-    metadata: Any = record.metadata
-    metadata = metadata if isinstance(metadata, dict) else {}
-    made = Record(record.position, {str(k): str(v) for k, v in metadata.items()}, operation=str(record.operation))
-    for part in _PARTS:
-        value = getattr(record, part)
-        setattr(made, part, value if _is_data(value) else _shown(value))
-    return made
-
-
-_PARTS = ("after", "key", "before")
-
-
-def _is_data(value: Any) -> bool:
-    """Return whether a dead letter can show the value, if not exactly, such as NaN: no cycle, no endless number."""
-    if type(value) is not dict:
-        return value is None or type(value) is bytes
-    try:
-        json.dumps(value, default=repr, skipkeys=True)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _shown(value: Any) -> bytes:
-    try:
-        return reprlib.repr(value).encode("utf-8", "backslashreplace")
-    except Exception:  # noqa: BLE001  # an integer that Python does not print, an author's own __repr__
-        return type(value).__name__.encode()
-
-
 def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result]:
     """Return the results of a user's processor, with every invalid record replaced by a nack."""
     if len(results) != len(records):
@@ -305,7 +270,7 @@ def _fault(record: Any) -> Nack | None:
         kind = type(record).__name__
         return Nack("processor.result_type", f"the processor returned a {kind}, not a record, a list of them or DROP")
     if record.operation not in OPERATIONS:
-        return Nack("record.operation", f"operation {record.operation!r} is none of {', '.join(OPERATIONS)}")
+        return unknown_operation(record)
     if fault := structure_fault(record):
         return Nack("record.invalid", fault)
     try:
@@ -313,4 +278,4 @@ def _fault(record: Any) -> Nack | None:
             return None
     except RecursionError:
         return Nack("record.not_json", "the record is nested too deeply")
-    return Nack("record.not_json", "the record holds a value that JSON cannot hold")
+    return not_json()

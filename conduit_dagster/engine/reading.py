@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.json_values import finite
+from conduit_dagster.engine.record_faults import source_faults, storable
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.recovery.classify import blamed_each
@@ -38,9 +38,6 @@ def _keep_imports() -> None:
     gc.freeze()
 
 
-_PARTS = ("after", "key", "before")
-
-
 class SourceReadError(Exception):
     """Raised if a source failed in the middle of a range, with its ``__cause__``; records before the failure count."""
 
@@ -61,13 +58,13 @@ def read_blocks(
     for read in blamed_each(node, source.read(split, options)):
         block = read if isinstance(read, Block) else Block.of(read)
         if block.records:
+            if not (source.gives_json or isinstance(block.records, LazyRecords)):
+                block = _without_faults(node, block)
             if isinstance(block.records, Payloads):
                 _check_payloads(node, source, block.records)
             elif not source.sets_metadata:
                 _label(pipeline.program.pipeline, name, pipeline.clock.now_ns, block.records)
                 block = block._replace(again=None)
-            if not (source.gives_json or isinstance(block.records, LazyRecords)):
-                _make_finite(block.records)
             yield block
 
 
@@ -82,13 +79,16 @@ def _check_payloads(node: str, source: Source, records: Payloads) -> None:
         )
 
 
-def _make_finite(records: list[Record]) -> None:
-    # before anything encodes them: encoding would turn values that JSON lacks into null
-    for record in records:
-        for part in _PARTS:
-            value = getattr(record, part)
-            if type(value) is dict and (made := finite(value)) is not value:
-                setattr(record, part, made)
+def _without_faults(node: str, block: Block) -> Block:
+    """Nack at the source what no step can hold, before a processor or the log meets it."""
+    faults = source_faults(block.records)
+    if not faults:
+        return block
+    records = list(block.records)
+    for place in faults:
+        records[place] = storable(records[place])
+    nacks = {**block.nacks, **{place: (node, nack) for place, nack in faults.items()}}
+    return block._replace(records=records, nacks=nacks, again=None)
 
 
 def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> None:

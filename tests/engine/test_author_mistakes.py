@@ -20,6 +20,8 @@ MISTAKES = {
     "a payload that is text": "r.after = 'text'",
     "a document in itself": "r.after['me'] = r.after",
     "an endless number": "r.after['n'] = 10 ** 5000",
+    "an object": "r.after['n'] = object()",
+    "an object as a key": "r.after[object()] = 1",
 }
 
 
@@ -93,7 +95,7 @@ from conduit_dagster.sdk import Source, Split
 from conduit_dagster.record import Record
 
 class Mine(Source):
-    \"\"\"Gives a number where a text belongs.\"\"\"
+    \"\"\"Gives what no step can hold as its second record.\"\"\"
 
     name = "mine"
 
@@ -101,15 +103,34 @@ class Mine(Source):
     def latest(self, start, limit, horizon=None): return 3
     def split(self, start, end, n): return [Split(start, 0, end - start, 10, {"to": end})] if end > start else []
     def read(self, split, options):
-        yield [Record(n, {"n": n if n == 2 else "n"}, {"i": n}) for n in range(split.start + 1, split.detail["to"] + 1)]
+        records = [Record(n, {"n": "n"}, {"i": n}) for n in range(split.start + 1, split.detail["to"] + 1)]
+        for r in records:
+            if r.after["i"] == 2: MISTAKE
+        yield records
 """
+OF_SOURCES = {
+    **MISTAKES,
+    "an operation that there is not": "r.operation = 'insert'",
+    "metadata with half a character": "r.metadata['n'] = '\\ud800'",
+    "a value that is half a character": "r.after['n'] = '\\ud800'",
+    "a key of metadata that is half a character": "r.metadata['\\ud800'] = '1'",
+}
 
 
-def test_a_source_that_gives_no_texts_as_metadata(lab: Lab) -> None:
+@pytest.mark.parametrize("log", ["positions", "records"])
+@pytest.mark.parametrize("mistake", OF_SOURCES.values(), ids=OF_SOURCES)
+def test_a_record_of_a_source_that_no_step_can_hold(lab: Lab, mistake: str, log: str) -> None:
+    """The other records go on; so do all records if it is processed, and logged, before anything is sent."""
     (lab.root / "plugins").mkdir()
-    (lab.root / "plugins" / "mine.py").write_text(SOURCE)
+    (lab.root / "plugins" / "mine.py").write_text(SOURCE.replace("MISTAKE", mistake))
     mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
-    lab.pipeline(connectors=[mine, DIRECT], **{"dead-letter-queue": queue()})
+    (lab.root / "own.py").write_text("def f(r): return r\n")
+    lab.pipeline(
+        connectors=[mine, DIRECT],
+        processors=[processor("own", "python", function="own:f")],
+        delivery={"log": log},
+        **{"dead-letter-queue": queue()},
+    )
     assert (lab.run().error, states(lab)) == (None, {"done"})
     assert lab.documents("out.jsonl") == [{"i": 1}, {"i": 3}]
-    assert [(node, payload) for node, _, payload in lab.letters()] == [("p:out", {"i": 2})]
+    assert len(lab.letters()) == 1
