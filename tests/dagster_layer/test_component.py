@@ -83,21 +83,8 @@ def test_a_project_that_exists_takes_pipelines_in(folder: Folder) -> None:
     assert code == 0, said
     ingest = defs / "ingest"
     assert {"defs.yaml", "conduit.yaml", "pipelines", "data"} <= {one.name for one in ingest.iterdir()}
-    (ingest / "defs.yaml").write_text(DEFS.replace("  path: .", "  paths: ."))
-    code, said = _dg(folder, "check", "yaml")
-    assert code == 1
-    assert "ingest/defs.yaml:4" in said
-    assert "'paths' was unexpected" in said
-    (ingest / "defs.yaml").write_text(DEFS.replace("  path: .", "  path: .\n  strict: true"))
-    broken = ingest / "pipelines" / "broken.yaml"
-    broken.write_text("version: '2.2'\npipelines:\n  - id: bad\n    connectors: 3\n")
-    code, said = _dg(folder, "check", "defs")
-    assert code == 1
-    assert "broken.yaml:4:" in said
-    broken.unlink()
-    code, said = _dg(folder, "check", "defs")
-    assert code == 0, said
-    _inline(folder, ingest)
+    _mistakes_are_told(folder, ingest)
+    (ingest / "defs.yaml").write_text(DEFS + INLINE)
     (defs / "report.py").write_text(REPORT)
     listed = json.loads(_last_line(_dg(folder, "list", "defs", "--json")[1]))
     groups = {asset["asset_key"]: asset["group_name"] for asset in listed["assets"]}
@@ -111,24 +98,29 @@ def test_a_project_that_exists_takes_pipelines_in(folder: Folder) -> None:
     assert {record["of"] for record in records} == {"people inline"}
 
 
-def _inline(folder: Folder, ingest: Path) -> None:
-    """Pipelines in ``defs.yaml`` itself: their templates belong to records, and their mistakes have a line."""
+def _mistakes_are_told(folder: Folder, ingest: Path) -> None:
+    """Those of ``defs.yaml``, of the pipelines in it, whose templates belong to records, and of files beside it."""
+    (ingest / "defs.yaml").write_text(DEFS.replace("path: .", "paths: .") + INLINE.replace(": source", ": sauce"))
+    code, said = _dg(folder, "check", "yaml")
+    assert code == 1
+    assert "ingest/defs.yaml:4" in said
+    assert "'paths' was unexpected" in said
+    assert "defs.yaml:15" in said
+    assert "sauce" in said
     (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("plugin: field.set", "name: field.set"))
+    broken = ingest / "pipelines" / "broken.yaml"
+    broken.write_text("version: '2.2'\npipelines:\n  - id: bad\n    connectors: 3\n")
     code, said = _dg(folder, "check", "defs")
     assert code == 1
     assert "defs.yaml:19:" in said
-    (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("type: source", "type: sauce"))
-    code, said = _dg(folder, "check", "yaml")
-    assert code == 1
-    assert "defs.yaml:15" in said
-    assert "sauce" in said
+    assert "broken.yaml:4:" in said
+    broken.unlink()
     (ingest / "defs.yaml").write_text(DEFS.replace("path: .", "path: pipelines/of/others") + INLINE)
     (ingest / "conduit.yaml").rename(ingest / "pipelines" / "conduit.yaml")
     code, said = _dg(folder, "check", "defs")
     assert code == 1
     assert "put conduit.yaml beside defs.yaml" in " ".join(said.split())
     (ingest / "pipelines" / "conduit.yaml").rename(ingest / "conduit.yaml")
-    (ingest / "defs.yaml").write_text(DEFS + INLINE)
 
 
 def _last_line(text: str) -> str:
