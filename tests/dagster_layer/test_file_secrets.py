@@ -221,13 +221,22 @@ def test_a_provider_that_fails_is_worth_another_attempt(secret_folder: Folder, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "fails"), [("publish", ""), ("fatal task", ""), ("nowhere", "nack")])
-def test_by_the_command_line(secret_folder: Folder, place: str, fails: str) -> None:
+def test_by_the_command_line(secret_folder: Folder) -> None:
     folder = secret_folder
-    folder.write("p.yaml", PIPELINE % ((OUT % place).strip(), fails))
-    verbs = (("run", "--once", "--verbose"), ("pipelines", "describe", "p"), ("dlq", "list"), ("dry-run", "p"))
+    cases = {"driver": ("publish", ""), "task": ("fatal task", ""), "nacks": ("nowhere", "nack")}
+    for name, (place, fails) in cases.items():
+        out = (OUT % place).strip().replace("out.jsonl", f"{name}.jsonl")
+        text = (PIPELINE % (out, fails)).replace("id: p", f"id: {name}").replace("dead.jsonl", f"{name}.dead")
+        folder.write(f"{name}.yaml", text)
+    verbs = (
+        ("run", "--once", "--verbose"),
+        *(("pipelines", "describe", name) for name in cases),
+        *(("dlq", "list", name) for name in cases),
+        ("dry-run", "nacks"),
+    )
     done = [command(folder, *words) for words in verbs]
-    assert "with ***" in done[0].stderr + done[1].stdout
+    assert "with ***" in done[0].stderr
+    assert all("with ***" in one.stdout for one in (*done[1:3], done[6]))
     assert leaks(folder.root, *(one.stdout + one.stderr for one in done)) == {}
 
 
