@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import Any, Final, NamedTuple, NoReturn, cast
-
-import msgspec
+from typing import Any, cast
 
 from conduit_dagster import record as opencdc
 from conduit_dagster.expressions import limits
-from conduit_dagster.expressions.compiled import (
-    PARTS,
-    Compiled,
-    EvaluationError,
-    ExpressionError,
-    compiled,
-    kind,
-    nearest,
-)
+from conduit_dagster.expressions.compiled import PARTS, Compiled, EvaluationError, ExpressionError, compiled
 from conduit_dagster.expressions.gotemplate.go_values import equal, format_go, parse_bool, printed
 from conduit_dagster.expressions.gotemplate.syntax import Action, Call, Chain, Literal, Node, Parser, Path, split
 from conduit_dagster.expressions.gotemplate.template_functions import (
@@ -31,21 +20,9 @@ from conduit_dagster.expressions.gotemplate.template_functions import (
     index_metadata,
     to_json,
 )
+from conduit_dagster.expressions.gotemplate.template_output import PrintedAction, joining_many
+from conduit_dagster.expressions.gotemplate.template_paths import Evaluate, after_field, compile_path, data_part, walk
 from conduit_dagster.record import Record
-
-_AS_IS: Final = frozenset({str, int})
-"""Types that Go prints exactly as an f-string does."""
-_FIELD: Final = "{{value if (value := after.get(part_{i})).__class__ in as_is else printed(value)}}"
-_WHOLE: Final = "lambda record: one_by_one(record) if (after := record.after).__class__ is not dict else f'{}'"
-
-
-class PrintedAction(NamedTuple):
-    """An action of a template."""
-
-    call: Callable[[Record], str]
-    """Function that returns the action's output."""
-    field: str | None
-    """The field's name if the action is just ``.Payload.After.FIELD``, otherwise ``None``."""
 
 
 def operations(node: Node) -> int:
@@ -70,180 +47,6 @@ class TemplateBudget(threading.local):
         if self.left < 0:
             raise EvaluationError(f"the template makes more than {limits.MADE:,} characters")
         return made
-
-
-_AT_ONCE = 16
-"""Number of pieces of a template that are printed between checks of the output's size."""
-
-
-def joining_many(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
-    """Return :func:`joining`, for many pieces, with a limit on the output: each may print the whole record."""
-    if len(pieces) <= 2 * _AT_ONCE:
-        return joining(pieces)
-    groups = [joining(pieces[i : i + _AT_ONCE]) for i in range(0, len(pieces), _AT_ONCE)]
-
-    def call(record: Record) -> str:
-        texts: list[str] = []
-        size = 0
-        for group in groups:
-            text = group(record)
-            size += len(text)
-            if size > limits.MADE:
-                limits.within(size, limits.MADE, "the template's output")
-            texts.append(text)
-        return "".join(texts)
-
-    return call
-
-
-def joining(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
-    """Return a function that concatenates the output of texts and actions."""
-    scope: dict[str, Any] = {"as_is": _AS_IS, "printed": printed, "one_by_one": _one_by_one(pieces)}
-    # template text never enters the generated source: it is only the value of these names
-    parts: list[str] = []
-    for i, piece in enumerate(pieces):
-        if isinstance(piece, str):
-            scope[f"part_{i}"] = piece
-            parts.append(f"{{part_{i}}}")
-        elif piece.field is None:
-            scope[f"part_{i}"] = piece.call
-            parts.append(f"{{part_{i}(record)}}")
-        else:
-            scope[f"part_{i}"] = piece.field
-            parts.append(_FIELD.format(i=i))
-    return eval(compile(_WHOLE.format("".join(parts)), "<template>", "eval"), scope)
-
-
-def _one_by_one(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
-    def call(record: Record) -> str:
-        return "".join([piece if isinstance(piece, str) else piece.call(record) for piece in pieces])
-
-    return call
-
-
-Evaluate = Callable[[Record], Any]
-_ROOTS = ("Payload", "Key", "Metadata", "Operation", "Position")
-_DATA: dict[tuple[str, ...], str] = {
-    ("Payload", "After"): "after",
-    ("Payload", "Before"): "before",
-    ("Key",): "key",
-}
-
-
-def data_part(path: Path) -> str | None:
-    """Return ``after``, ``before`` or ``key`` if the path is that whole part, otherwise ``None``."""
-    return _DATA.get(path.names)
-
-
-def after_field(node: Node) -> str | None:
-    """Return the field's name if the node is just ``.Payload.After.NAME`` and not a method, otherwise ``None``."""
-    if not isinstance(node, Path) or len(node.names) != 3 or node.names[:2] != ("Payload", "After"):
-        return None
-    return None if node.names[2] == "Bytes" else node.names[2]
-
-
-def compile_path(path: Path) -> tuple[Evaluate, str]:
-    """Return the path's function and the part of the record that it reads."""
-    if not path.names or path.names == ("Payload",):
-        raise ExpressionError("this prints a Go structure", path.column, "{{ toJson . }} or one of its fields")
-    root, rest = path.names[0], path.names[1:]
-    if root == "Payload":
-        root, rest = rest[0], rest[1:]
-        return _data_path(_known(root, ("After", "Before"), path, 1).lower(), ".Payload." + root, rest)
-    if _known(root, _ROOTS, path, 0) == "Key":
-        return _data_path("key", ".Key", rest)
-    return _metadata(path, rest) if root == "Metadata" else _text(root, path, rest)
-
-
-def _known(name: str, known: tuple[str, ...], path: Path, at: int) -> str:
-    if name not in known:
-        fields = ", ".join(f".{field}" for field in known)
-        fix = nearest(name, known) or f"fields of a document are written .Payload.After.{name}"
-        raise ExpressionError(f"`.{name}` is none of {fields}", path.columns[at], fix)
-    return name
-
-
-def _text(root: str, path: Path, rest: tuple[str, ...]) -> tuple[Evaluate, str]:
-    if rest not in ((), ("String",)):
-        raise ExpressionError(f".{root} is text and has no field `.{rest[0]}`", path.columns[1])
-    if root == "Operation":
-        return attrgetter("operation"), "operation"
-    return (lambda record: str(record.position)), "position"
-
-
-def _metadata(path: Path, rest: tuple[str, ...]) -> tuple[Evaluate, str]:
-    if rest and rest[0].startswith(("Get", "Set")):
-        fix = '{{ index .Metadata "opencdc.collection" }}'
-        raise ExpressionError(f"the method `.{rest[0]}` is not translated from Go templates", path.columns[1], fix)
-    return (_walk("metadata", ".Metadata", rest) if rest else attrgetter("metadata")), "metadata"
-
-
-def _data_path(part: str, written: str, rest: tuple[str, ...]) -> tuple[Evaluate, str]:
-    if not rest:
-        return attrgetter(part), part
-    if rest == ("Bytes",):
-        return _data_bytes(part), part
-    return (_field(part, written, rest[0]) if len(rest) == 1 else _walk(part, written, rest)), part
-
-
-def _data_bytes(part: str) -> Evaluate:
-    data = attrgetter(part)
-
-    def call(record: Record) -> bytes:
-        value = data(record)
-        return value if isinstance(value, bytes) else msgspec.json.encode(value)
-
-    return call
-
-
-def _field(part: str, written: str, name: str) -> Evaluate:
-    if part == "after":
-        return _after(written, name)
-    data = attrgetter(part)
-
-    def call(record: Record) -> Any:
-        value = data(record)
-        return value.get(name) if value.__class__ is dict else no_field(value, name, written)
-
-    return call
-
-
-def _after(written: str, name: str) -> Evaluate:
-    # by far the most common path, so it avoids the attrgetter
-    def call(record: Record) -> Any:
-        value: Any = record.after
-        return value.get(name) if value.__class__ is dict else no_field(value, name, written)
-
-    return call
-
-
-def _walk(part: str, written: str, names: tuple[str, ...]) -> Evaluate:
-    data = attrgetter(part)
-
-    def call(record: Record) -> Any:
-        return walk(data(record), names, written)
-
-    return call
-
-
-def walk(value: Any, names: tuple[str, ...], written: str) -> Any:
-    """Follow the fields one after another. As in Go, a missing field gives ``None``; a field of null is an error."""
-    for name in names:
-        if value.__class__ is not dict:
-            no_field(value, name, written)
-        if name not in value:
-            return None
-        value = value[name]
-    return value
-
-
-def no_field(value: Any, name: str, written: str) -> NoReturn:
-    """Raise Go's error for a field of a value without fields."""
-    if isinstance(value, bytes):
-        raise EvaluationError(
-            f"cannot resolve field {name!r}: {written} is raw, not a document (put json.decode before it)"
-        )
-    raise EvaluationError(f"cannot resolve field {name!r} in {written}: {kind(value)} has no fields")
 
 
 _METADATA = ("Metadata",)
