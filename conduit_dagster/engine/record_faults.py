@@ -26,25 +26,31 @@ def source_faults(records: list[Record]) -> dict[int, Nack]:
             continue
         if record.operation not in OPERATIONS:
             nacks[place] = unknown_operation(record)
+        elif _is_exact(record.after) and _is_exact(record.key) and _is_exact(record.before):
+            continue
         elif not all(_make_finite(record, part) for part in _PARTS):
             nacks[place] = not_json()
     return nacks
 
 
+def _is_exact(value: Any) -> bool:
+    try:
+        return type(value) is not dict or is_json(value)
+    except RecursionError:
+        return False
+
+
 def _make_finite(record: Record, part: str) -> bool:
     """Return whether an encoder takes the part, with the numbers that JSON lacks as text from now on."""
     value = getattr(record, part)
-    if type(value) is not dict:
+    if _is_exact(value):
         return True
-    try:
-        if is_json(value):
-            return True
-    except RecursionError:
-        return not _is_cyclic(value)
     made = finite(value)
     setattr(record, part, made)
     try:
         msgspec.json.encode(made)  # a date has no JSON of its own, but a text
+    except RecursionError:
+        return not _is_cyclic(made)
     except Exception:  # noqa: BLE001  # whatever an author's value raises
         return False
     return True
