@@ -8,7 +8,7 @@ import decimal
 import io
 import math
 import uuid
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import fastavro
 from typing_extensions import override
@@ -62,12 +62,15 @@ class AvroDecode(AvroProcessor):
         return ProcessError(f"{self.settings.field} {what}", code="avro.decode.invalid")
 
 
+_AS_IS: Final = frozenset({str, int, bool, type(None)})
+
+
 def _plain(value: Any) -> Any:
     """Convert a value to types that a document can hold."""
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: inner if type(inner) in _AS_IS else _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(inner) for inner in value]
+        return [inner if type(inner) in _AS_IS else _plain(inner) for inner in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime.datetime):

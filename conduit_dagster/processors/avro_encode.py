@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Hashable
 from typing import Any, ClassVar, Final, Literal, Self
 
 import fastavro
@@ -75,7 +76,7 @@ class AvroEncode(AvroProcessor):
 
     def __init__(self, settings: AvroEncodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._known: dict[str, tuple[int, Parsed, Fits]] = {}
+        self._known: dict[Hashable, tuple[int, Parsed, Fits]] = {}
 
     @override
     def process(self, record: Record) -> Record:
@@ -97,7 +98,16 @@ class AvroEncode(AvroProcessor):
         return record
 
     def _schema_of(self, document: Document) -> tuple[int, Parsed, Fits]:
-        text = self._inferred(document) if self.settings.strategy == "autoRegister" else ""
+        if self.settings.strategy == "preRegistered":
+            return self._asked_once("")
+        shape = _flat_shape(document)
+        if shape is None:
+            return self._asked_once(self._inferred(document))
+        if shape not in self._known:
+            self._known[shape] = self._asked_once(self._inferred(document))
+        return self._known[shape]
+
+    def _asked_once(self, text: str) -> tuple[int, Parsed, Fits]:
         if text not in self._known:
             self._known[text] = self._asked(text)
         return self._known[text]
@@ -117,3 +127,12 @@ class AvroEncode(AvroProcessor):
         except NoSchemaError as error:
             raise ProcessError(f"{self.settings.field}: {error}", code=_INVALID) from None
         return json.dumps(schema, separators=(",", ":"))
+
+
+_FLAT: Final = frozenset({str, int, float, bool, type(None)})
+
+
+def _flat_shape(document: Document) -> Hashable | None:
+    """Return what determines the inferred schema of a document without lists and documents; None for any other."""
+    types = tuple(map(type, document.values()))
+    return (tuple(document), types) if _FLAT.issuperset(types) else None

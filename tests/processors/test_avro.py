@@ -381,3 +381,13 @@ def test_lists_have_one_type() -> None:
     assert items(None) == items() == ["null", "string"]
     with pytest.raises(NoSchemaError):
         inferred({"l": [{"a-b": 1}]})
+
+
+def test_documents_of_one_shape_share_a_schema_and_each_must_fit(tmp_path: Path) -> None:
+    values = [1, 2, 1 << 70, 3.5, None, True, "x", [1], {"b": 1}]
+    alone = [encode(Record("1", {}, {"a": value}), str(tmp_path)) for value in values]
+    block = make("avro.encode", {**AUTO, "url": str(tmp_path)}).process_block(
+        [Record("1", {}, {"a": value}) for value in values]
+    )
+    assert [result.code for result in alone if isinstance(result, Nack)] == ["avro.encode.invalid"]
+    assert [getattr(result, "after", "nack") for result in block] == [getattr(one, "after", "nack") for one in alone]
