@@ -1,19 +1,16 @@
-"""Schema registries: a folder that every task can open, or a server with Confluent's API."""
+"""Schema registries: their interface, the one in a folder that every task can open, and schemas of documents."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
-from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
-import urllib3
-from urllib3.util import Retry, Timeout, make_headers
 
 from conduit_dagster import storage
-from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.recovery.errors import TransientError
 
 _NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 _NULLABLE_TEXT: Final = ["null", "string"]
@@ -191,82 +188,3 @@ def _unreachable(url: str, error: Exception) -> TransientError:
     return TransientError(
         f"the schema registry can't be used: {error}", code="schemas.unreachable", place=url, fix="check the folder"
     )
-
-
-_TYPE = "application/vnd.schemaregistry.v1+json"
-_SECONDS = 10.0
-
-
-class Access(NamedTuple):
-    """Credentials and certificates for a registry."""
-
-    username: str = ""
-    password: str = ""
-    ca: str = ""
-    """PEM file, as are ``certificate`` and ``key``."""
-    certificate: str = ""
-    key: str = ""
-
-
-class ConfluentRegistry:
-    """Registry with Confluent's HTTP API. Thread-safe."""
-
-    def __init__(self, url: str, access: Access) -> None:
-        parts = urlsplit(url)
-        # a URL may contain the login; no message may
-        username, password = access.username or parts.username or "", access.password or parts.password or ""
-        self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
-        self._headers = {"Accept": _TYPE, "Content-Type": _TYPE}
-        if username:
-            self._headers |= make_headers(basic_auth=f"{username}:{password}")
-        self._pool = urllib3.PoolManager(
-            ca_certs=access.ca or None,
-            cert_file=access.certificate or None,
-            key_file=access.key or None,
-            retries=Retry(total=2, backoff_factor=0.1),
-            timeout=Timeout(total=_SECONDS),
-        )
-
-    def by_id(self, number: int) -> Schema:
-        """Return the schema with this number. Raises :class:`UnknownSchemaError`."""
-        return Schema(number, self._ask("GET", f"/schemas/ids/{number}")["schema"])
-
-    def by_subject(self, subject: str, version: int) -> Schema:
-        """Return a version of a subject's schema. Raises :class:`UnknownSchemaError`."""
-        found = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/{version}")
-        return Schema(found["id"], found["schema"])
-
-    def register(self, subject: str, text: str) -> Schema:
-        """Return the schema under this subject, registering it as the newest version if it is new.
-
-        Raises ``FatalError`` (``schemas.refused``) if the registry refuses it.
-        """
-        found = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", {"schema": text})
-        return Schema(found["id"], text)
-
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        try:
-            answer = self._pool.request(method, self._url + path, json=body, headers=self._headers)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unreachable(f"{type(error).__name__}") from error
-        if answer.status == 404:
-            raise UnknownSchemaError(f"the registry has nothing at {path}")
-        if answer.status >= 500 or answer.status == 429:
-            raise self._unreachable(f"it answered {answer.status}")
-        if answer.status >= 300:
-            said = answer.data[:200].decode("utf-8", "replace")
-            raise FatalError(
-                f"the schema registry refuses: {answer.status} {said}",
-                code="schemas.refused",
-                place=self._url + path,
-                fix="check the login and the subject's compatibility",
-            )
-        return answer.json()
-
-    def _unreachable(self, reason: str) -> TransientError:
-        return TransientError(
-            f"the schema registry can't be reached: {reason}",
-            code="schemas.unreachable",
-            place=self._url,
-            fix="check that it is running",
-        )

@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from pydantic import ValidationError
 from conduit_dagster.processors.avro_encode import AvroEncode
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.schemas.confluent_registry import Access, ConfluentRegistry
 from conduit_dagster.schemas.schema_registry import (
-    Access,
-    ConfluentRegistry,
     FolderRegistry,
     NoSchemaError,
     UnknownSchemaError,
@@ -58,6 +58,7 @@ class Registry(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.kept = FolderRegistry(str(folder))
         self.answer: int | None = None
+        self.page: bytes | None = None
         self.seen: list[tuple[str, str]] = []
 
     def url(self, login: str = "") -> str:
@@ -72,12 +73,15 @@ class Handler(QuietHandler):
         """A schema; a new one if it comes with the request."""
         text = json.loads(self.body)["schema"] if self.command == "POST" else None
         self.server.seen.append((self.path, self.headers.get("Authorization", "")))
+        if self.server.page is not None:
+            self.answer(self.server.answer or 200, self.server.page)
+            return
         status, body = self.server.answer, dict[str, Any](message="no")
         if status is None:
             try:
                 status, body = 200, self._found(self.path.strip("/").split("/"), text)
             except UnknownSchemaError:
-                status = 404
+                status, body = 404, {"error_code": 40403, "message": "Schema not found"}
         self.answer(status, json.dumps(body).encode())
 
     def _found(self, path: list[str], text: str | None) -> dict[str, Any]:
@@ -340,6 +344,23 @@ def test_a_registry_that_fails_is_no_records_fault(server: Registry, status: int
     with pytest.raises(kind) as error:
         encode(Record("1", {}, {"a": 1}), server.url("user:secret@"))
     assert error.value.code == code and "secret" not in f"{error.value} {error.value.place}"
+
+
+PAGES = (b"<html>Sorry</html>", b"", b"[]", b'{"ok": true}')
+NO_ROUTE = b'{"error_code": 404, "message": "HTTP 404 Not Found"}'
+
+
+@pytest.mark.parametrize("ask", [encode, decode])
+@pytest.mark.parametrize(
+    ("status", "page"),
+    [*product((200, 400, 404, 408, 429, 500, 502), PAGES), (404, NO_ROUTE), (500, NO_ROUTE), (200, b"\xff")],
+)
+def test_the_page_of_a_proxy_is_an_outage(server: Registry, ask: Any, status: int, page: bytes) -> None:
+    server.answer, server.page = status, page
+    after = {"a": 1} if ask is encode else WIRE + b"\x02x"
+    with pytest.raises(TransientError) as error:
+        ask(Record("1", {}, after), server.url())
+    assert error.value.code == "schemas.unreachable" and str(status) in error.value.message
 
 
 def test_a_folder_that_is_none_is_an_outage(tmp_path: Path) -> None:

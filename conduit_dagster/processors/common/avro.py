@@ -21,9 +21,8 @@ from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.setting_kinds import DataField, refused
 from conduit_dagster.record import Data
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.schemas.confluent_registry import Access, ConfluentRegistry
 from conduit_dagster.schemas.schema_registry import (
-    Access,
-    ConfluentRegistry,
     FolderRegistry,
     Schema,
     SchemaRegistry,

@@ -1,0 +1,147 @@
+"""A schema registry with Confluent's HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
+import urllib3
+from urllib3.util import Retry, Timeout, make_headers
+
+from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.schemas.schema_registry import Schema, UnknownSchemaError
+
+_TYPE = "application/vnd.schemaregistry.v1+json"
+_SECONDS = 10.0
+_SHOWN: Final = 200
+_BUSY: Final = (408, 425, 429)
+_LOGIN: Final = (401, 403, 407)
+_UNKNOWN: Final = range(40401, 40500)
+"""Codes of the API for an unknown subject, version or schema; a URL that does not exist has none of them."""
+
+
+class _Text(msgspec.Struct):
+    schema: str
+
+
+class _Number(msgspec.Struct):
+    id: int
+
+
+class _Version(msgspec.Struct):
+    id: int
+    schema: str
+
+
+class _Failure(msgspec.Struct):
+    error_code: int = 0
+    message: str = ""
+
+
+learn(_Text, _Number, _Version, _Failure)
+_AnswerT = TypeVar("_AnswerT", _Text, _Number, _Version)
+
+
+class Access(NamedTuple):
+    """Credentials and certificates for a registry."""
+
+    username: str = ""
+    password: str = ""
+    ca: str = ""
+    """PEM file, as are ``certificate`` and ``key``."""
+    certificate: str = ""
+    key: str = ""
+
+
+class ConfluentRegistry:
+    """Registry with Confluent's HTTP API. Thread-safe."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        parts = urlsplit(url)
+        # a URL may contain the login; no message may
+        username, password = access.username or parts.username or "", access.password or parts.password or ""
+        self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
+        self._headers = {"Accept": _TYPE, "Content-Type": _TYPE}
+        if username:
+            self._headers |= make_headers(basic_auth=f"{username}:{password}")
+        self._pool = urllib3.PoolManager(
+            ca_certs=access.ca or None,
+            cert_file=access.certificate or None,
+            key_file=access.key or None,
+            retries=Retry(total=2, backoff_factor=0.1),
+            timeout=Timeout(total=_SECONDS),
+        )
+
+    def by_id(self, number: int) -> Schema:
+        """Return the schema with this number. Raises :class:`UnknownSchemaError`."""
+        return Schema(number, self._ask("GET", f"/schemas/ids/{number}", _Text).schema)
+
+    def by_subject(self, subject: str, version: int) -> Schema:
+        """Return a version of a subject's schema. Raises :class:`UnknownSchemaError`."""
+        found = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/{version}", _Version)
+        return Schema(found.id, found.schema)
+
+    def register(self, subject: str, text: str) -> Schema:
+        """Return the schema under this subject, registering it as the newest version if it is new.
+
+        Raises ``FatalError`` (``schemas.refused``) if the registry refuses it.
+        """
+        found = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", _Number, {"schema": text})
+        return Schema(found.id, text)
+
+    def _ask(self, method: str, path: str, kind: type[_AnswerT], body: Mapping[str, Any] | None = None) -> _AnswerT:
+        try:
+            answer = self._pool.request(method, self._url + path, json=body, headers=self._headers)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._unreachable(f"{type(error).__name__}") from error
+        if answer.status >= 300:
+            raise self._refusal(answer, path)
+        try:
+            return msgspec.json.decode(answer.data, type=kind)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise self._foreign(answer) from error
+
+    def _refusal(self, answer: urllib3.BaseHTTPResponse, path: str) -> Exception:
+        """Return the error for an answer of 300 or more: about the schema only if the registry itself says so."""
+        if answer.status >= 500 or answer.status in _BUSY:
+            return self._unreachable(f"it answered {answer.status}")
+        said = _as_failure(answer.data)
+        if answer.status == 404:
+            return (
+                UnknownSchemaError(f"the registry has nothing at {path}")
+                if said.error_code in _UNKNOWN
+                else self._foreign(answer)
+            )
+        if not said.message and answer.status not in _LOGIN:
+            return self._foreign(answer)
+        return FatalError(
+            f"the schema registry refuses: {answer.status} {_excerpt(answer)}",
+            code="schemas.refused",
+            place=self._url + path,
+            fix="check the login and the subject's compatibility",
+        )
+
+    def _foreign(self, answer: urllib3.BaseHTTPResponse) -> TransientError:
+        return self._unreachable(
+            f"an answer of {answer.status} is not in its API: {_excerpt(answer)}",
+            "check the url, and the proxy before it",
+        )
+
+    def _unreachable(self, reason: str, fix: str = "check that it is running") -> TransientError:
+        return TransientError(
+            f"the schema registry can't be reached: {reason}", code="schemas.unreachable", place=self._url, fix=fix
+        )
+
+
+def _as_failure(data: bytes) -> _Failure:
+    try:
+        return msgspec.json.decode(data, type=_Failure)
+    except (msgspec.DecodeError, UnicodeError):
+        return _Failure()
+
+
+def _excerpt(answer: urllib3.BaseHTTPResponse) -> str:
+    return answer.data[:_SHOWN].decode("utf-8", "replace")
