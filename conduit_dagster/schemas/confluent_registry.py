@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 import urllib3
-from urllib3.util import Retry, Timeout, make_headers
+from urllib3.util import Retry, Timeout
 
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -62,11 +63,12 @@ class ConfluentRegistry:
     def __init__(self, url: str, access: Access) -> None:
         parts = urlsplit(url)
         # a URL may contain the login; no message may
-        username, password = access.username or parts.username or "", access.password or parts.password or ""
+        username = access.username or unquote(parts.username or "")
+        password = access.password or unquote(parts.password or "")
         self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
         self._headers = {"Accept": _TYPE, "Content-Type": _TYPE}
         if username:
-            self._headers |= make_headers(basic_auth=f"{username}:{password}")
+            self._headers["Authorization"] = f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
         self._pool = urllib3.PoolManager(
             ca_certs=access.ca or None,
             cert_file=access.certificate or None,

@@ -346,6 +346,12 @@ def test_a_registry_that_fails_is_no_records_fault(server: Registry, status: int
     assert error.value.code == code and "secret" not in f"{error.value} {error.value.place}"
 
 
+def test_a_login_may_hold_any_character(server: Registry) -> None:
+    encode(Record("1", {}, {"a": 1}), server.url("us%40er:s%2F%C5%82@"))
+    encode(Record("1", {}, {"a": 1}), server.url(), **{"auth.basic.username": "us@er", "auth.basic.password": "s/ł"})
+    assert {login for _, login in server.seen} == {"Basic " + base64.b64encode("us@er:s/ł".encode()).decode()}
+
+
 PAGES = (b"<html>Sorry</html>", b"", b"[]", b'{"ok": true}')
 NO_ROUTE = b'{"error_code": 404, "message": "HTTP 404 Not Found"}'
 
