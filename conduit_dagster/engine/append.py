@@ -42,6 +42,8 @@ class AppendJob(msgspec.Struct, frozen=True):
 
     clock_ns: int
     tasks: list[AppendTask]
+    generation: int = 0
+    """Generation of the join whose members' processors run here."""
     once: bool = False
     """Whether one of the sources can't be read twice, so that a second attempt of a task is refused."""
 
@@ -78,7 +80,10 @@ def append(program: bytes, job: AppendJob, number: int) -> Appended:
             _require_first_attempt()
         pipeline = compile_encoded(program)
         redaction = pipeline.redaction
-        pipeline.begin_step(job.clock_ns)
+        source = job.tasks[number].source
+        # no step has these records yet, so there is no delivery hash
+        pipeline.begin_step(job.clock_ns, {}, {source: job.generation})
+        pipeline.idempotency.source = source
         return _Appending(pipeline, job, number).run()
     except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text
         told = task_error(error, "an append failed")

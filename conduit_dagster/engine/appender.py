@@ -72,7 +72,7 @@ class Appender:
         reached("before-log", self._name)
         tasks = [task for append in appends for task in self._tasks(append)]
         once = any(not append.node.source.replayable for append in appends)
-        reports = self._run(AppendJob(time.time_ns(), tasks, once))
+        reports = self._run(AppendJob(time.time_ns(), tasks, self._generation, once))
         found = [
             _logged(append, [report for report in reports if tasks[report.task].source == append.node.id])
             for append in appends
@@ -148,6 +148,12 @@ class Appender:
         return [
             AppendTask(node.id, group, append.offset + (0 if alone else group[0].ordinal), folder) for group in groups
         ]
+
+    @property
+    def _generation(self) -> int:
+        """Generation of the join; 0 if the sources are not joined, since no processor runs before their log."""
+        joined = [node.id for node in self._pipeline.inputs] if self._pipeline.program.fan_in == "join" else []
+        return next((self._context.state.sources[name].generation for name in joined), 0)
 
     def _run(self, job: AppendJob) -> list[Appended]:
         count = len(job.tasks)

@@ -165,7 +165,7 @@ class _Maker:
     def __init__(self, program: Program, plugins: Plugins, instead: Mapping[str, Processor]) -> None:
         self._program, self._plugins, self._instead, self._clock = program, plugins, instead, Clock()
         self._redaction = Redaction(program.redact)
-        self._idempotency = IdempotencyKeys(program.pipeline)
+        self._idempotency = IdempotencyKeys()
         self._processors: list[Processor] = []
         self._remembering: dict[str, StatefulNode] = {}
         self._queries: dict[str, SqlQuery] = {}

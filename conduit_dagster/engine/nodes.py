@@ -109,8 +109,11 @@ class Node:
             return self._process_block(records)
         for record in records:
             record.metadata = dict(record.metadata)
+        positions = [record.position for record in records]
         # a list of its own: an author's function may sort or shorten it, but places pair results with origins
-        return checked(self._process_block(list(records)), records)
+        results = checked(self._process_block(list(records)), records)
+        _put_back(positions, records, results)
+        return results
 
     def _process_block(self, records: list[Record]) -> list[Result]:
         try:
@@ -243,6 +246,15 @@ def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result
         message = "the processor returned the records in another order"
         return [Nack("processor.result_order", message) for _ in records]
     return [_checked(result) for result in results]
+
+
+def _put_back(positions: Sequence[int | str], records: Sequence[Record], results: Sequence[Result]) -> None:
+    """Give the records and those made of them the position of their source, which keys and origins are made of."""
+    for position, record, result in zip(positions, records, results, strict=True):
+        record.position = position
+        for made in result if isinstance(result, list) else (result,):
+            if isinstance(made, Record):
+                made.position = position
 
 
 def _checked(result: Any) -> Result:

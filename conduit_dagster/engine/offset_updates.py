@@ -69,9 +69,8 @@ def joined_members(plan: Plan) -> dict[str, list[str]]:
 
 
 def generations(plan: Plan) -> dict[str, int]:
-    """Return the generation of each source of a step; members of a join have the join's generation."""
-    members = joined_members(plan)
-    return {name: span.generation for span in plan.ranges for name in members.get(span.source, [span.source])}
+    """Return the generation of each source of a step, as the step names it."""
+    return {span.source: span.generation for span in plan.ranges}
 
 
 def origin_of(plan: Plan, source: str) -> str:

@@ -109,7 +109,7 @@ def _recordable(acks: Acks) -> Acked:
 
 class _Sending:
     def __init__(self, pipeline: CompiledPipeline, job: SendJob, sender: Sender, acks: Acks) -> None:
-        self._sender, self._acks, self._job = sender, acks, job
+        self._sender, self._acks, self._job, self._idempotency = sender, acks, job, pipeline.idempotency
         destination = pipeline.consumers()[job.consumer]
         assert isinstance(destination, DirectDestination)
         self._size = 1 if job.single else destination.batch
@@ -132,7 +132,7 @@ class _Sending:
         return self._outcome
 
     def _batches(self) -> Iterator[tuple[int, list[StagedRecord]]]:
-        """Yield runs of consecutive records that are still to be sent, each with the place of its first record."""
+        """Yield runs of consecutive records of one source that are still to be sent, and the place of the first."""
         job, batch, first = self._job, list[StagedRecord](), 0
         for place, staged in enumerate(islice(staged_records(_range(job)), job.count), job.first):
             if place <= job.skipped.get(staged.record.collection, -1):
@@ -141,6 +141,9 @@ class _Sending:
                     yield first, batch
                     batch = []
                 continue
+            if batch and batch[0].source != staged.source:
+                yield first, batch
+                batch = []
             first = first if batch else place
             batch.append(staged)
             if len(batch) >= self._size:
@@ -159,6 +162,7 @@ class _Sending:
         for place, staged in enumerate(batch, first):
             self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
         self._last = [staged.record for staged in batch]
+        self._idempotency.source = batch[0].source
         try:
             receipts = self._sender.send(self._last, first)
             # a generator may also raise while it is consumed

@@ -57,6 +57,7 @@ class SplitRun:
     def block(self, block: Block) -> None:
         """Run one block through the whole pipeline."""
         records = block.records
+        self._pipeline.idempotency.source = self._source_node.id
         self._block, self._nacks, self._rank = block, BlockNacks(block), 0
         self._positions = BlockPositions(block, self._pipeline.reads_keys >= Keys.POSITIONS)
         total, origins = len(records), range(len(records))

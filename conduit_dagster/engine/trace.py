@@ -61,6 +61,7 @@ def trace(pipeline: CompiledPipeline, source_node: SourceNode, record: Record, n
     ``now_ns``: the time that processors see. If a record is split, all parts continue.
     """
     pipeline.begin_step(now_ns)
+    pipeline.idempotency.source = source_node.id
     found: list[TracedNode] = []
     records = _through((*source_node.nodes, *pipeline.nodes), [copy(record)], found)
     return Traced(

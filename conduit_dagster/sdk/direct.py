@@ -31,7 +31,7 @@ class SenderTask:
     consumer: str
     step: int
     idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
-    """Idempotency keys of single records: ``idempotency.key_of(record)``."""
+    """Idempotency keys of single records: ``idempotency.key_of(record)``, asked for within ``send``."""
 
 
 class Sender(ABC):
@@ -39,7 +39,7 @@ class Sender(ABC):
 
     @abstractmethod
     def send(self, records: list[Record], first: int) -> Iterable[Receipt] | None:
-        """Send records in order; record ``i`` has the number ``first + i``. Returning None acks all of them.
+        """Send records of one source in order; record ``i`` has the number ``first + i``. Returning None acks them all.
 
         Receipts may come in any order, also later from :meth:`finish`: a record without a receipt is not acked. Raising
         ``OSError`` or a ``ConduitError`` means an outage; any other exception is a bulk error that names no record.

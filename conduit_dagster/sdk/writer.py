@@ -36,7 +36,7 @@ class WriterTask:
     hash: str = ""
     """The delivery hash: the same for every attempt. For the writer's own side effects."""
     idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
-    """Idempotency keys of single records: ``idempotency.key_of(record)``."""
+    """Idempotency keys of single records: ``idempotency.key_of(record)``, asked for within ``write``."""
 
 
 class Writer(ABC):

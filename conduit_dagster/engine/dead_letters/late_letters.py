@@ -18,7 +18,7 @@ from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter
 from conduit_dagster.engine.delivery_hash import LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.direct_sender import DirectSender
-from conduit_dagster.engine.offset_updates import offset_of, origin_of
+from conduit_dagster.engine.offset_updates import generations, offset_of, origin_of
 from conduit_dagster.engine.resolve import base_of
 from conduit_dagster.engine.restage import content, differs, is_staged
 from conduit_dagster.engine.step_context import StepContext
@@ -51,7 +51,7 @@ class LateLetters:
         skip = LETTERS + base_of(plan, decision.sources, first.source) + first.ordinal
         name = context.names.child(plan, DEAD_LETTERS, DeliveryChild(skip, len(refused)))
         # the queue's own processors run here, as they do in a task
-        self._pipeline.begin_step(plan.clock_ns, plan.hashes)
+        self._pipeline.begin_step(plan.clock_ns, plan.hashes, generations(plan))
         # next to the step's own dead letters: the queue may have to rename the folder into place
         beside = next(d.staging for d in decision.deliveries if d.consumer == DEAD_LETTERS)
         staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
@@ -70,6 +70,7 @@ class LateLetters:
     ) -> None:
         """Write the letters of records of one source. Raises ``FatalError`` (``dead_letters.refused``)."""
         first = refused[0][0]
+        self._pipeline.idempotency.source = first.source
         letters = [self._letter(shipment, record, nack, name) for record, nack in refused]
         rows, origins = processed(self._pipeline, letters, [one.ordinal - first.ordinal for one, _ in refused])
         writer.place(first.source, first.ordinal, origins)
