@@ -55,8 +55,10 @@ class AvroEncode(AvroProcessor):
     """Encode a document as Avro: a zero byte, the schema's ID in four bytes, and the data.
 
     A payload or the key becomes raw data, a field within a document Base64 text. A document that does not fit the
-    schema is nacked, and so is any other value; null stays null. With `autoRegister` fields are ordered by name,
-    integers are `long`, and a null is a nullable string: records of one shape may give different schemas.
+    schema is nacked, and so is any other value; null stays null. As in Conduit, fields that the schema does not have
+    are left out. An integer that `float` or `double` can't hold exactly is nacked; a fraction is rounded to `float`.
+    With `autoRegister` fields are ordered by name, integers are `long`, and a null is a nullable string: records of one
+    shape may give different schemas.
 
     Without an external registry the schemas are files of the project. An unreachable registry is an outage: the step is
     repeated.
@@ -89,7 +91,7 @@ class AvroEncode(AvroProcessor):
         try:
             if not is_lossless(document):
                 validate(document, schema)  # raises, and names the field
-                raise ValueError("a number is beyond the range of float")
+                raise ValueError(_inexact(document, is_lossless))
             fastavro.schemaless_writer(data, schema, document)
         except Exception as error:  # fastavro raises many types of errors for data that does not fit
             message = f"{self.settings.field} does not fit schema {number}: {error}"
@@ -136,3 +138,8 @@ def _flat_shape(document: Document) -> Hashable | None:
     """Return what determines the inferred schema of a document without lists and documents; None for any other."""
     types = tuple(map(type, document.values()))
     return (tuple(document), types) if _FLAT.issuperset(types) else None
+
+
+def _inexact(document: Document, is_lossless: Fits) -> str:
+    name = next(name for name, value in document.items() if not is_lossless({name: value}))
+    return f"a value in {name} would be changed: it is beyond its type's range or digits"

@@ -277,13 +277,29 @@ def test_timestamps_are_written_as_go_writes_them(tmp_path: Path, kind: str, val
         ({"type": "long", "logicalType": "timestamp-millis"}, 5.5),
         ({"type": "record", "name": "r2", "fields": [{"name": "g", "type": "int"}]}, {"g": 1.5}),
         (["null", "long"], 5.5),
+        ("null", 5),
+        ("double", 2**60 + 1),
+        ("double", 10**400),
+        ("float", 2**24 + 1),
+        (["null", "double"], 2**60 + 1),
+        (["double", "long"], 2**60 + 1),
+        (["long", "float"], 2**63 + 1),
+        (["null", "float"], 1e300),
+        (["null", {"type": "array", "items": "double"}], [0.5, 2**60 + 1]),
+        ({"type": "array", "items": ["null", "double"]}, [None, 2**60 + 1]),
+        (["null", {"type": "map", "values": "double"}], {"a": 2**60 + 1}),
+        (["null", {"type": "record", "name": "r2", "fields": [{"name": "g", "type": "double"}]}], {"g": 2**60 + 1}),
+        (
+            {"type": "record", "name": "r2", "fields": [{"name": "g", "type": ["null", "r2", "double"]}]},
+            {"g": {"g": 2**60 + 1}},
+        ),
     ],
 )
 def test_no_value_is_encoded_as_another(tmp_path: Path, kind: Any, value: Any) -> None:
     """As in Conduit, a value of another type, or beyond the type's range, is a nack that names the field."""
     fits_not = Record("1", {}, {"f": value})
     [nack] = encoder(tmp_path, {"name": "f", "type": kind}).process_block([fits_not])
-    assert isinstance(nack, Nack) and nack.code == "avro.encode.invalid"
+    assert isinstance(nack, Nack) and nack.code == "avro.encode.invalid" and " f" in nack.message
     assert fits_not.after == {"f": value}
 
 
@@ -300,6 +316,14 @@ def test_no_value_is_encoded_as_another(tmp_path: Path, kind: Any, value: Any) -
         ({"type": "array", "items": {"type": "array", "items": "int"}}, [[1], []]),
         ({"type": "map", "values": {"type": "map", "values": "long"}}, {"a": {"b": 1}}),
         (["null", "long"], 5),
+        ("double", 2**60),
+        ("float", 2**40),
+        (["null", "double"], 2**60),
+        (["null", "double", "string"], "x"),
+        (["int", "double"], 2**40),
+        (["long", "double"], 2**60 + 1),
+        (["null", "boolean", "double"], True),
+        (["null", {"type": "array", "items": "double"}, {"type": "map", "values": "double"}], {"a": 2**60}),
         ({"type": "record", "name": "r2", "fields": [{"name": "g", "type": ["null", "r2"]}]}, {"g": {"g": None}}),
     ],
 )

@@ -1,12 +1,16 @@
-"""Check for values that fastavro would write differently: 5.5 as the long 5, any text as true or as a list."""
+"""Check for values that fastavro would write differently: 5.5 as the long 5, 2**60 + 1 rounded, any text as true."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any, Final
 
 Fits = Callable[[Any], bool]
 _MOST_FLOAT: Final = 3.4028235677973366e38
+_EXACT: Final = 1 << 53
+"""Integers up to this one are exact as a double."""
+_MOST_DOUBLE: Final = 1 << 1023
 
 
 def lossless(schema: Any, names: dict[str, Fits]) -> Fits:
@@ -15,7 +19,7 @@ def lossless(schema: Any, names: dict[str, Fits]) -> Fits:
     ``names`` collects the checks of named types, which a schema may refer to.
     """
     if isinstance(schema, list):
-        return _any  # fastavro checks which branch of a union fits
+        return _union(schema, names)
     kind = schema["type"] if isinstance(schema, dict) else schema
     if isinstance(kind, dict | list):
         return lossless(kind, names)
@@ -26,6 +30,29 @@ def lossless(schema: Any, names: dict[str, Fits]) -> Fits:
     if kind == "map":
         return _map(lossless(schema["values"], names))
     return _SIMPLE.get(kind) or (lambda value: names.get(kind, _any)(value))
+
+
+def _union(branches: list[Any], names: dict[str, Fits]) -> Fits:
+    """Return a check by the branch that fastavro takes; it refuses by itself what fits no branch."""
+    checks = [(_kind(branch), lossless(branch, names)) for branch in branches]
+    numbers = [(_TAKES[kind], check) for kind, check in checks if kind in _TAKES]
+    lists = [check for kind, check in checks if kind == "array"]
+    # records, maps, and names of records
+    documents = [check for kind, check in checks if kind not in _SIMPLE and kind != "array"]
+    if not numbers and not lists and not documents:
+        return _any
+
+    def fits(value: Any) -> bool:
+        if type(value) in (int, float):
+            return next((check(value) for takes, check in numbers if takes(value)), True)
+        inner = documents if type(value) is dict else lists if type(value) is list else ()
+        return len(inner) != 1 or inner[0](value)
+
+    return fits
+
+
+def _kind(schema: Any) -> Any:
+    return _kind(schema["type"]) if isinstance(schema, dict) else schema
 
 
 class _TypeCheck(frozenset[type]):
@@ -85,14 +112,32 @@ def _int(value: Any) -> bool:
 
 
 def _float(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < _MOST_FLOAT
+    if type(value) not in (int, float) or not abs(value) < _MOST_FLOAT:
+        return False
+    return type(value) is float or struct.unpack("f", struct.pack("f", value))[0] == value
 
 
+def _double(value: Any) -> bool:
+    if type(value) is float:
+        return True
+    if type(value) is not int:
+        return False
+    return -_EXACT <= value <= _EXACT or (abs(value) < _MOST_DOUBLE and float(value) == value)
+
+
+_TAKES: Final[dict[Any, Fits]] = {
+    "int": lambda value: type(value) is int and -(1 << 31) <= value < 1 << 31,
+    "long": lambda value: type(value) is int and -(1 << 63) <= value < 1 << 63,
+    "float": _any,
+    "double": _any,
+}
+"""Which numbers fastavro writes by a branch of a union; it takes the first branch that fits."""
 _SIMPLE: Final[dict[str, Fits]] = {
     "int": _int,
     "long": _TypeCheck({int, str}),  # text may be a date or time, which fastavro parses; it refuses any other
     "boolean": _TypeCheck({bool}),
     "float": _float,
-    "double": _TypeCheck({int, float}),
-    **dict.fromkeys(("null", "string", "bytes", "enum", "fixed"), _any),
+    "double": _double,
+    "null": _TypeCheck({type(None)}),
+    **dict.fromkeys(("string", "bytes", "enum", "fixed"), _any),
 }
