@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.processors.common.setting_kinds import refused
-from conduit_dagster.record import copy
+from conduit_dagster.record import copy, copy_document
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     Drop,
@@ -64,7 +64,9 @@ class Python(Processor):
     each record. An exception nacks the record; per block it fails the step. Per `arrow` it gets a table with one row
     per payload, each of which must be a document, and returns a table of the new payloads: with the same number of
     rows, or with a column `_row` that holds the index of each row's original (no row: the record is dropped; several:
-    it is split). Text in a column `_error` nacks the record. A second parameter receives the processor's context.
+    it is split). Text in a column `_error` nacks the record. In the table, integers beside fractions are fractions, and
+    a document has the fields of all; a value that the function does not change goes on as it was. A second parameter
+    receives the processor's context.
 
     The result must depend on the record alone. The function runs with all rights of the worker: it is not sandboxed.
     """
@@ -150,18 +152,33 @@ class Python(Processor):
 
         rows = [cast("dict[str, Any]", record.after) for record in records]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        columns = [pa.array([row.get(name) for row in rows]) for name in names]
+        values = [[row.get(name) for row in rows] for name in names]
+        columns = [pa.array(column) for column in values]
+        alike = {
+            name: column.to_pylist()
+            for name, column, given in zip(names, columns, values, strict=True)
+            if pa.types.is_nested(column.type) or (pa.types.is_floating(column.type) and int in set(map(type, given)))
+        }
         table = self._call(pa.Table.from_arrays(columns, names))
         if not isinstance(table, pa.Table):
             raise ProcessError(f"the function returned a {type(table).__name__}, not a table", code="python.result")
-        rows = table.to_pylist()
-        if ROW not in table.column_names and len(rows) != len(records):
-            message = f"the function returned {len(rows)} rows for {len(records)}, and no column {ROW}"
+        made = table.to_pylist()
+        if ROW not in table.column_names and len(made) != len(records):
+            message = f"the function returned {len(made)} rows for {len(records)}, and no column {ROW}"
             raise ProcessError(message, code="python.result")
-        return _shared_out(records, rows)
+        return _shared_out(records, made, partial(_put_back, rows, alike))
 
 
-def _shared_out(records: Sequence[Record], rows: Sequence[dict[str, Any]]) -> list[Result]:
+def _put_back(given: Sequence[dict[str, Any]], alike: Mapping[str, list[Any]], row: dict[str, Any], of: int) -> None:
+    """Give a row the values of its original that only Arrow has changed: its columns have one type."""
+    for name, column in alike.items():
+        if name in row and name in given[of] and row[name] == column[of]:
+            row.update(copy_document({name: given[of][name]}))
+
+
+def _shared_out(
+    records: Sequence[Record], rows: Sequence[dict[str, Any]], put_back: Callable[[dict[str, Any], int], None]
+) -> list[Result]:
     """Return the result of each record from the rows derived from it."""
     made: list[list[Record]] = [[] for _ in records]
     failed: dict[int, str] = {}
@@ -172,6 +189,7 @@ def _shared_out(records: Sequence[Record], rows: Sequence[dict[str, Any]]) -> li
         if (error := row.pop(ERROR, None)) is not None:
             failed[of] = str(error)
         one = records[of] if not made[of] else copy(records[of])
+        put_back(row, of)
         one.after = row
         made[of].append(one)
     return [Nack("python.nacked", failed[i]) if i in failed else some for i, some in enumerate(made)]

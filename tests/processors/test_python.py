@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,15 @@ def wrong_rows(table):
 def no_table(table):
     return table.to_pylist()
 
+def same(table):
+    return table
+
+def twice(table):
+    return pa.concat_tables([table, table]).append_column("_row", pa.array([*range(len(table))] * 2))
+
+def add(table):
+    return table.set_column(0, "n", pc.add(table["n"], 0.5))
+
 def fails(table):
     if 1 in table["n"].to_pylist():
         raise ValueError("one")
@@ -94,6 +104,28 @@ def test_per_block() -> None:
     assert len(run("short", {"n": 0}, {"n": 1}, per="block")) == 1
     with pytest.raises(KeyError):
         run("block", {}, per="block")
+
+
+NUMBER = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.none()
+NESTED = st.lists(NUMBER, max_size=3) | st.dictionaries(st.sampled_from("xy"), NUMBER, max_size=2)
+
+
+@given(st.lists(st.fixed_dictionaries({"n": NUMBER, "m": NESTED}), min_size=1, max_size=5))
+def test_per_arrow_what_is_not_changed_stays_as_it_was(payloads: list[dict[str, Any]]) -> None:
+    """In a column, integers beside fractions are fractions, and a document has the fields of all documents."""
+    given = [[payload] for payload in payloads]
+    assert json.dumps(run("same", *payloads, per="arrow"), sort_keys=True) == json.dumps(given, sort_keys=True)
+
+
+def test_per_arrow_pieces_share_no_document() -> None:
+    [[one, other]] = run("twice", {"m": {"x": [1, 2.5]}}, per="arrow")
+    assert repr(one) == repr(other) == repr({"m": {"x": [1, 2.5]}})
+    assert one["m"] is not other["m"] and one["m"]["x"] is not other["m"]["x"]
+
+
+def test_per_arrow_what_is_changed_is_as_the_function_made_it() -> None:
+    assert repr(run("add", {"n": 1}, {"n": 2.5}, per="arrow")) == repr([[{"n": 1.5}], [{"n": 3.0}]])
+    assert repr(run("columns", {"n": 1}, {"n": 2.5}, per="arrow")) == repr([[{"n": 2.0}], [{"n": 5.0}]])
 
 
 @given(st.lists(st.integers(0, 4), max_size=20))
