@@ -16,7 +16,7 @@ from typing_extensions import override
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.record import copy, copy_document
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import (
     Drop,
     Example,
@@ -133,6 +133,8 @@ class Python(Processor):
         chosen = [place for place, record in enumerate(records) if isinstance(record.after, dict)]
         try:
             made = self._of_table([records[place] for place in chosen]) if chosen else []
+        except TransientError:
+            raise
         except Exception:  # noqa: BLE001  # the fault of one record or of the function: try each record alone
             made = [self._alone(records[place]) for place in chosen]
         for place, result in zip(chosen, made, strict=True):
@@ -144,6 +146,10 @@ class Python(Processor):
             return self._of_table([record])[0]
         except ProcessError as error:
             return Nack(error.code, error.message)
+        except TransientError:
+            raise
+        except FatalError as error:
+            return Nack(str(error.code), error.message)
         except Exception as error:  # noqa: BLE001  # any error of the author's code nacks that record
             return Nack("processor.error", f"{type(error).__name__}: {error}")
 

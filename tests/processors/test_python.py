@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 from conduit_dagster.processors.python import Python
 from conduit_dagster.record import Record
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import DROP, Nack
 
 MODULE = """
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conduit_dagster.sdk import DROP, Nack, ProcessError
+from conduit_dagster.sdk import DROP, FatalError, Nack, ProcessError, TransientError
 
 def double(record):
     record.after["n"] *= 2
@@ -71,6 +71,9 @@ def fails(table):
         raise ValueError("one")
     return table
 
+def asks(table):
+    raise (TransientError if 1 in table["n"].to_pylist() else FatalError)("no", code="mine.no")
+
 def fewer(table):
     return table.slice(1)
 
@@ -115,6 +118,12 @@ def test_per_arrow_what_is_not_changed_stays_as_it_was(payloads: list[dict[str, 
     """In a column, integers beside fractions are fractions, and a document has the fields of all documents."""
     given = [[payload] for payload in payloads]
     assert json.dumps(run("same", *payloads, per="arrow"), sort_keys=True) == json.dumps(given, sort_keys=True)
+
+
+def test_per_arrow_an_outage_is_no_nack() -> None:
+    assert run("asks", {"n": 0}, per="arrow") == ["mine.no"]
+    with pytest.raises(TransientError):
+        run("asks", {"n": 0}, {"n": 1}, per="arrow")
 
 
 def test_per_arrow_pieces_share_no_document() -> None:
