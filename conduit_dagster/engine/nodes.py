@@ -245,22 +245,21 @@ def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result
     if any(places.get(id(result), place) != place for place, result in enumerate(results)):
         message = "the processor returned the records in another order"
         return [Nack("processor.result_order", message) for _ in records]
-    return [_checked(result) for result in results]
+    return _apart([_checked(result) for result in results])
 
 
 def _put_back(positions: Sequence[int | str], records: Sequence[Record], results: Sequence[Result]) -> None:
     """Give the records and those made of them the position of their source, which keys and origins are made of."""
     for position, record, result in zip(positions, records, results, strict=True):
         record.position = position
-        for made in result if isinstance(result, list) else (result,):
-            if isinstance(made, Record):
-                made.position = position
+        for made in _records_of(result):
+            made.position = position
 
 
 def _checked(result: Any) -> Result:
     if isinstance(result, list):
         faults = [fault for record in result if (fault := _fault(record))]
-        return faults[0] if faults else _apart(result)
+        return faults[0] if faults else result
     if isinstance(result, Nack):
         return Nack(str(result.code), str(result.message))
     if result is DROP:
@@ -268,13 +267,20 @@ def _checked(result: Any) -> Result:
     return _fault(result) or result
 
 
-def _apart(records: list[Record]) -> list[Record]:
-    """Copy a record that was returned twice, so that changes to one copy do not affect the other."""
-    apart: dict[int, Record] = {}
-    for record in records:
-        made = copy(record) if id(record) in apart else record
-        apart[id(made)] = made
-    return list(apart.values())
+def _apart(results: list[Result]) -> list[Result]:
+    """Copy the records if one, or a document of one, was returned twice: a change to one must not affect another."""
+    records = [made for result in results for made in _records_of(result)]
+    documents = [part for record in records for part in (record.after, record.key, record.before) if type(part) is dict]
+    if len(set(map(id, records))) == len(records) and len(set(map(id, documents))) == len(documents):
+        return results
+    return [
+        list(map(copy, result)) if isinstance(result, list) else copy(result) if isinstance(result, Record) else result
+        for result in results
+    ]
+
+
+def _records_of(result: Result) -> Sequence[Record]:
+    return result if isinstance(result, list) else (result,) if isinstance(result, Record) else ()
 
 
 def _fault(record: Any) -> Nack | None:

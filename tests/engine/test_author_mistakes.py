@@ -73,6 +73,28 @@ def test_a_list_in_another_order_is_refused_as_a_whole(
     assert found == (([], every) if is_refused else (every, []))
 
 
+SHARED = "from conduit_dagster.record import Record\nONE, R = {'a': 1}, Record('x', {}, {'a': 1})\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "per"),
+    [
+        ("def f(r):\n    r.after = ONE\n    return r\n", "record"),
+        ("def f(r):\n    r.key = r.before = r.after = ONE\n    return r\n", "record"),
+        ("def f(r):\n    return R\n", "record"),
+        ("def f(rs):\n    return [R for _ in rs]\n", "block"),
+        ("def f(r):\n    return [R, r]\n", "record"),
+    ],
+)
+def test_records_share_no_document_that_a_function_returns_for_each(lab: Lab, body: str, per: str) -> None:
+    lab.write("in.jsonl", [{"a": 1} for _ in range(3)])
+    number = processor("number", "field.set", field=".Payload.After.at", expression="position")
+    through(lab, SHARED + body, destination(), per, number)
+    assert lab.run().error is None
+    found = lab.documents("out.jsonl")
+    assert len({row["at"] for row in found}) == 3 and [*found[-1]] == ["a", "at"]
+
+
 def test_a_table_has_the_fields_of_all_records(lab: Lab) -> None:
     lab.write("in.jsonl", [{"i": 0}, {"i": 1, "note": "kept"}])
     through(lab, "def f(table):\n    return table\n", destination(), "arrow")
