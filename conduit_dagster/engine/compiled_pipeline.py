@@ -22,6 +22,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
+from conduit_dagster.sdk.promises import keeps
 from conduit_dagster.secret_values import remember
 from conduit_dagster.spark.sql.query import SqlQuery
 
@@ -179,7 +180,7 @@ class _Maker:
         outputs = [self._destination_node(spec) for spec in program.destinations]
         letters, letter_nodes = self._destination(program.dead_letters), self._around(program.dead_letters)
         redaction = self._redaction
-        keys = max(destination_node.destination.reads_keys for destination_node in outputs)
+        keys = max(_keys_read_by(destination_node.destination) for destination_node in outputs)
         # a condition may read the key as well
         if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
             keys = Keys.ALL
@@ -259,6 +260,12 @@ def _naming(node: str) -> Generator[None]:
     except ConduitError as error:
         error.node = error.node or node
         raise
+
+
+def _keys_read_by(destination: Destination) -> Keys:
+    # a built-in's settings do not tell what a writer of the class that derives from it reads
+    is_known = keeps(type(destination), "reads_keys", ("writer",)) or "reads_keys" not in vars(destination)
+    return destination.reads_keys if is_known else Keys.ALL
 
 
 def _reads_key(condition: str, clock: Clock) -> bool:

@@ -55,6 +55,8 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Yield the split's records with their metadata; no block is empty. Errors name the source ``name``."""
     node = node_id(pipeline.program.pipeline, name)
+    # the engine completes metadata on records only
+    options = options._replace(payloads=options.payloads and source.sets_metadata)
     for read in blamed_each(node, source.read(split, options)):
         block = read if isinstance(read, Block) else Block.of(read)
         if block.records:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
 from conduit_dagster.sdk.dataset import Dataset, dataset_at
+from conduit_dagster.sdk.promises import withdraw
 from conduit_dagster.sdk.source import Keys
 from conduit_dagster.sdk.staging import Delivery, RecordWriter, Target, staged_records
 from conduit_dagster.sdk.writer import Refusal, Writer, WriterTask
@@ -84,6 +85,7 @@ class Destination(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        withdraw(cls, Destination, ("changes_records", "takes_rows", "takes_payloads", "reads_keys"), ("writer",))
         if hasattr(cls, "name") and not hasattr(cls, "placement"):
             kinds = "StagedDestination, DriverDestination or DirectDestination"
             raise TypeError(f"{cls.__name__} must derive from {kinds}")

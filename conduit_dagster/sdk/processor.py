@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +15,7 @@ from conduit_dagster.idempotency_keys import IdempotencyKeys, RecordKey
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk.promises import withdraw
 from conduit_dagster.spark.sql.query import SqlQuery
 
 
@@ -104,6 +105,9 @@ class Example:
     """Expected result; for a nack its code."""
 
 
+_PROMISES = ("shares_records", "keyless", "keeps_fields", "reads_key", "reads_position", "made_of")
+
+
 class Processor:
     """Turns a record into one or several records, drops it, or nacks it by raising.
 
@@ -138,6 +142,10 @@ class Processor:
     """True only if ``process`` replaces ``record.metadata`` instead of changing it in place, and adds no value that
     JSON can't hold. Otherwise the engine passes copies of the records and checks the results.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        withdraw(cls, Processor, _PROMISES, ("process", "process_block", "change", "changed"))
 
     def __init__(self, settings: ProcessorSettings, context: ProcessorContext) -> None:
         self.settings = settings

@@ -12,6 +12,7 @@ import msgspec
 from conduit_dagster.record import Mode, Nack, Record
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings
 from conduit_dagster.sdk.dataset import Dataset, dataset_at
+from conduit_dagster.sdk.promises import withdraw
 
 Position = Any
 """A JSON value: the boundary *after* a record. A source resumes exactly there (DELIVERY.md, Units)."""
@@ -191,6 +192,10 @@ class Source(ABC):
     """True if every block of a read without keys provides ``Block.plain``."""
     identity_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that identify the data; if one changes, the source starts over under a new generation."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        withdraw(cls, Source, ("sets_metadata", "gives_rows", "gives_json", "gives_plain"), ("read",))
 
     def __init__(self, settings: ConnectorSettings, context: ConnectorContext) -> None:
         self.settings = settings

@@ -23,6 +23,7 @@ from conduit_dagster.sdk import (
     Result,
     Results,
 )
+from conduit_dagster.sdk.promises import keeps
 
 Loop = Callable[[Iterator[Any]], None]
 """Fast path that changes one record after another. It may raise, for any reason, at a record that it has not changed
@@ -81,12 +82,17 @@ class InPlaceProcessor(Processor, ABC):
 
     @override
     def process_block(self, records: list[Record]) -> list[Result]:
-        loop = self.loop or self._code_loop
+        loop = self._own_loop
         # a single record is mostly one that a loop has left
         if loop is not None and len(records) > 1:
             return self._looped(records, loop)
         results = [self._one(record) for record in records]
         return cast(list[Result], records) if all(map(is_, results, records)) else results
+
+    @lazy_property
+    def _own_loop(self) -> Loop | None:
+        """The fast path; None if a class outside this package changes records in another way."""
+        return self.loop or self._code_loop if keeps(type(self), "payload_code", ("process", "change")) else None
 
     @lazy_property
     def _code_loop(self) -> Loop | None:
