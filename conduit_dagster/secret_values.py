@@ -6,6 +6,7 @@ error, finding, log line and output. It matches values, not places: a driver may
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -18,6 +19,10 @@ SHORTEST: Final = 4
 """Characters. Shorter values are not masked: they would match words and numbers that are not secret."""
 _LONG_LINE: Final = 16
 """Minimum number of characters for masking a single line of a multi-line value, such as a key."""
+_SHORTEST_BASE64: Final = 8
+"""Bytes. The Base64 of less is found by chance in other Base64."""
+_BASE64: Final = re.compile(r"[\w+/-]{10,}=*", re.ASCII)
+_PERCENT: Final = re.compile("%[0-9A-F]{2}")
 _MOST: Final = 2_000
 """Maximum number of remembered values; the oldest are forgotten first."""
 
@@ -27,6 +32,7 @@ class _Known:
         self._lock = threading.Lock()
         self._values = dict[str, None]()
         self.pattern: re.Pattern[str] | None = None
+        self.base64: re.Pattern[str] | None = None
 
     def add(self, values: Iterable[str]) -> None:
         with self._lock:
@@ -44,6 +50,10 @@ class _Known:
         # longest first: a value may begin with another one
         ordered = sorted(forms, key=lambda form: (-len(form), form))
         self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        encoded = {form for value in self._values for form in _in_base64(value)}
+        self.base64 = (
+            re.compile(f"[\\w+/-]?(?:{'|'.join(map(re.escape, sorted(encoded)))})[\\w+/-]?=*") if encoded else None
+        )
 
 
 _known = _Known()
@@ -65,12 +75,14 @@ def hides_any() -> bool:
 
 
 def hide(text: str) -> str:
-    """Return the text with every known value replaced by three stars: plain, percent-encoded or escaped.
+    """Return the text with every known value replaced by three stars: plain, percent-encoded, escaped or within Base64.
 
     Lone surrogates, as of file names and answers that are not UTF-8, are escaped: no store or stream can hold them.
     """
     pattern = _known.pattern
     masked = text if pattern is None else pattern.sub(MASK, text)
+    if (encoded := _known.base64) is not None:
+        masked = _BASE64.sub(lambda run: encoded.sub(MASK, run[0]), masked)
     return masked if masked.isascii() else masked.encode("utf-8", "backslashreplace").decode()
 
 
@@ -106,10 +118,33 @@ def _forms(value: str) -> Iterator[str]:
     yield value.strip()
     # as in a URL
     plain = value.encode("utf-8", "replace")
-    yield from (quote(plain, safe=""), quote(plain), quote_plus(plain))
-    # as in JSON, and as in Python's repr
-    yield from (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+    for quoted in (quote(plain, safe=""), quote(plain), quote_plus(plain)):
+        yield quoted
+        yield _PERCENT.sub(lambda found: found[0].lower(), quoted)
+    # as in JSON, in JSON within JSON, and in Python's repr
+    for ascii_only in (True, False):
+        escaped = json.dumps(value, ensure_ascii=ascii_only)[1:-1]
+        yield escaped
+        yield json.dumps(escaped, ensure_ascii=ascii_only)[1:-1]
     yield repr(value)[1:-1]
     # a log may be cut at a line end; a line of dashes only names the kind of key
     lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
     yield from (line for line in lines if len(line) >= _LONG_LINE and not line.startswith("-----"))
+
+
+def _in_base64(value: str) -> Iterator[str]:
+    """Yield the value in Base64 of more, such as a login: its characters depend on the number of bytes before it.
+
+    Without the first and last character, which may hold bits of what is beside it.
+    """
+    data = value.encode("utf-8", "replace")
+    if len(data) < _SHORTEST_BASE64:
+        return
+    for before in range(3):
+        text = base64.b64encode(bytes(before) + data + bytes(2)).decode()
+        whole = text[-(-before * 8 // 6) : (before + len(data)) * 8 // 6]
+        yield whole
+        yield whole.translate(_URL_SAFE)
+
+
+_URL_SAFE: Final = str.maketrans("+/", "-_")

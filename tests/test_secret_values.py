@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from typing import Any, cast
@@ -30,6 +31,32 @@ def test_plain_encoded_and_escaped(text: str) -> None:
     remember([SECRET])
     shown = hide(text % () if "%s" not in text else text % SECRET)
     assert "***" in shown and "a/s" not in shown and "s%20s" not in shown and "s+s" not in shown
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_escaped_twice(ascii_only: bool) -> None:
+    """JSON as text within JSON, as log collectors write it."""
+    remember([SECRET])
+    inner = json.dumps({"password": SECRET}, ensure_ascii=ascii_only)
+    shown = hide(json.dumps({"message": inner}, ensure_ascii=ascii_only))
+    assert json.loads(json.loads(shown)["message"]) == {"password": "***"}
+
+
+def test_percent_encoded_in_small_letters() -> None:
+    remember([SECRET])
+    assert hide("postgresql://me:p%22a%2fs%20s%c3%a9@db") == "postgresql://me:***@db"
+
+
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+@pytest.mark.parametrize("user", ["", "u", "us", "user"])
+@pytest.mark.parametrize("secret", ["hunter22", "hunter22?", "h>?unter~~~~", "longer-than-that-é"])
+def test_a_login_in_base64(encode: Any, user: str, secret: str) -> None:
+    remember([secret])
+    login = encode(f"{user}:{secret}".encode()).decode()
+    shown = hide(f"Authorization: Basic {login} is wrong")
+    left = shown.removeprefix("Authorization: Basic ").removesuffix(" is wrong")
+    assert left.endswith("***") and len(left) <= -(-(len(user) + 1) * 4 // 3) + 3
+    assert hide(f"{login[:2]} and base64") == f"{login[:2]} and base64"
 
 
 def test_the_longest_first_and_the_short_not_at_all() -> None:
