@@ -146,7 +146,7 @@ _tables = st.lists(_names, min_size=1, max_size=5, unique=True).flatmap(_table)
 def test_lines_of_a_copy_are_records_of_their_cells(table: Any, with_positions: bool) -> None:
     names, oids, rows = table
     columns, order = list(zip(names, oids, strict=True)), [KeyColumn(names[0], "text")]
-    part = TablePart(TableName("public", "a"), columns, names[:1], order, "snapshot", None, None)
+    part = TablePart(TableName("public", "a"), columns, names[:1], order, "snapshot", None, None, "a")
     maker = RowRecords(part, list(map(decoder, oids)), ReadAs({"from": "here"}, with_positions))
     lines = [copy_line(row) for row in rows]
     records = maker.records(lines)

@@ -81,7 +81,7 @@ def test_a_publication_of_others_must_have_all_tables(reading: PostgresReading) 
     with pytest.raises(FatalError) as caught:
         reading.source(tables="a, b").latest({}, FAR)
     assert code_of(caught) == "postgres.publication"
-    assert caught.value.fix == f'ALTER PUBLICATION "{reading.name}" ADD TABLE "public"."b"'
+    assert caught.value.fix == f'ALTER PUBLICATION "{reading.name}" ADD TABLE ONLY "public"."b"'
     reading.execute(
         f"ALTER PUBLICATION {reading.name} SET (publish = 'insert'); ALTER PUBLICATION {reading.name} ADD TABLE b"
     )
@@ -274,7 +274,7 @@ class TestServer:
                 ("postgres.no_privilege", 'GRANT SELECT ON "public"."b" TO poor'),
                 ("postgres.wal_level", "ALTER SYSTEM SET wal_level = logical; then restart the server"),
                 ("postgres.no_privilege", "as a superuser: ALTER ROLE poor REPLICATION"),
-                ("postgres.publication", f'ALTER PUBLICATION "{reading.name}" ADD TABLE "public"."b"'),
+                ("postgres.publication", f'ALTER PUBLICATION "{reading.name}" ADD TABLE ONLY "public"."b"'),
             ]
             for code, fix in wanted:
                 with pytest.raises(FatalError) as caught:

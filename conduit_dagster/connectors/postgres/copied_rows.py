@@ -41,6 +41,8 @@ class TablePart(NamedTuple):
     operation: CopyOperation
     after: list[str] | None
     upto: list[str] | None
+    rows: str
+    """The table's rows, as SQL for ``FROM``."""
 
     @property
     def names(self) -> list[str]:
@@ -57,7 +59,7 @@ def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
     """Yield each row as a line of COPY text. Raises ``psycopg.Error``."""
     statement = sql.SQL(_COPY).format(
         names=sql.SQL(", ").join(map(sql.Identifier, part.names)),
-        table=part.table.quoted,
+        table=sql.SQL(part.rows),  # pyright: ignore[reportArgumentType]  # as the catalogue quotes it
         range=key_range(part.order, part.after, part.upto),
         order=sql.SQL(", ").join(sql.Identifier(column.name) for column in part.order),
     )

@@ -233,4 +233,5 @@ class ReplicationSlot:
 
 
 def _list(tables: Sequence[TableName]) -> sql.Composed:
-    return sql.SQL(", ").join(table.quoted for table in tables)
+    # a child by INHERITS is published only if it is named itself
+    return sql.SQL(", ").join(sql.SQL("ONLY {}").format(table.quoted) for table in tables)

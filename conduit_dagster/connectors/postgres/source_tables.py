@@ -68,6 +68,7 @@ _LISTS_COLUMNS, _LISTS_GENERATED = 150_000, 180_000
 ones."""
 _OID = "SELECT %s::regclass::oid::int8"
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
+_IS_PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass"
 
 
 class KeyColumn(NamedTuple):
@@ -98,6 +99,13 @@ def key_by_oid(connection: Connection, oid: int) -> list[KeyColumn]:
     """Return the key columns of a table by OID, even if it was renamed; empty if it was dropped."""
     # regclass takes a number as the OID itself, without a lookup
     return [KeyColumn(*row) for row in connection.execute(_KEY, (str(oid),))]
+
+
+def rows_of(connection: Connection, table: TableName) -> str:
+    """Return the rows of a table as SQL for ``FROM``: with those of its partitions, but not of children by
+    ``INHERITS``, whose changes are sent as those of tables of their own."""
+    row = connection.execute(_IS_PARTITIONED, (quoted(table),)).fetchone()
+    return quoted(table) if row and row[0] else f"ONLY {quoted(table)}"
 
 
 def columns_of(connection: Connection, table: TableName) -> list[tuple[str, int]]:

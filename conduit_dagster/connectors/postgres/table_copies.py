@@ -13,7 +13,7 @@ from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
 from conduit_dagster.connectors.postgres.source_reader import CopyDetail, as_json, open_session
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import KeyColumn, columns_of, key_of, oid_of
+from conduit_dagster.connectors.postgres.source_tables import KeyColumn, columns_of, key_of, oid_of, rows_of
 from conduit_dagster.connectors.postgres.table_copy import CopySnapshot, KeyedTable
 from conduit_dagster.sdk import Limit, Split
 
@@ -96,7 +96,7 @@ class TableCopies:
             raise self._errors.standby()
 
     def _ordered(self, connection: Connection, table: TableName) -> KeyedTable:
-        return KeyedTable(table, self._order(connection, table))
+        return KeyedTable(table, self._order(connection, table), rows_of(connection, table))
 
     def _order(self, connection: Connection, table: TableName) -> list[KeyColumn]:
         """Return the columns that order the copy of a table."""
@@ -131,7 +131,7 @@ class TableCopies:
             begin = begin.with_order(table, order_facts(snapshot.connection, keyed))
             name, width, rows = end.copied[table][-1].snapshot, snapshot.width(keyed, after), 0
             for cut in snapshot.cuts(keyed, after, upto, n):
-                part = TablePart(keyed.name, columns, key, keyed.order, operation, after, cut.upto)
+                part = TablePart(keyed.name, columns, key, keyed.order, operation, after, cut.upto, keyed.rows)
                 detail = CopyDetail(part, snapshot.exported, name)
                 count = cut.rows - rows
                 splits.append(Split(begin.to_json(), ordinal, count, count * width, as_json(detail)))

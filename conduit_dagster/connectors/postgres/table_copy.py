@@ -34,6 +34,8 @@ class KeyedTable(NamedTuple):
 
     name: TableName
     order: list[KeyColumn]
+    rows: str
+    """Its rows, as SQL for ``FROM``."""
 
 
 class Cut(NamedTuple):
@@ -133,7 +135,7 @@ def _filled(
         texts=sql.SQL(", ").join(sql.SQL("{}::text").format(name) for name in names),
         columns=sql.SQL(", ").join(names),
         backwards=sql.SQL(", ").join(sql.SQL("{} DESC").format(name) for name in names),
-        table=table.name.quoted,
+        table=sql.SQL(table.rows),  # pyright: ignore[reportArgumentType]  # as the catalogue quotes it
         range=key_range(table.order, *bounds),
         **more,
     )
