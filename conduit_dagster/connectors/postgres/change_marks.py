@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Final
 
+from conduit_dagster.connectors.postgres.settings import in_quotes
 from conduit_dagster.record import Record
 
 TRUNCATE: Final = "postgres.truncate"
 """``"true"`` on a ``delete`` without key and payloads: it deletes all rows that the table has at this point of the
 stream."""
 UNCHANGED_TOAST: Final = "postgres.unchanged_toast"
-"""Comma-separated names of columns that an update did not change and that ``after`` therefore lacks."""
+"""Comma-separated names of columns that an update did not change and that ``after`` therefore lacks, in double quotes
+where needed."""
+_NAME: Final = re.compile(r'\s*(?:"((?:[^"]|"")*)"|([^,]+))\s*(?:,|$)')
 
 
 def is_truncate(record: Record) -> bool:
@@ -26,5 +31,14 @@ def is_truncate(record: Record) -> bool:
 
 def unchanged_fields(record: Record) -> list[str]:
     """Return the fields that an update lists as unchanged; empty for other records."""
-    names = record.metadata.get(UNCHANGED_TOAST, "")
-    return [name for part in names.split(",") if (name := part.strip())] if record.operation == "update" else []
+    if record.operation != "update":
+        return []
+    names = _NAME.findall(record.metadata.get(UNCHANGED_TOAST, ""))
+    return [name for quoted, plain in names if (name := quoted.replace('""', '"') or plain.strip())]
+
+
+def unchanged_text(names: Sequence[str]) -> str:
+    """Return the value of ``UNCHANGED_TOAST`` for these columns."""
+    return ",".join(
+        in_quotes(name) if "," in name or name.startswith('"') or name != name.strip() else name for name in names
+    )

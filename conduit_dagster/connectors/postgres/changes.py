@@ -9,11 +9,12 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from conduit_dagster.connectors.postgres import pgoutput
-from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
+from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST, unchanged_text
 from conduit_dagster.connectors.postgres.pgoutput import Relation
 from conduit_dagster.connectors.postgres.row_functions import ReadRow, row_reader
 from conduit_dagster.connectors.postgres.row_values import Decode, text
 from conduit_dagster.connectors.postgres.seen_changes import SeenChanges, Verdict
+from conduit_dagster.connectors.postgres.settings import TableName, table_text
 from conduit_dagster.connectors.postgres.source_errors import START_OVER
 from conduit_dagster.connectors.postgres.source_position import StreamPoint, format_lsn
 from conduit_dagster.lazy_property import lazy_property
@@ -27,8 +28,9 @@ XID = "postgres.xid"
 
 
 def collection_of(table: str) -> str:
-    """Return the collection of a table: its name, prefixed with the schema unless that is ``public``."""
-    return table.removeprefix("public.")
+    """Return the collection of a table (``schema.table``): its name, prefixed with the schema unless that is
+    ``public``; in quotes where a destination would take it apart."""
+    return table_text(TableName.parse(table), "public")
 
 
 class Catalog(NamedTuple):
@@ -138,7 +140,7 @@ class MadeFrom(msgspec.Struct, gc=False):
             return Record(position, metadata, None, table.key(before or {}), before, "delete")
         after, left_out = _after(table.relation.names, change.new or {}, before or {})
         if left_out:
-            metadata = {**metadata, UNCHANGED_TOAST: ",".join(left_out)}
+            metadata = {**metadata, UNCHANGED_TOAST: unchanged_text(left_out)}
         before = before if self.operation == "update" else None
         return Record(position, metadata, after, table.key(after), before, self.operation)
 

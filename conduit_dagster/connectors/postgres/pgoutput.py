@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from conduit_dagster.connectors.postgres.row_functions import ReadRow
+from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.record import Document
 
 BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE = b"BCRIUDT"
@@ -61,7 +62,7 @@ def read_relation(message: bytes, keys: Callable[[int], Sequence[str]]) -> Relat
     none."""
     schema_end = message.index(0, 5)
     name_end = message.index(0, schema_end + 1)
-    name = f"{message[5:schema_end].decode() or 'pg_catalog'}.{message[schema_end + 1 : name_end].decode()}"
+    schema, table = message[5:schema_end].decode() or "pg_catalog", message[schema_end + 1 : name_end].decode()
     oid = int.from_bytes(message[1:5], "big")
     is_full, at = message[name_end + 1] == _FULL, name_end + 4
     names, types, marked = list[str](), list[int](), list[int]()
@@ -74,7 +75,7 @@ def read_relation(message: bytes, keys: Callable[[int], Sequence[str]]) -> Relat
         at = end + 9
     if is_full or not marked:
         marked = [names.index(column) for column in keys(oid) if column in names]
-    return Relation(oid, name, names, types, marked, is_full)
+    return Relation(oid, str(TableName(schema, table)), names, types, marked, is_full)
 
 
 class RowChange(NamedTuple):

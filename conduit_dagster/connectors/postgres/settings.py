@@ -99,12 +99,35 @@ class TableName(msgspec.Struct, frozen=True, order=True):
     name: str
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
+        # only what parse would take apart is quoted: positions name tables like this
+        schema = in_quotes(self.schema) if "." in self.schema or self.schema.startswith('"') else self.schema
+        return f"{schema}.{self.name}"
+
+    @staticmethod
+    def parse(text: str) -> TableName:
+        """Return the table of which ``text`` is the ``str``."""
+        first = _piece(text)
+        return TableName(first.text, first.rest[1:])
 
     @property
     def quoted(self) -> sql.Identifier:
         """Quoted name as SQL."""
         return sql.Identifier(self.schema, self.name)
+
+
+def table_text(name: TableName, schema: str) -> str:
+    """Return the text of which :func:`table_name` makes this table, without the schema if it is ``schema``."""
+    parts = [name.name] if name.schema == schema else [name.schema, name.name]
+    return ".".join(in_quotes(part) if _needs_quotes(part) else part for part in parts)
+
+
+def _needs_quotes(part: str) -> bool:
+    return "." in part or part.startswith('"') or part != part.strip()
+
+
+def in_quotes(name: str) -> str:
+    """Return a name in double quotes, as in SQL."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 class _Piece(NamedTuple):

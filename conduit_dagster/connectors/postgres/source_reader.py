@@ -17,6 +17,7 @@ from conduit_dagster.connectors.postgres.pgoutput import Relation
 from conduit_dagster.connectors.postgres.replication_stream import ReplicationStream
 from conduit_dagster.connectors.postgres.row_values import set_session
 from conduit_dagster.connectors.postgres.seen_changes import SeenChanges
+from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import (
     PostgresPosition,
@@ -157,7 +158,7 @@ class SplitReader:
     def _is_read(self, table: str) -> bool:
         names = self._settings.named_tables
         if names is None:
-            return table.startswith(f"{self._settings.db_schema}.")
+            return TableName.parse(table).schema == self._settings.db_schema
         return table in map(str, names)
 
     @contextmanager

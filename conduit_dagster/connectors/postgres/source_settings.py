@@ -9,14 +9,20 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import AfterValidator, Field, model_validator
 
 from conduit_dagster.config.scalars import Duration
-from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, listed, refused, table_name
+from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, refused, table_name
 
 ALL_TABLES = "*"
 _SLOT = re.compile(r"^[a-z0-9_]{1,63}$")
+_BETWEEN_COMMAS = re.compile(r'(?:"(?:[^"]|"")*"|[^,])+')
+
+
+def _names(text: str) -> list[str]:
+    """Return the names of a list separated by commas outside quotes."""
+    return [name for piece in _BETWEEN_COMMAS.findall(text) if (name := piece.strip())]
 
 
 def _tables(text: str) -> str:
-    names = listed(text)
+    names = _names(text)
     if not names:
         raise refused("tables", "no table is named", "name tables, separated by commas, or * for all of a schema")
     if ALL_TABLES in names and len(names) > 1:
@@ -46,7 +52,8 @@ class PostgresSourceSettings(DatabaseSettings):
     }
 
     tables: Annotated[str, AfterValidator(_tables)]
-    """The tables, separated by commas, each optionally as ``schema.table``. ``*``: all tables of ``schema``."""
+    """The tables, separated by commas, each optionally as ``schema.table``; a name with a dot or a comma in double
+    quotes. ``*``: all tables of ``schema``."""
     db_schema: str = Field("public", alias="schema")
     """The schema of table names without one, and of ``*``."""
     snapshot_mode: Literal["initial", "never", "initial_only"] = Field("initial", alias="snapshotMode")
@@ -86,7 +93,7 @@ class PostgresSourceSettings(DatabaseSettings):
     @property
     def named_tables(self) -> tuple[TableName, ...] | None:
         """The listed tables, in order; None: all."""
-        names = listed(self.tables)
+        names = _names(self.tables)
         return None if ALL_TABLES in names else tuple(dict.fromkeys(table_name(n, self.db_schema) for n in names))
 
 

@@ -53,14 +53,14 @@ _COLUMNS = """
 """
 # the published columns of each table: a publication may list columns, including generated ones
 _PUBLISHED = """
-    SELECT p.schemaname || '.' || p.tablename,
+    SELECT p.schemaname, p.tablename,
            array_agg(a.attname || ' ' || a.atttypid::int8 ORDER BY a.attnum)
     FROM pg_publication_tables p
     JOIN pg_namespace n ON n.nspname = p.schemaname
     JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
     JOIN pg_attribute a ON a.attrelid = c.oid
       AND a.attnum > 0 AND NOT a.attisdropped AND {is_sent}
-    WHERE p.pubname = %s GROUP BY 1
+    WHERE p.pubname = %s GROUP BY 1, 2
 """
 _LISTED, _NOT_GENERATED = "a.attname = ANY(p.attnames)", "a.attgenerated = ''"
 _LISTS_COLUMNS, _LISTS_GENERATED = 150_000, 180_000
@@ -118,7 +118,7 @@ def published_shapes(connection: Connection, publication: str) -> dict[str, str]
     version = connection.info.server_version
     conditions = [_LISTED] * (version >= _LISTS_COLUMNS) + [_NOT_GENERATED] * (version < _LISTS_GENERATED)
     rows = connection.execute(_PUBLISHED.format(is_sent=" AND ".join(conditions)).encode(), (publication,))
-    return {str(table): shape_of(columns) for table, columns in rows}
+    return {str(TableName(schema, name)): shape_of(columns) for schema, name, columns in rows}
 
 
 def shape_of(columns: Iterable[str]) -> str:

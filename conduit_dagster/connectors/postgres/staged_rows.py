@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST
+from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST, unchanged_text
 from conduit_dagster.connectors.postgres.keyed_rows import MOVES, PARTIAL
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.record import Operation, Record
@@ -153,7 +153,7 @@ def _record(group: LineGroup, line: str) -> Record:
     key = {name: values[name] for name in group.key}
     old = {name: every[own] for name, own in zip(group.key, old_names(group.key), strict=True) if change in MOVES}
     after = None if change == "d" else values
-    metadata = {UNCHANGED_TOAST: ",".join(lacks)} if change in PARTIAL else {}
+    metadata = {UNCHANGED_TOAST: unchanged_text(lacks)} if change in PARTIAL else {}
     return Record(0, metadata, after, key, old or None, _OPERATIONS.get(change, "update"))
 
 

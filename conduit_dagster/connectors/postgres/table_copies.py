@@ -123,7 +123,7 @@ class TableCopies:
         )
         ordinal = 0
         for table in tables:
-            keyed = self._ordered(snapshot.connection, _name_of(table))
+            keyed = self._ordered(snapshot.connection, TableName.parse(table))
             key = [column.name for column in key_of(snapshot.connection, keyed.name)]
             columns, operation = columns_of(snapshot.connection, keyed.name), self._operation(table, start)
             after, upto = start.copied_upto(table), end.copied_upto(table)
@@ -172,8 +172,3 @@ def _copied_between(start: PostgresPosition, end: PostgresPosition) -> list[str]
         and not start.is_copied(table)
         and (table not in start.copied or start.copied_upto(table) != regions[-1].upto)
     ]
-
-
-def _name_of(table: str) -> TableName:
-    schema, _, name = table.partition(".")
-    return TableName(schema, name)
