@@ -10,6 +10,7 @@ from lab.postgres_reading import PostgresReading, drained, records_of, travelled
 from conduit_dagster.connectors.postgres.change_marks import unchanged_fields
 from conduit_dagster.connectors.postgres.settings import TableName, table_name
 from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
 
@@ -120,3 +121,55 @@ def test_unchanged_large_values_are_named_whatever_their_columns_are_called(read
     reading.execute("UPDATE a SET n = 2")
     (record,), _ = drained(source, position)
     assert record.after == {"id": 1, "n": 2} and unchanged_fields(record) == names
+
+
+# -- what changes have ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"snapshotMode": "never"},
+        {"snapshotMode": "initial_only"},
+        {"cdcMode": "long_polling", "polling.column": "id"},
+    ],
+)
+@pytest.mark.parametrize("key", ["g", "id, g"])
+def test_a_key_with_a_generated_column_is_refused(reading: PostgresReading, key: str, settings: dict[str, Any]) -> None:
+    """Changes lack it, so the rest of the key could be that of several rows."""
+    generated = "g int GENERATED ALWAYS AS (id * 2) STORED"
+    reading.execute(f"CREATE TABLE a (id int NOT NULL UNIQUE, {generated}, PRIMARY KEY ({key}))")
+    for look in (lambda s: s.check(), lambda s: s.latest({}, Limit(1, 1))):
+        with pytest.raises(FatalError, match=r"key of public\.a .*: g") as caught:
+            look(reading.source(**settings))
+        assert (caught.value.code, "REPLICA IDENTITY" in str(caught.value.fix)) == ("postgres.no_key", True)
+    reading.execute("ALTER TABLE a REPLICA IDENTITY USING INDEX a_id_key; INSERT INTO a VALUES (1)")
+    assert [record.after for record in drained(reading.source(**settings))[0]] in ([{"id": 1}], [])
+
+
+def test_a_key_that_becomes_a_generated_column_is_refused_by_the_next_run(reading: PostgresReading) -> None:
+    reading.execute("CREATE TABLE a (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED NOT NULL)")
+    _, position = drained(reading.source())
+    reading.execute("ALTER TABLE a DROP CONSTRAINT a_pkey, ADD PRIMARY KEY (g)")
+    with pytest.raises(FatalError, match=r"key of public\.a"):
+        drained(reading.source(), position)
+
+
+def test_a_copy_has_the_columns_and_rows_that_are_published(reading: PostgresReading) -> None:
+    """As PostgreSQL's own initial copy, in one part or several."""
+    if reading.execute("SHOW server_version_num")[0][0] < "150000":
+        pytest.skip("publications of this server have neither column lists nor row filters")
+    reading.execute("CREATE TABLE a (id int PRIMARY KEY, secret text, v int)")
+    reading.execute("INSERT INTO a SELECT i, 's', i % 2 FROM generate_series(1, 6) i")
+    reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a (v, id) WHERE (id > 1 AND v = 1 OR id = 6)")
+    source = reading.source()
+    copied, position = drained(source, limit=Limit(2, 10**9))
+    reading.execute("INSERT INTO a VALUES (7, 's', 1), (8, 's', 0)")
+    changed, _ = drained(source, position)
+    assert [record.after for record in copied + changed] == [
+        {"id": 3, "v": 1},
+        {"id": 5, "v": 1},
+        {"id": 6, "v": 0},
+        {"id": 7, "v": 1},
+    ]

@@ -18,7 +18,7 @@ from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_range
 from conduit_dagster.record import COLLECTION, Record
 
-_COPY = "COPY (SELECT {names} FROM {table} WHERE {range} ORDER BY {order}) TO STDOUT"
+_COPY = "COPY (SELECT {names} FROM {table} t WHERE {range} ORDER BY {order}) TO STDOUT"
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET TRANSACTION SNAPSHOT {}"
 _as_json = msgspec.json.Encoder().encode
 _ESCAPES = {

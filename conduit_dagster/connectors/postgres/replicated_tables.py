@@ -12,13 +12,13 @@ import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
+from conduit_dagster.connectors.postgres.published_tables import published_shapes
 from conduit_dagster.connectors.postgres.replication_rights import check_replication, check_rights
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
-from conduit_dagster.connectors.postgres.source_tables import published_shapes
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
 from conduit_dagster.connectors.postgres.wal_times import WalTimes
 from conduit_dagster.recovery.errors import ConduitError

@@ -108,6 +108,12 @@ class SourceErrors:
         message = f"{table} was recreated, or has another key, since part of it was read"
         return self._fatal("postgres.order_changed", message, START_OVER)
 
+    def key_not_sent(self, table: str, columns: Sequence[str]) -> ConduitError:
+        """Return the error for a table whose changes lack columns of its key."""
+        message = f"the key of {table} has columns that are not sent with changes, being generated or not published: "
+        fix = "ALTER TABLE … REPLICA IDENTITY USING INDEX … of other columns; or leave the table out of the setting"
+        return self._fatal("postgres.no_key", message + ", ".join(columns), fix)
+
     def snapshot_gone(self) -> ConduitError:
         """Return the error for a copy whose snapshot ended with the connection holding it."""
         message = "the snapshot under which rows are copied is gone"

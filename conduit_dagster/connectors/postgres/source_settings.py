@@ -91,6 +91,11 @@ class PostgresSourceSettings(DatabaseSettings):
         return self.cdc_mode == "long_polling" and self.snapshot_mode != "initial_only"
 
     @property
+    def published_by(self) -> str:
+        """The publication that selects columns and rows; empty if changes are not read from a slot."""
+        return "" if self.is_polled or self.snapshot_mode == "initial_only" else self.publication
+
+    @property
     def named_tables(self) -> tuple[TableName, ...] | None:
         """The listed tables, in order; None: all."""
         names = _names(self.tables)

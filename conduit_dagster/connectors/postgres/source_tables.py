@@ -51,24 +51,8 @@ _COLUMNS = """
     SELECT a.attname, a.atttypid::int8 FROM pg_attribute a
     WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
-# the published columns of each table: a publication may list columns, including generated ones
-_PUBLISHED = """
-    SELECT p.schemaname, p.tablename,
-           array_agg(a.attname || ' ' || a.atttypid::int8 ORDER BY a.attnum)
-    FROM pg_publication_tables p
-    JOIN pg_namespace n ON n.nspname = p.schemaname
-    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
-    JOIN pg_attribute a ON a.attrelid = c.oid
-      AND a.attnum > 0 AND NOT a.attisdropped AND {is_sent}
-    WHERE p.pubname = %s GROUP BY 1, 2
-"""
-_LISTED, _NOT_GENERATED = "a.attname = ANY(p.attnames)", "a.attgenerated = ''"
-_LISTS_COLUMNS, _LISTS_GENERATED = 150_000, 180_000
-"""``server_version_num`` from which publications expose their columns, and from which they send listed generated
-ones."""
 _OID = "SELECT %s::regclass::oid::int8"
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
-_IS_PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass"
 
 
 class KeyColumn(NamedTuple):
@@ -101,24 +85,9 @@ def key_by_oid(connection: Connection, oid: int) -> list[KeyColumn]:
     return [KeyColumn(*row) for row in connection.execute(_KEY, (str(oid),))]
 
 
-def rows_of(connection: Connection, table: TableName) -> str:
-    """Return the rows of a table as SQL for ``FROM``: with those of its partitions, but not of children by
-    ``INHERITS``, whose changes are sent as those of tables of their own."""
-    row = connection.execute(_IS_PARTITIONED, (quoted(table),)).fetchone()
-    return quoted(table) if row and row[0] else f"ONLY {quoted(table)}"
-
-
 def columns_of(connection: Connection, table: TableName) -> list[tuple[str, int]]:
     """Return name and type (OID) of each column that is not generated."""
     return [(name, int(oid)) for name, oid in connection.execute(_COLUMNS, (quoted(table),))]
-
-
-def published_shapes(connection: Connection, publication: str) -> dict[str, str]:
-    """Return the digests of the columns of published tables, by ``schema.table``."""
-    version = connection.info.server_version
-    conditions = [_LISTED] * (version >= _LISTS_COLUMNS) + [_NOT_GENERATED] * (version < _LISTS_GENERATED)
-    rows = connection.execute(_PUBLISHED.format(is_sent=" AND ".join(conditions)).encode(), (publication,))
-    return {str(TableName(schema, name)): shape_of(columns) for schema, name, columns in rows}
 
 
 def shape_of(columns: Iterable[str]) -> str:

@@ -8,12 +8,18 @@ import msgspec
 
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copied_rows import CopyOperation, TablePart
+from conduit_dagster.connectors.postgres.published_tables import (
+    PublishedTable,
+    published_tables,
+    rows_of,
+    tables_with_generated_keys,
+)
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
 from conduit_dagster.connectors.postgres.source_reader import CopyDetail, as_json, open_session
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import KeyColumn, columns_of, key_of, oid_of, rows_of
+from conduit_dagster.connectors.postgres.source_tables import KeyColumn, columns_of, key_of, oid_of
 from conduit_dagster.connectors.postgres.table_copy import CopySnapshot, KeyedTable
 from conduit_dagster.sdk import Limit, Split
 
@@ -28,6 +34,7 @@ class TableCopies:
         self._tables: list[TableName] = []
         self._snapshot: CopySnapshot | None = None
         self._taken: set[str] = set()
+        self._published: dict[TableName, PublishedTable] = {}
 
     def begin(self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition) -> bool:
         """Note the tables to copy; return whether a copy starts from its first row. Raises ``FatalError`` for a table
@@ -37,7 +44,7 @@ class TableCopies:
         """
         wanted = [] if self._settings.snapshot_mode == "never" else list(tables)
         self._tables = [table for table in wanted if not position.is_copied(str(table))]
-        self._require_keys(connection)
+        self._require_keys(connection, tables)
         self._require_order(connection, position)
         return any(str(table) not in position.copied for table in self._tables)
 
@@ -51,13 +58,29 @@ class TableCopies:
             if known != order_facts(connection, self._ordered(connection, table)):
                 raise self._errors.order_changed(str(table))
 
-    def _require_keys(self, connection: Connection) -> None:
+    def _require_keys(self, connection: Connection, tables: Sequence[TableName]) -> None:
+        """Raise ``FatalError`` for a table to copy without a key, and for any whose records would lack a part of it."""
         if without := [str(table) for table in self._tables if not key_of(connection, table)]:
             message = f"a table without a primary key can't be copied: {', '.join(without)}"
             fix = (
                 "add one, or ALTER TABLE … REPLICA IDENTITY USING INDEX …; or leave the table out of the setting tables"
             )
             raise self._errors.unfit("postgres.no_key", message, fix)
+        self._find_published(connection)
+        generated = tables_with_generated_keys(connection)
+        for table in (table for table in tables if table in generated or table in self._tables):
+            names = {name for name, _ in self._columns(connection, table)}
+            if lacks := [column.name for column in key_of(connection, table) if column.name not in names]:
+                raise self._errors.key_not_sent(str(table), lacks)
+
+    def _find_published(self, connection: Connection) -> None:
+        publication = self._settings.published_by
+        self._published = published_tables(connection, publication) if publication else {}
+
+    def _columns(self, connection: Connection, table: TableName) -> list[tuple[str, int]]:
+        """Return the columns of a table's records: those that its changes have."""
+        published = self._published.get(table)
+        return published.columns if published else columns_of(connection, table)
 
     def further(self, position: PostgresPosition, limit: Limit) -> PostgresPosition:
         """Return the position after the next rows; ``position`` itself if everything is copied."""
@@ -84,6 +107,7 @@ class TableCopies:
         if self._snapshot is None:
             self._snapshot = CopySnapshot(open_session(self._settings, self._errors, self._application), self._tables)
             self._require_whole(self._snapshot)
+            self._find_published(self._snapshot.connection)
             self._taken.add(self._snapshot.name)
         return self._snapshot
 
@@ -96,7 +120,9 @@ class TableCopies:
             raise self._errors.standby()
 
     def _ordered(self, connection: Connection, table: TableName) -> KeyedTable:
-        return KeyedTable(table, self._order(connection, table), rows_of(connection, table))
+        published = self._published.get(table)
+        rows = rows_of(connection, table, published.row_filter if published else "")
+        return KeyedTable(table, self._order(connection, table), rows)
 
     def _order(self, connection: Connection, table: TableName) -> list[KeyColumn]:
         """Return the columns that order the copy of a table."""
@@ -125,7 +151,7 @@ class TableCopies:
         for table in tables:
             keyed = self._ordered(snapshot.connection, TableName.parse(table))
             key = [column.name for column in key_of(snapshot.connection, keyed.name)]
-            columns, operation = columns_of(snapshot.connection, keyed.name), self._operation(table, start)
+            columns, operation = self._columns(snapshot.connection, keyed.name), self._operation(table, start)
             after, upto = start.copied_upto(table), end.copied_upto(table)
             # a step may be cut in the middle of the table
             begin = begin.with_order(table, order_facts(snapshot.connection, keyed))

@@ -21,8 +21,8 @@ _UNTIL = """
 # names are qualified with t: else ORDER BY would use the output column of the same name, which is cast to text
 _AT = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {columns} OFFSET {skip} LIMIT 1"
 _LAST = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {backwards} LIMIT 1"
-_COUNT_SOME = "SELECT count(*) FROM (SELECT FROM {table} WHERE {range} LIMIT {most}) x"
-_COUNT = "SELECT count(*) FROM {table} WHERE {range}"
+_COUNT_SOME = "SELECT count(*) FROM (SELECT FROM {table} t WHERE {range} LIMIT {most}) x"
+_COUNT = "SELECT count(*) FROM {table} t WHERE {range}"
 _WIDTH = """
     SELECT coalesce(avg(pg_column_size(x.*)), 1)::int8 FROM (
         SELECT * FROM {table} t WHERE {range} ORDER BY {columns} LIMIT 200) x

@@ -22,7 +22,7 @@ class TablePolls(TableCopies):
     def begin(self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition) -> bool:
         """Note the tables. Raises ``FatalError`` for a table without a key or without the polling column."""
         self._tables = list(tables)
-        self._require_keys(connection)
+        self._require_keys(connection, tables)
         for table in tables:
             self._order(connection, table)
         self._require_order(connection, position)
