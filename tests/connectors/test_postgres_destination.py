@@ -126,6 +126,7 @@ def test_a_field_that_is_not_there_leaves_the_default(lab: PostgresLab) -> None:
     lab.deliver(lab.destination(), [create(1), create(2, n=1), create(3, s="x"), create(4, n=None), create(5, g=1)])
     assert lab.rows() == [(1, 7, None, 2), (2, 1, None, 4), (3, 7, "x", 6), (4, None, None, 8)]
     assert codes(lab) == [(4, "postgres.unmapped")]
+    assert "g (a generated one)" in lab.refused[0].nack.message
 
 
 def test_names_need_no_care(lab: PostgresLab) -> None:

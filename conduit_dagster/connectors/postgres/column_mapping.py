@@ -125,7 +125,11 @@ class ColumnLayout:
         return self._column(field) is not None
 
     def _no_column(self, fields: Sequence[str]) -> CellError:
-        names = ", ".join(fields[:5])
+        columns = self.table.columns
+        names = ", ".join(
+            f"{field} (a generated one)" if self._renames.get(field, field) in columns else field
+            for field in fields[:5]
+        )
         return CellError("unmapped", f"the table {self.table.name} has no column for {names}: see mapping, unmapped")
 
     def gathered(self, documents: list[Document]) -> list[Document]:
