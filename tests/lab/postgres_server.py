@@ -99,7 +99,7 @@ class PostgresServer:
     def start(self) -> None:
         """Start the server and wait until it answers."""
         settings = [part for setting in (f"port={self.port}", *self.settings) for part in ("-c", setting)]
-        self._process = self._open([str(self._binaries / "postgres"), "-D", str(self._data), *settings])
+        self._process = self._open([str(self._binaries / "postgres"), "-D", str(self.data), *settings])
         self._guard = guard_of(self._process.pid, signal.SIGINT)
         deadline = time.monotonic() + 60
         while not self._answers():
@@ -144,7 +144,8 @@ class PostgresServer:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
-    def _data(self) -> Path:
+    def data(self) -> Path:
+        """Data directory."""
         return self._folder / "data"
 
     @property
@@ -160,7 +161,7 @@ class PostgresServer:
                 os.chown(path, self._as.pw_uid, self._as.pw_gid)
         options = ("-U", USER, f"--pwfile={secret}", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C")
         # without syncing its first files: durability matters only afterwards
-        made = self._open([str(self._binaries / "initdb"), "-D", str(self._data), "--no-sync", *options])
+        made = self._open([str(self._binaries / "initdb"), "-D", str(self.data), "--no-sync", *options])
         if made.wait(120) != 0:
             raise RuntimeError(f"initdb failed:\n{self._log.read_text()[-3000:]}")
 

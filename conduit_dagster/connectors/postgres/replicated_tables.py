@@ -20,6 +20,7 @@ from conduit_dagster.connectors.postgres.source_position import PostgresPosition
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
+from conduit_dagster.connectors.postgres.timelines import TimelineCheck
 from conduit_dagster.connectors.postgres.wal_times import WalTimes
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Leftover, Limit, Split
@@ -46,6 +47,7 @@ class ReplicatedTables:
         self._settings = session.settings
         self._errors = session.errors
         self._slot = ReplicationSlot(session.settings, session.errors, session.owner)
+        self._timelines = TimelineCheck(session.settings, session.errors, session.application)
         self._copies = TableCopies(session.settings, session.errors, f"{session.application}:copy")
         self._forget()
 
@@ -114,7 +116,7 @@ class ReplicatedTables:
         if look.is_other(start.server):
             raise self._errors.other_server()
         if start.lsn:
-            self._require_kept(look, start.point.lsn)
+            self._require_kept(look, start)
             return start
         self._copies.begin(connection, self._session.tables(connection), start)
         return self._copies.further(msgspec.structs.replace(start, server=look.server), limit)
@@ -134,7 +136,7 @@ class ReplicatedTables:
                 return position.without(stale)
             self._slot.publish(connection, tables)
             if not start.lsn:
-                position = position.at(self._slot.create(connection).complete_from)
+                position = position.at(self._slot.create(connection).complete_from).on(look.timeline)
             if start.everything:
                 position = position.with_whole(map(str, tables))
             is_open = self._settings.named_tables is None and self._slot.is_open(connection)
@@ -157,7 +159,7 @@ class ReplicatedTables:
         if not start.lsn:
             # copied by ``initial_only``: nothing kept the changes since then
             return set(start.copied)
-        self._require_kept(look, start.point.lsn)
+        self._require_kept(look, start)
         # dropped and created again, or left out of the setting ``tables`` meanwhile
         unpublished = map(str, self._slot.unpublished(connection, tables))
         return start.copied.keys() & ({*unpublished} | (start.copied.keys() - {*map(str, tables)}))
@@ -167,14 +169,16 @@ class ReplicatedTables:
             return {}
         return published_shapes(connection, self._settings.publication)
 
-    def _require_kept(self, look: SlotLook, lsn: int) -> None:
-        """Raise ``FatalError`` if the server no longer has all changes from ``lsn`` on."""
+    def _require_kept(self, look: SlotLook, position: PostgresPosition) -> None:
+        """Raise ``FatalError`` if the server no longer has all changes from a position on."""
+        lsn = position.point.lsn
         if not look.exists:
             raise self._errors.slot_missing()
         if look.is_lost:
             raise self._errors.slot_lost()
         if look.flushed < lsn and not look.is_standby:
             raise self._errors.went_back(format_lsn(look.flushed), format_lsn(lsn))
+        self._timelines.require(look.timeline, position)
         # only durable positions are confirmed by us, so another reader has advanced the slot
         if look.confirmed > lsn:
             raise self._errors.slot_moved(format_lsn(look.confirmed), format_lsn(lsn))
@@ -184,12 +188,13 @@ class ReplicatedTables:
     ) -> PostgresPosition:
         limit, horizon = bounds
         lsn = start.point.lsn
+        self._timelines.require(look.timeline, start)
         there = look.flushed if horizon is None else min(look.flushed, _lsn_of(horizon))
         if there <= lsn or self._is_quiet(connection, lsn, there):
             return start
         self._moved = time.monotonic()
         end = min(there, lsn + _WAL_BYTES * limit.bytes)
-        return start.at(end).settled().as_of(self._times.before(end))
+        return start.at(end).on(look.timeline).settled().as_of(self._times.before(end))
 
     def _is_quiet(self, connection: Connection, lsn: int, upto: int) -> bool:
         """Return whether the WAL up to ``upto`` has no relevant change and the position need not move yet for the
@@ -217,7 +222,9 @@ class ReplicatedTables:
             ordinal = sum(split.records or 0 for split in splits)
             at = msgspec.structs.replace(end, lsn=format_lsn(begin.lsn), index=begin.changes)
             detail, size = StreamDetail(end.point, self._acked), end.point.lsn - begin.lsn
-            splits.append(Split((start if start.lsn else at).to_json(), ordinal, bytes=size, detail=as_json(detail)))
+            # a step may be cut in the range, which the server's new timeline has as well
+            begin_at = (start if start.lsn else at).on(end.timeline)
+            splits.append(Split(begin_at.to_json(), ordinal, bytes=size, detail=as_json(detail)))
         return splits
 
     def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:
@@ -231,7 +238,7 @@ class ReplicatedTables:
         look = self._session.ask(self._slot.look)
         if look.is_other(end.server):
             raise self._errors.other_server()
-        self._require_kept(look, (start if start.lsn else end).point.lsn)
+        self._require_kept(look, start if start.lsn else end)
 
     # -- acks ---------------------------------------------------------------------------------------------------
 
@@ -240,13 +247,18 @@ class ReplicatedTables:
         confirm as well."""
         if upto.lsn and not self._is_ours:
             # an LSN means something else on another cluster: confirming it there would lose another pipeline's changes
-            if self._session.ask(self._slot.look).is_other(upto.server):
-                raise self._errors.other_server()
+            self._session.ask(lambda connection: self._require_ours(connection, upto))
             self._is_ours = True
         self._copies.release(upto)
         self._acked = max(self._acked, upto.point.lsn)
         if self._acked > self._confirmed and time.monotonic() - self._confirming > _CONFIRM:
             self._session.ask(self._confirm)
+
+    def _require_ours(self, connection: Connection, position: PostgresPosition) -> None:
+        look = self._slot.look(connection)
+        if look.is_other(position.server):
+            raise self._errors.other_server()
+        self._timelines.require(look.timeline, position)
 
     def _confirm(self, connection: Connection) -> None:
         if self._acked <= self._confirmed:

@@ -15,6 +15,7 @@ from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.connectors.postgres.timelines import UNKNOWN
 from conduit_dagster.sdk import Leftover
 
 _MARK = "conduit_dagster: "
@@ -24,7 +25,8 @@ _LOOK = """
     SELECT pg_wal_lsn_diff(
                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END, '0/0'),
            s.slot_name IS NOT NULL, pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'), s.wal_status, s.plugin,
-           s.database = current_database(), extract(epoch FROM statement_timestamp()), pg_is_in_recovery()
+           s.database = current_database(), extract(epoch FROM statement_timestamp()), pg_is_in_recovery(),
+           CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END
     FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
 """
 _PUBLICATION = """
@@ -55,6 +57,8 @@ class SlotLook(NamedTuple):
     """The server's time before ``flushed`` was read, in seconds since 1970."""
     is_standby: bool
     """Whether the server is in recovery: its WAL may end before a position for a moment."""
+    timeline: int
+    """The timeline of new WAL, or ``timelines.UNKNOWN``."""
 
     def is_other(self, server: str) -> bool:
         """Return whether this is certainly another server than that of a position."""
@@ -84,12 +88,13 @@ class ReplicationSlot:
         """Return the state of server and slot. Raises for a slot of another plugin or database."""
         row = connection.execute(_LOOK, (self._settings.slot,)).fetchone()
         assert row is not None
-        flushed, exists, confirmed, status, plugin, is_here, at, is_standby = row
+        flushed, exists, confirmed, status, plugin, is_here, at, is_standby, timeline = row
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
         server, is_lost = self._identity.of(connection), status == "lost"
-        return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby)
+        number = UNKNOWN if timeline is None else int(timeline, 16)
+        return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby, number)
 
     def _publication(self, connection: Connection) -> tuple[bool, str, bool] | None:
         """Return whether the publication is for all tables, its comment, and whether it has all kinds of changes."""

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import error_from_result
+from psycopg.pq.abc import PGresult
 
 from conduit_dagster.connectors.postgres.pgoutput import BEGIN
 from conduit_dagster.connectors.postgres.row_values import SESSION
@@ -51,10 +52,15 @@ class ReplicationStream:
         options = f"proto_version '2', publication_names '\"{escaped}\"'"
         self._execute(f"START_REPLICATION SLOT {slot} LOGICAL {format_lsn(start)} ({options})")
 
-    def _execute(self, command: str) -> None:
+    def history(self, timeline: int) -> str:
+        """Return the history file of a timeline, which must not be the first one. Raises ``psycopg.Error``."""
+        return (self._execute(f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b"").decode()
+
+    def _execute(self, command: str) -> PGresult:
         result = self._connection.exec_(command.encode())
         if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COPY_BOTH):
             raise error_from_result(result)
+        return result
 
     def messages(self, end: int, confirmed: int) -> Iterator[bytes]:
         """Yield the messages of all transactions that commit before ``end``, which must be in the WAL already.

@@ -79,6 +79,12 @@ class SourceErrors:
         message = f"the server's WAL ends at {flushed}, before our position {position}: it has lost what was read"
         return self._fatal("postgres.went_back", message, START_OVER)
 
+    def left_timeline(self, timeline: int, left: str, position: str) -> ConduitError:
+        """Return the error for a server that was restored, or promoted, to a point before what was read."""
+        point = f"left ours at {left}, before" if left else "does not descend from that of"
+        message = f"the server's timeline {timeline} {point} our position {position}: it has lost what was read"
+        return self._fatal("postgres.went_back", message, START_OVER)
+
     def slot_taken(self, owner: str) -> ConduitError:
         """Return the error for a slot created by another pipeline."""
         message = f"the replication slot {self._slot} belongs to {owner}"

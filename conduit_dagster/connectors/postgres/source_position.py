@@ -58,6 +58,8 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     lsn: str = ""
     """Empty: no changes are read (``initial_only``), or the slot does not exist yet."""
     index: int = 0
+    timeline: int = 0
+    """Timeline of the WAL up to ``lsn``; 0: unknown."""
     everything: bool = False
     """All tables of the schema are read and published from their creation on, so that the stream contains new ones."""
     copied: dict[str, list[Region]] = {}
@@ -128,6 +130,14 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     def at(self, lsn: int, index: int = 0) -> PostgresPosition:
         """Return the position at another point of the stream."""
         return msgspec.structs.replace(self, lsn=format_lsn(lsn), index=index)
+
+    def in_stream_of(self, other: PostgresPosition) -> PostgresPosition:
+        """Return the position with the server and the place in the stream of another one."""
+        return msgspec.structs.replace(self, server=other.server, lsn=other.lsn, timeline=other.timeline)
+
+    def on(self, timeline: int) -> PostgresPosition:
+        """Return the position on a timeline whose history has its LSN."""
+        return msgspec.structs.replace(self, timeline=timeline)
 
     def with_followed(self, tables: Iterable[str]) -> PostgresPosition:
         """Return the position with the initial copy of tables marked as complete."""

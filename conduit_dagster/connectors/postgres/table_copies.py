@@ -145,8 +145,8 @@ class TableCopies:
         snapshot = self._held()
         splits: list[Split] = []
         begin = msgspec.structs.replace(
-            start, server=end.server, lsn=end.lsn, snapshots=end.snapshots, everything=end.everything, shapes=end.shapes
-        )
+            start, snapshots=end.snapshots, everything=end.everything, shapes=end.shapes
+        ).in_stream_of(end)
         ordinal = 0
         for table in tables:
             keyed = self._ordered(snapshot.connection, TableName.parse(table))
