@@ -42,10 +42,10 @@ _FATAL: Final = {
     "parquet": "columns_damaged columns_differ columns_twice range_gone",
     "pipeline": "forced_stop invalid",
     "positions": "remembering",
-    "postgres": "generated_always login no_column no_database no_key no_polling_column no_privilege no_schema "
-    "no_slot_left no_table moved_row no_unique_index not_supported order_changed other_server publication "
-    "schema_changed slot_lost slot_missing slot_moved slot_taken slot_unusable staging standby truncated_copy "
-    "wal_level went_back",
+    "postgres": "generated_always login named_twice no_column no_database no_key no_polling_column no_privilege "
+    "no_schema no_slot_left no_table moved_row no_unique_index not_supported order_changed other_server "
+    "publication schema_changed slot_lost slot_missing slot_moved slot_taken slot_unusable staging standby "
+    "truncated_copy wal_level went_back",
     "processor": "error",
     "python": "invalid unreadable",
     "run": "config",

@@ -173,3 +173,55 @@ def test_a_copy_has_the_columns_and_rows_that_are_published(reading: PostgresRea
         {"id": 6, "v": 0},
         {"id": 7, "v": 1},
     ]
+
+
+# -- what can't be read -----------------------------------------------------------------------------------------------
+
+DIVIDED = """
+    CREATE TABLE a (id int PRIMARY KEY) PARTITION BY RANGE (id);
+    CREATE TABLE b PARTITION OF a FOR VALUES FROM (0) TO (9)
+"""
+UNFIT = {
+    "CREATE VIEW a AS SELECT 1 AS id": "no_table",
+    "CREATE MATERIALIZED VIEW a AS SELECT 1 AS id": "no_table",
+    "CREATE SEQUENCE a": "no_table",
+    "CREATE TABLE b (id int); CREATE INDEX a ON b (id)": "no_table",
+    "CREATE TYPE a AS (id int)": "no_table",
+    "CREATE UNLOGGED TABLE a (id int PRIMARY KEY)": "no_table",
+    "CREATE TABLE a (id int)": "no_key",
+    "CREATE TABLE a (id int PRIMARY KEY DEFERRABLE)": "no_key",
+    "CREATE TABLE a (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY NOTHING": "no_key",
+    DIVIDED: "named_twice",
+}
+
+
+@pytest.mark.parametrize("statement", list(UNFIT))
+def test_what_is_unfit_is_named_and_nothing_is_published(reading: PostgresReading, statement: str) -> None:
+    """PostgreSQL would refuse updates of a published table without a replica identity."""
+    reading.execute(statement)
+    tables = "a, b" if statement is DIVIDED else "a"
+    for look in (lambda s: s.check(), lambda s: s.latest({}, Limit(1, 1))):
+        with pytest.raises(FatalError, match=r"public\.a") as caught:
+            look(reading.source(tables=tables))
+        assert caught.value.code == f"postgres.{UNFIT[statement]}" and caught.value.fix
+    for made in ("pg_publication WHERE pubname", "pg_replication_slots WHERE slot_name"):
+        assert reading.execute(f"SELECT count(*) FROM {made} = %s", reading.name) == [(0,)]
+
+
+def test_an_unlogged_table_can_be_copied_and_polled(reading: PostgresReading) -> None:
+    reading.execute("CREATE UNLOGGED TABLE a (id int PRIMARY KEY); INSERT INTO a VALUES (1)")
+    for settings in ({"snapshotMode": "initial_only"}, {"cdcMode": "long_polling"}):
+        records, _ = drained(reading.source("p", True, tables="a", **settings))
+        assert shown(records) == [("snapshot", "a", {"id": 1})]
+
+
+def test_a_publication_that_sends_partitions_says_how_to_send_the_whole(reading: PostgresReading) -> None:
+    reading.execute(f"{DIVIDED}; CREATE PUBLICATION {reading.name} FOR TABLE a")
+    with pytest.raises(FatalError) as caught:
+        reading.source(tables="a").check()
+    assert caught.value.code == "postgres.publication" and caught.value.fix
+    reading.execute(caught.value.fix)
+    source = reading.source(tables="a")
+    _, position = drained(source)
+    reading.execute("INSERT INTO a VALUES (1)")
+    assert shown(drained(source, position)[0]) == [("create", "a", {"id": 1})]

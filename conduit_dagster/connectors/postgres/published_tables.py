@@ -31,6 +31,14 @@ _GENERATED_KEYS = """
 """
 
 
+_NO_IDENTITY = """
+    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND (c.relreplident = 'n' OR c.relreplident = 'd' AND EXISTS (
+        SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate))
+      AND c.relnamespace <> 'pg_catalog'::regnamespace
+"""
+
+
 class PublishedTable(NamedTuple):
     """What changes of a table consist of."""
 
@@ -58,14 +66,24 @@ def published_shapes(connection: Connection, publication: str) -> dict[str, str]
     return {str(table): shape_of(f"{name} {oid}" for name, oid in one.columns) for table, one in found.items()}
 
 
+def is_partitioned(connection: Connection, table: TableName) -> bool:
+    """Return whether a table has partitions, and no rows of its own."""
+    row = connection.execute(_IS_PARTITIONED, (quoted(table),)).fetchone()
+    return bool(row and row[0])
+
+
 def rows_of(connection: Connection, table: TableName, row_filter: str) -> str:
     """Return the rows of a table as SQL for ``FROM``: with those of its partitions, but not of children by
     ``INHERITS``, whose changes are sent as those of tables of their own."""
-    row = connection.execute(_IS_PARTITIONED, (quoted(table),)).fetchone()
-    rows = quoted(table) if row and row[0] else f"ONLY {quoted(table)}"
+    rows = quoted(table) if is_partitioned(connection, table) else f"ONLY {quoted(table)}"
     return f"(SELECT * FROM {rows} WHERE {row_filter})" if row_filter else rows
 
 
 def tables_with_generated_keys(connection: Connection) -> set[TableName]:
     """Return the tables of which a generated column is part of the primary key or the replica identity."""
     return {TableName(*row) for row in connection.execute(_GENERATED_KEYS)}
+
+
+def tables_without_identity(connection: Connection) -> set[TableName]:
+    """Return the tables with a primary key, perhaps, but without a replica identity."""
+    return {TableName(*row) for row in connection.execute(_NO_IDENTITY)}

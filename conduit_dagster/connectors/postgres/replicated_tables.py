@@ -134,11 +134,12 @@ class ReplicatedTables:
             if stale := self._stale(connection, start, look, tables):
                 # stored before they are published: a run that ends in between would take them for copied
                 return position.without(stale)
+            if start.everything:
+                position = position.with_whole(map(str, tables))
+            self._copies.require_keys(connection, tables, position)
             self._slot.publish(connection, tables)
             if not start.lsn:
                 position = position.at(self._slot.create(connection).complete_from).on(look.timeline)
-            if start.everything:
-                position = position.with_whole(map(str, tables))
             is_open = self._settings.named_tables is None and self._slot.is_open(connection)
             position = msgspec.structs.replace(position, everything=is_open)
             position = position.with_shapes(self._shapes(connection))

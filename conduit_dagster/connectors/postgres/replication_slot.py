@@ -11,6 +11,7 @@ from psycopg import sql
 from conduit_dagster.connectors.postgres.cluster_identity import ClusterIdentity, is_other
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin
+from conduit_dagster.connectors.postgres.published_tables import is_partitioned
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import format_lsn
@@ -31,7 +32,7 @@ _LOOK = """
 """
 _PUBLICATION = """
     SELECT p.puballtables, coalesce(obj_description(p.oid, 'pg_publication'), ''),
-           p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
+           p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.pubviaroot
     FROM pg_publication p WHERE p.pubname = %s
 """
 _PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
@@ -65,6 +66,15 @@ class SlotLook(NamedTuple):
         return is_other(self.server, server)
 
 
+class _Publication(NamedTuple):
+    is_open: bool
+    """Whether it is for all tables, future ones too."""
+    comment: str
+    has_all_changes: bool
+    has_roots: bool
+    """Whether changes of partitions are sent as those of the partitioned table."""
+
+
 class MadeSlot(NamedTuple):
     """A slot that exists, created now or before."""
 
@@ -96,10 +106,9 @@ class ReplicationSlot:
         number = UNKNOWN if timeline is None else int(timeline, 16)
         return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby, number)
 
-    def _publication(self, connection: Connection) -> tuple[bool, str, bool] | None:
-        """Return whether the publication is for all tables, its comment, and whether it has all kinds of changes."""
+    def _publication(self, connection: Connection) -> _Publication | None:
         row = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
-        return None if row is None else (row[0], row[1], row[2])
+        return None if row is None else _Publication(*row)
 
     # -- set up -------------------------------------------------------------------------------------------------
 
@@ -111,12 +120,12 @@ class ReplicationSlot:
         if found is None:
             self._create(connection, tables)
             return []
-        if not found[2]:
+        if not found.has_all_changes:
             message = f"the publication {name} leaves out some kinds of changes"
             fix = f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')"
             raise self._errors.unfit("postgres.publication", message, fix)
         if missing := self._missing(connection, tables):
-            self._extend(connection, missing, found[1])
+            self._extend(connection, missing, found)
         return missing
 
     def unpublished(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
@@ -130,13 +139,13 @@ class ReplicationSlot:
     def is_open(self, connection: Connection) -> bool:
         """Return whether future tables are published too (``FOR ALL TABLES``)."""
         found = self._publication(connection)
-        return bool(found and found[0])
+        return bool(found and found.is_open)
 
     def require_published(self, connection: Connection, tables: Sequence[TableName]) -> None:
         """Raise ``FatalError`` if a publication of others lacks tables. A missing publication passes: a run creates
         it."""
         found = self._publication(connection)
-        if found is not None and found[1] != self._comment:
+        if found is not None and found.comment != self._comment:
             self.publish(connection, tables)
 
     def _create(self, connection: Connection, tables: Sequence[TableName]) -> None:
@@ -148,10 +157,12 @@ class ReplicationSlot:
             comment = sql.Literal(self._comment)
             connection.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, comment))
 
-    def _extend(self, connection: Connection, missing: Sequence[TableName], comment: str) -> None:
+    def _extend(self, connection: Connection, missing: Sequence[TableName], found: _Publication) -> None:
         name = sql.Identifier(self._settings.publication)
         statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, _list(missing))
-        if comment != self._comment:
+        if not found.has_roots and any(is_partitioned(connection, table) for table in missing):
+            statement = sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true)").format(name)
+        if found.comment != self._comment:
             message = f"the publication {self._settings.publication} lacks {', '.join(map(str, missing))}"
             raise self._errors.unfit("postgres.publication", message, statement.as_string(connection))
         connection.execute(statement)
@@ -159,7 +170,7 @@ class ReplicationSlot:
     def create(self, connection: Connection) -> MadeSlot:
         """Create the slot if it is missing; this waits until all open transactions have ended."""
         found = self._publication(connection)
-        owner = found[1].removeprefix(_MARK) if found and found[1].startswith(_MARK) else self._owner
+        owner = found.comment.removeprefix(_MARK) if found and found.comment.startswith(_MARK) else self._owner
         if owner != self._owner:
             raise self._errors.slot_taken(owner)
         look = self.look(connection)
@@ -184,7 +195,8 @@ class ReplicationSlot:
     def leftovers(self, connection: Connection) -> list[Leftover]:
         """Return the slot, unless another pipeline's publication belongs to it, and the publication that this one
         created."""
-        look, comment = self.look(connection), (self._publication(connection) or (False, "", False))[1]
+        look, publication = self.look(connection), self._publication(connection)
+        comment = publication.comment if publication else ""
         if comment.startswith(_MARK) and comment != self._comment:
             return []
         found: list[Leftover] = []
@@ -207,7 +219,7 @@ class ReplicationSlot:
         if self.look(connection).exists:
             connection.execute("SELECT pg_drop_replication_slot(%s)", (self._settings.slot,))
         found = self._publication(connection)
-        if found is not None and found[1] == self._comment:
+        if found is not None and found.comment == self._comment:
             name = sql.Identifier(self._settings.publication)
             connection.execute(sql.SQL("DROP PUBLICATION {}").format(name))
 

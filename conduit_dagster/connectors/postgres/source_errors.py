@@ -114,6 +114,30 @@ class SourceErrors:
         message = f"{table} was recreated, or has another key, since part of it was read"
         return self._fatal("postgres.order_changed", message, START_OVER)
 
+    def no_table(self, message: str) -> ConduitError:
+        """Return the error for a name that is not that of a table."""
+        return self._fatal("postgres.no_table", message, "create it, or correct the setting tables")
+
+    def not_logged(self, tables: Sequence[str]) -> ConduitError:
+        """Return the error for unlogged tables, which can't be published."""
+        message = f"changes of an unlogged table are not in the WAL: {', '.join(tables)}"
+        fix = "ALTER TABLE … SET LOGGED; or read it with snapshotMode: initial_only, or cdcMode: long_polling"
+        return self._fatal("postgres.no_table", message, fix)
+
+    def named_twice(self, partition: str, table: str) -> ConduitError:
+        """Return the error for a partition beside the table that has its rows."""
+        message = f"{partition} is a partition of {table}, which has its rows: they would come twice"
+        return self._fatal("postgres.named_twice", message, "leave one of them out of the setting tables")
+
+    def no_identity(self, tables: Sequence[str]) -> ConduitError:
+        """Return the error for tables whose updates PostgreSQL would refuse once they are published."""
+        message = (
+            "once it is published, PostgreSQL refuses updates and deletes of a table without a replica identity (it is "
+            f"NOTHING, or the primary key is deferrable): {', '.join(tables)}"
+        )
+        fix = "ALTER TABLE … REPLICA IDENTITY FULL, or USING INDEX …; or leave the table out of the setting tables"
+        return self._fatal("postgres.no_key", message, fix)
+
     def key_not_sent(self, table: str, columns: Sequence[str]) -> ConduitError:
         """Return the error for a table whose changes lack columns of its key."""
         message = f"the key of {table} has columns that are not sent with changes, being generated or not published: "

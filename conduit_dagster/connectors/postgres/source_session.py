@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -12,7 +12,7 @@ from conduit_dagster.connectors.postgres.row_values import set_session
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import as_source
-from conduit_dagster.connectors.postgres.source_tables import all_tables, table_exists
+from conduit_dagster.connectors.postgres.source_tables import all_tables, divided_tables, kind_of, oid_of
 from conduit_dagster.sdk import ConnectorContext
 
 T = TypeVar("T")
@@ -55,14 +55,27 @@ class SourceSession:
         """Return the tables of the setting ``tables``, or all of the schema. Raises ``FatalError`` if one is
         missing."""
         named = self.settings.named_tables
-        tables = all_tables(connection, self.settings.db_schema) if named is None else list(named)
-        missing = [table for table in named or () if not table_exists(connection, table)]
-        if missing or not tables:
-            what = ", ".join(map(str, missing)) or f"{self.settings.db_schema}.*"
-            raise self.errors.unfit(
-                "postgres.no_table", f"there is no table {what}", "create it, or correct the setting tables"
-            )
+        if named is not None:
+            self._require_fit(connection, named)
+            return list(named)
+        if not (tables := all_tables(connection, self.settings.db_schema)):
+            raise self.errors.no_table(f"there is no table {self.settings.db_schema}.*")
         return tables
+
+    def _require_fit(self, connection: Connection, named: Sequence[TableName]) -> None:
+        """Raise ``FatalError`` for a name of the setting ``tables`` that can't be read, or whose rows another has."""
+        kinds = {table: kind_of(connection, table) for table in named}
+        if missing := [str(table) for table, kind in kinds.items() if kind == "missing"]:
+            raise self.errors.no_table(f"there is no table {', '.join(missing)}")
+        if others := [str(table) for table, kind in kinds.items() if kind == "other"]:
+            raise self.errors.no_table(f"not a table of its own, but a view or the like: {', '.join(others)}")
+        unlogged = [str(table) for table, kind in kinds.items() if kind == "not logged"]
+        if unlogged and self.settings.published_by:
+            raise self.errors.not_logged(unlogged)
+        oids = {oid_of(connection, table): table for table in named}
+        for table in named:
+            if roots := divided_tables(connection, table) & oids.keys():
+                raise self.errors.named_twice(str(table), str(oids[roots.pop()]))
 
     def close(self) -> None:
         """Close the connection."""

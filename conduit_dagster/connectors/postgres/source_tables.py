@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from psycopg import sql
 
@@ -52,7 +52,16 @@ _COLUMNS = """
     WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
 _OID = "SELECT %s::regclass::oid::int8"
-_EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
+_KIND = """
+    SELECT CASE WHEN c.relkind NOT IN ('r', 'p') OR c.relnamespace = 'pg_catalog'::regnamespace THEN 'other'
+                WHEN c.relpersistence = 'p' THEN 'table' ELSE 'not logged' END
+    FROM pg_class c WHERE c.oid = to_regclass(%s)
+"""
+_ROOTS = "SELECT relid::oid::int8 FROM pg_partition_ancestors(%s) WHERE relid <> %s::regclass"
+
+
+TableKind = Literal["table", "not logged", "other", "missing"]
+"""``not logged``: an unlogged or temporary table, whose changes are not in the WAL; ``other``: a view, for example."""
 
 
 class KeyColumn(NamedTuple):
@@ -68,10 +77,15 @@ def all_tables(connection: Connection, schema: str) -> list[TableName]:
     return [TableName(*row) for row in connection.execute(_ALL, (schema,))]
 
 
-def table_exists(connection: Connection, table: TableName) -> bool:
-    """Return whether the table exists."""
-    row = connection.execute(_EXISTS, (quoted(table),)).fetchone()
-    return bool(row and row[0])
+def kind_of(connection: Connection, table: TableName) -> TableKind:
+    """Return what a name stands for."""
+    row = connection.execute(_KIND, (quoted(table),)).fetchone()
+    return "missing" if row is None else row[0]
+
+
+def divided_tables(connection: Connection, table: TableName) -> set[str]:
+    """Return the OIDs of the tables of which this one is a partition."""
+    return {str(oid) for (oid,) in connection.execute(_ROOTS, (quoted(table), quoted(table)))}
 
 
 def key_of(connection: Connection, table: TableName) -> list[KeyColumn]:

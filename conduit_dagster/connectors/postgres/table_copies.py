@@ -13,6 +13,7 @@ from conduit_dagster.connectors.postgres.published_tables import (
     published_tables,
     rows_of,
     tables_with_generated_keys,
+    tables_without_identity,
 )
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
@@ -42,11 +43,18 @@ class TableCopies:
 
         After an interrupted copy returns False: the stream has not moved since.
         """
+        self.require_keys(connection, tables, position)
+        self._require_order(connection, position)
+        return any(str(table) not in position.copied for table in self._tables)
+
+    def require_keys(self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition) -> None:
+        """Note the tables to copy. Raise ``FatalError`` for a table that must not be published: without a usable key
+        PostgreSQL would refuse its updates from then on."""
         wanted = [] if self._settings.snapshot_mode == "never" else list(tables)
         self._tables = [table for table in wanted if not position.is_copied(str(table))]
         self._require_keys(connection, tables)
-        self._require_order(connection, position)
-        return any(str(table) not in position.copied for table in self._tables)
+        if self._settings.published_by and (without := tables_without_identity(connection).intersection(self._tables)):
+            raise self._errors.no_identity(sorted(map(str, without)))
 
     def _require_order(self, connection: Connection, position: PostgresPosition) -> None:
         """Raise ``FatalError`` for a partly copied table that was recreated or has another key, so that the last key is
