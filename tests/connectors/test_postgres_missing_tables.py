@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,6 +177,33 @@ def test_a_row_that_is_too_big_for_a_page_is_a_nack_of_its_own(lab: PostgresLab)
     delivery = lab.stage(lab.destination(), [create(1, c0=1), full, create(3, c0=1)])
     assert publish_each(lab.destination(), delivery, 3) == {1: "program_limit_exceeded"}
     assert [row[0] for row in lab.rows()] == [1, 3]
+
+
+# -- made meanwhile ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unmapped", ["error", "ignore"])
+@pytest.mark.parametrize("operation", ["create", "update"])
+def test_a_table_that_an_earlier_step_made_refuses_only_fields_that_it_lacks(
+    lab: PostgresLab, operation: str, unmapped: str
+) -> None:
+    """A block has the columns of all its records, whether they have the fields or not."""
+    destination = lab.destination(create_table="auto", unmapped=unmapped)
+    earlier = lab.stage(destination, [change(operation, 1, a="x", b="y")])
+    fields = [{"a": "x"}, {"b": "t\ta\n", "c": 5}, {"a": "y", "c": None}, {"b": "\\N"}]
+    records = [change(operation, place + 2, **one) for place, one in enumerate(fields)]
+    moved = Record(9, {}, {"id": 6, "a": "z"}, {"id": 6}, {"id": 1}, "update")
+    delivery = lab.stage(destination, [*records, moved], [change(operation, 7, b="w", d=1)])
+    destination.publish(earlier)
+    rest = delivery
+    if unmapped == "error":
+        with pytest.raises(Rejected) as caught:
+            destination.publish(delivery)
+        assert [one.place for one in caught.value.refusals] == [1, 5] and caught.value.nack.code == "postgres.unmapped"
+        rest = replace(child(delivery, 0, 5), without=(1,))
+    destination.publish(rest)
+    kept = [(2, "x", None), (3, None, "t\ta\n"), (4, "y", None), (5, None, "\\N"), (6, "z", "y"), (7, None, "w")]
+    assert lab.rows() == [row for row in kept if unmapped == "ignore" or row[0] not in (3, 7)]
 
 
 # -- names ----------------------------------------------------------------------------------------------------------

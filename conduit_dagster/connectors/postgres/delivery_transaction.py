@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence, Set
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from itertools import repeat
+from secrets import token_hex
 from typing import NamedTuple, cast
 
 import psycopg
 from psycopg import errors, sql
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.merge import Merge
+from conduit_dagster.connectors.postgres.narrowed_lines import narrowed_lines
 from conduit_dagster.connectors.postgres.row_search import RowSearch
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import (
@@ -26,7 +29,6 @@ from conduit_dagster.connectors.postgres.sqlstates import (
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup
 from conduit_dagster.connectors.postgres.table_changes import create_table, empty_tables
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, Slice, batches
-from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Claim, Claimed, Delivery, Refusal, Rejected
 
@@ -230,8 +232,7 @@ class TablePublisher:
         try:
             with connection.transaction(force_rollback=True):
                 if self._claims.put(connection, delivery, "delivered") is None:
-                    slices = self._locator.slices(delivery)
-                    self._create(connection, delivery, slices)
+                    slices = self._created(connection, delivery, self._locator.slices(delivery))
                     search.run(batches(slices, strict=True))
         except (TableError, psycopg.Error):
             if not search.found:
@@ -260,8 +261,7 @@ class TablePublisher:
         there = self._claims.put(connection, delivery, "delivered")
         if there is not None:
             return None if there == "delivered" else there
-        slices = self._locator.slices(delivery)
-        self._create(connection, delivery, slices)
+        slices = self._created(connection, delivery, self._locator.slices(delivery))
         size = sum(one.bytes for _, one in slices)
         progress = _Progress(size, lambda: reached("mid-publish", self._claims.pipeline))
         for batch in batches(slices, strict):
@@ -282,29 +282,23 @@ class TablePublisher:
                 raise NamedTableError(place, error) from error
             raise TableError(str(table), error) from error
 
-    def _create(self, connection: Connection, delivery: Delivery, slices: list[tuple[LineGroup, Slice]]) -> None:
-        """Create missing tables. Raises ``Rejected`` if a table that was created since staging lacks columns."""
+    def _created(
+        self, connection: Connection, delivery: Delivery, slices: list[tuple[LineGroup, Slice]]
+    ) -> list[tuple[LineGroup, Slice]]:
+        """Create missing tables; return the lines as the tables take them. Raises ``Rejected`` for records with values
+        for columns that a table lacks which was created since staging."""
         missing = self._locator.missing(delivery)
         if not missing:
-            return
+            return slices
         # a child creates only the tables of its own records
         first = {group.table: one.place for group, one in reversed(slices)}
         for name, place in first.items():
             if found := [one for one in missing if one.table == name]:
                 with self._about(name, place):
                     create_table(connection, name, found)
-        self._check_columns(connection, slices, first.keys() & {one.table for one in missing})
-
-    def _check_columns(
-        self, connection: Connection, slices: list[tuple[LineGroup, Slice]], names: Set[TableName]
-    ) -> None:
-        found = {name: read_table(connection, name) for name in names}
-        for group, one in slices:
-            table = found.get(group.table)
-            lacks = [] if table is None else [name for name in group.columns if name not in table.columns]
-            if lacks:
-                message = f"the table {group.table} has no column for {', '.join(lacks[:5])}"
-                raise Rejected(one.place, Nack("postgres.unmapped", message))
+        tables = {one.table: read_table(connection, one.table) for one in missing if one.table in first}
+        url = storage.join(delivery.staging, f"narrowed-{token_hex(8)}")
+        return narrowed_lines(slices, tables, url, self._settings.unmapped == "ignore")
 
     def _batch(self, connection: Connection, batch: CopyBatch, progress: _Progress) -> None:
         if batch.emptied:
