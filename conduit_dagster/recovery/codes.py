@@ -33,7 +33,7 @@ _FATAL: Final = {
     "delta": "altered columns_differ path protocol table_gone transaction_taken transactions_expire unsupported",
     "destination": "owned",
     "dry_run": "join",
-    "file": "changed line_too_long list_gone name_invalid not_local not_regular path_too_long range_gone",
+    "file": "changed compressed line_too_long list_gone name_invalid not_local not_regular path_too_long range_gone",
     "javascript": "invalid unreadable",
     "kafka": "gap login no_right no_topic not_compacted range_gone refused staging step_pruned tls topic_changed",
     "lineage": "not_installed",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.file_changes import pack
 from lab.file_reading import Reader, append
 
 from conduit_dagster.recovery.errors import FatalError
@@ -68,21 +69,24 @@ class History:
 
     def rotate(self) -> None:
         self.rotations += 1
-        if self.kind == "rename":
-            if self.half:  # nobody continues writing it, so it is complete
-                self.written.append(self.half)
-            self.log.rename(f"{self.log}.{self.rotations:03d}")
-            self.log.touch()
-        else:
+        rotated = self.log.with_name(f"app.log.{self.rotations:03d}")
+        if self.kind == "replace":
             last = self.reader.position["files"][-1]
             self.must_fail |= last["size"] > last["offset"]
             self.may_lose |= set(self.written) - set(self.got)
-            if self.kind == "copy and truncate":
-                shutil.copy(self.log, f"{self.log}.{self.rotations:03d}")
-                self.log.write_text("")
+            self.log.with_name("new").touch()
+            self.log.with_name("new").replace(self.log)
+        else:
+            if self.half:  # nobody continues writing it, so it is complete
+                self.written.append(self.half)
+            if self.kind.startswith("rename"):
+                self.log.rename(rotated)
+                self.log.touch()
             else:
-                self.log.with_name("new").touch()
-                self.log.with_name("new").replace(self.log)
+                shutil.copy(self.log, rotated)
+                self.log.write_text("")
+            if self.kind.endswith("compress"):
+                pack(rotated)
         self.half = ""
 
     def check(self) -> None:
@@ -105,7 +109,9 @@ class History:
         moves[name]()
 
 
-@pytest.mark.parametrize("kind", ["rename", "copy and truncate", "replace"])
+@pytest.mark.parametrize(
+    "kind", ["rename", "rename and compress", "copy and truncate", "copy, truncate and compress", "replace"]
+)
 @settings(max_examples=60, deadline=None)
 @given(moves=st.lists(MOVES, max_size=25))
 def test_every_line_once(kind: str, moves: list[tuple[str, int]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lab.file_changes import NEW, OLD, copy_and_truncate, replace, rotate, write
+from lab.file_changes import NEW, OLD, copy_and_truncate, overwrite, replace, rotate, write
 from lab.file_reading import MUCH, Reader, append
 
 from conduit_dagster.connectors.file import line_reader, step_ranges
@@ -49,7 +49,20 @@ def test_a_rotation_between_plan_and_task(tmp_path: Path, log: Path, after_first
     assert [r.after.decode() for b in found if isinstance(b, Block) for r in b.records] == OLD
 
 
-@pytest.mark.parametrize("change", [replace, copy_and_truncate])
+def test_a_task_reads_the_copy_of_a_truncated_file(tmp_path: Path, log: Path) -> None:
+    write(log, ["first", *OLD])
+    source = Reader(tmp_path)
+    assert source.step(Limit(1, 100)) == ["first"]
+    end = source.source.latest(source.position, MUCH)
+    [split] = source.source.split(source.position, end, 1)
+    copy_and_truncate(log)
+    [block] = source.source.read(split, ReadOptions())
+    assert isinstance(block, Block)
+    assert [record.after.decode() for record in block.records] == OLD
+    source.source.verify(source.position, end)
+
+
+@pytest.mark.parametrize("change", [replace, overwrite])
 def test_a_task_reads_no_other_file(tmp_path: Path, log: Path, change: Callable[[Path], None]) -> None:
     """Not of another inode, and not of the same one if what was read of it is gone."""
     write(log, ["first", *OLD])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 OLD, NEW = [f"old{i}" for i in range(5)], [f"new{i}" for i in range(9)]
@@ -25,7 +29,24 @@ def replace(log: Path) -> None:
     log.with_name("new").replace(log)
 
 
+def overwrite(log: Path) -> None:
+    """Write other lines into the same file."""
+    write(log, NEW)
+
+
 def copy_and_truncate(log: Path) -> None:
     """Rotate like logrotate with ``copytruncate``, with a writer that continues."""
     shutil.copy(log, f"{log}.1")
     write(log, NEW)
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+def pack(path: Path, suffix: str = ".gz") -> Path:
+    """Compress a file like gzip does: the copy keeps its modification time, and the file is removed."""
+    packed = path.with_name(path.name + suffix)
+    packed.write_bytes(PACKERS.get(suffix, bytes)(path.read_bytes()))
+    shutil.copystat(path, packed)
+    path.unlink()
+    return packed

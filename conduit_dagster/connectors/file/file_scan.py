@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
+from conduit_dagster.connectors.file.file_copies import NO_COPIES, Copies, FileCopies
 from conduit_dagster.connectors.file.file_position import FilePosition
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
 from conduit_dagster.connectors.file.folder_look import FolderLooks
@@ -44,6 +45,7 @@ class _Match(NamedTuple):
     """A tracked file and its current place."""
 
     file: TrackedFile
+    """With the identity of the copy, if the place is one."""
     found: FoundFile
     lost: bool
     """Whether bytes that were seen but not read are missing from it."""
@@ -84,6 +86,7 @@ class FileScan:
         self._quiet = Quiet()
         self._folder = folder = FolderLooks(FolderEntries(settings.path, root)) if many else None
         self.places = LastPlaces(partial(homes_of, path) if folder is None else folder.homes)
+        self.copies = FileCopies(path, many, self.places.homes)
 
     def files(self) -> list[FoundFile]:
         """Return all existing files in reading order."""
@@ -116,13 +119,18 @@ class FileScan:
             # a file may be in the middle of a rename: list again before reporting it as missing
             listed = self.files()
             known, gone = self._known(position, listed)
-        if len(known) < len(position.files):
-            here = {file.number for file, _ in known}
-            if strayed := self.places.strayed([file for file in position.files if file.number not in here]):
-                known, gone = self._known(position, [*strayed, *listed])
-        if gone and self._settings.on_gone == "fail":
-            raise gone[0]
-        candidates = listed if self._many else self._rotated(position, listed)
+        copies = NO_COPIES
+        if missing := _missing(position, known):
+            copies = self.copies.of(missing)
+            known, gone = self._known(position, [*self.places.strayed(missing), *listed], copies)
+        if self._settings.on_gone == "fail":
+            missing = _missing(position, known)
+            # the lines of a rotated file are read before those of the next one: only the last one may have a rest
+            ends = missing if self._many else [file for file in missing if file is position.files[-1]]
+            copies.require_readable(ends)
+            if gone:
+                raise gone[0]
+        candidates = listed if self._many else self._rotated(position, listed, known)
         changes = self._changes(candidates, known, position, finished)
         last = listed if self._many else [*(found for _, found in (*known, *changes.changed)), *changes.new]
         if not last and not position.seen and not self._many:
@@ -150,13 +158,19 @@ class FileScan:
 
     # -- known files ----------------------------------------------------------------------------------------------
 
-    def _known(self, position: FilePosition, listed: list[FoundFile]) -> tuple[list[KnownFile], list[FatalError]]:
-        """Return the tracked files that exist, and an error for each file with missing bytes."""
+    def _known(
+        self, position: FilePosition, listed: list[FoundFile], copies: Copies = NO_COPIES
+    ) -> tuple[list[KnownFile], list[FatalError]]:
+        """Return the tracked files that exist, or copies of them, and an error for each file with missing bytes."""
         places, known, gone = _places(listed, position.files), list[KnownFile](), list[FatalError]()
+        matches = {file.number: self._match(file, places.get(_slot(file), ())) for file in position.files}
+        taken = {match.found.ident for match in matches.values() if match is not None}
         for file in position.files:
-            match = self._match(file, places.get(_slot(file), ()))
+            match = matches[file.number]
+            if match is None and (match := self._copied(file, copies.of(file, taken))):
+                taken.add(match.found.ident)
             if match is not None:
-                known.append((file, match.found))
+                known.append((match.file, match.found))
             if (match is None and file.size > file.offset) or (match is not None and match.lost):
                 gone.append(self._gone(file, match))
         return known, gone
@@ -171,6 +185,10 @@ class FileScan:
                 self._recognised[file.number] = match
                 return match
         return None
+
+    def _copied(self, file: TrackedFile, copies: Iterable[FoundFile]) -> _Match | None:
+        """Return the copy that has the part already read of a tracked file."""
+        return next((match for found in copies if (match := self._match(file.at(found), (found,)))), None)
 
     def _changes(
         self, listed: list[FoundFile], known: list[KnownFile], position: FilePosition, finished: FinishedFiles
@@ -248,18 +266,26 @@ class FileScan:
 
     # -- new files ------------------------------------------------------------------------------------------------
 
-    def _rotated(self, position: FilePosition, listed: list[FoundFile]) -> list[FoundFile]:
+    def _rotated(self, position: FilePosition, listed: list[FoundFile], known: list[KnownFile]) -> list[FoundFile]:
         """Return the path's file, preceded by files that were rotated away since the last known one.
 
         Like Conduit, a new source reads the path only, not files rotated away before it started.
         """
         current = [found for found in listed if found.url == self._path]
         last = position.files[-1] if position.files else None
+        if last is None:
+            return current
+        is_at_path = any(last.may_be(found) for found in current)
+        is_copied = any(file.number == last.number and not last.may_be(found) for file, found in known)
         # the last one is still at the path, even if truncated: nothing came between, and a copy of it is not a new file
-        if last is None or any(last.may_be(found) for found in current):
+        if is_at_path and not is_copied:
             return current
         rotated = [found for found in listed if found.url != self._path]
-        return [*(found for found in rotated if _is_later(found, last)), *current]
+        # a late line in the last one, or a clock that was set back, makes the times alone no proof;
+        # but every copy of a file that was truncated is born later than the file: only the times of changes count
+        born = 0 if is_at_path else last.birth
+        later = [found for found in rotated if found.modified >= last.modified or 0 < born < found.birth]
+        return [*sorted([*later, *self.copies.packed_since(last)], key=lambda one: (one.modified, one.name)), *current]
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
@@ -269,7 +295,7 @@ class FileScan:
             f"bytes {begin} to {file.size} of {file.name} are gone: deleted, cut off or replaced unread",
             code="file.range_gone",
             place=self._path,
-            fix="put the file back under any name that begins with the old one, or set on-gone: skip to lose them",
+            fix=f"put the file back, or a copy of it named {file.name}.1; or set on-gone: skip to lose them",
         )
 
     def _missing(self) -> TransientError:
@@ -300,7 +326,13 @@ class FileFinder:
             # it may have been renamed since the last listing
             self._places = _places([*self._scan.places.strayed([file]), *self._scan.files()])
             opened = _open_one(file, self._places.get(_slot(file), ()))
+        if opened is None:
+            opened = self._open_copy(file)
         return opened
+
+    def _open_copy(self, file: TrackedFile) -> OpenFile | None:
+        copies = self._scan.copies.of([file]).of(file)
+        return next((opened for found in copies if (opened := open_tracked(found, file.at(found)))), None)
 
 
 def _open_one(file: TrackedFile, places: Iterable[FoundFile]) -> OpenFile | None:
@@ -319,12 +351,10 @@ def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:
     return None
 
 
-def _is_later(found: FoundFile, last: TrackedFile) -> bool:
-    """Return whether a rotated file may hold lines after those of the last known one.
-
-    A late line in that one, or a clock that was set back, makes the times alone no proof: a later file is born later.
-    """
-    return found.modified >= last.modified or 0 < last.birth < found.birth
+def _missing(position: FilePosition, known: list[KnownFile]) -> list[TrackedFile]:
+    """Return the files of a position that are not known to exist."""
+    here = {file.number for file, _ in known}
+    return [file for file in position.files if file.number not in here]
 
 
 def _recognise(file: TrackedFile, found: FoundFile) -> _Match | None:

@@ -67,7 +67,7 @@ class FileStates(NamedTuple):
         found = self.here[file.number]
         is_read = file.size == file.offset == found.size and file.ahead <= file.offset
         # without a birth time, the next file that reuses the inode would be mistaken for the deleted one, forever
-        if is_read and file.inode and file.birth and file.birth == found.birth:
+        if is_read and not found.unpacked and file.inode and file.birth and file.birth == found.birth:
             yield msgspec.structs.replace(file, modified=found.modified, changed=found.changed)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, examine
+from conduit_dagster.connectors.file.file_copies import examine_content
+from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile
 
 _MOST: Final = 10_000
 """Number of files whose place is kept, besides those of the newest scans."""
@@ -41,17 +42,18 @@ class LastPlaces:
     def strayed(self, files: Collection[TrackedFile]) -> list[FoundFile]:
         """Return these files where a rename took them: out of the glob, or beside the file that a link leads to."""
         wanted, found = {file.inode for file in files if file.inode and file.birth}, list[FoundFile]()
-        for folder in self._homes(files) if wanted else ():
+        for folder in self.homes(files) if wanted else ():
             try:
                 with os.scandir(folder) as entries:
                     mine = (one for one in entries if one.inode() in wanted)
                     paths = [one.path for one in mine if one.is_file(follow_symlinks=False)]
             except OSError:
                 continue
-            found.extend(file for path in paths if (file := examine(path)) is not None)
+            found.extend(file for path in paths if (file := examine_content(path)) is not None)
         return found
 
-    def _homes(self, files: Collection[TrackedFile]) -> set[str]:
+    def homes(self, files: Collection[TrackedFile]) -> set[str]:
+        """Return the folders in which these files may be."""
         last = (self._found[file.number].url for file in files if file.number in self._found)
         return self._roots().union(*(homes_of(path) for path in last))
 

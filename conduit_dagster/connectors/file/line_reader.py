@@ -125,7 +125,12 @@ def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterat
         first = before.get(last.number) or finished.find(last.number) or TrackedFile(last.name, last.number, last.inode)
         if last.offset > first.offset:
             # the end of its range was observed later: from now on compare the file with that observation
-            seen = {"birth": last.birth, "modified": last.modified, "changed": last.changed}
+            seen = {
+                "inode": last.inode,
+                "birth": last.birth,
+                "modified": last.modified,
+                "changed": last.changed,
+            }
             yield msgspec.structs.replace(first, **seen), last
 
 
@@ -145,6 +150,7 @@ def cut_at(cut: TrackedFile, last: TrackedFile) -> TrackedFile:
     is_behind = bool(last.ahead)
     return msgspec.structs.replace(
         cut,
+        inode=last.inode,
         unended=last.unended and cut.offset == last.offset,
         size=last.size,
         modified=last.modified,
@@ -158,7 +164,7 @@ def cut_at(cut: TrackedFile, last: TrackedFile) -> TrackedFile:
 def split_of(first: TrackedFile, opened: OpenFile, low: Mark, high: Mark, ordinal: int) -> Split:
     """Return a part of a file's range as a split. Raises ``FileChanged`` if the file was truncated meanwhile."""
     mark = opened.mark(low.offset) if low.offset != first.offset else first.mark
-    start = msgspec.structs.replace(first, offset=low.offset, line=low.line, mark=mark)
+    start = msgspec.structs.replace(first.at(opened.found), offset=low.offset, line=low.line, mark=mark)
     detail = {"url": opened.url, "from": list(low), "to": high.offset}
     return Split(msgspec.structs.asdict(start), ordinal, high.line - low.line, high.offset - low.offset, detail)
 

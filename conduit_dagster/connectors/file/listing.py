@@ -17,11 +17,10 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file import birth
+from conduit_dagster.connectors.file.packed import is_packed
 from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError
-
-_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 class FoundFile(NamedTuple):
@@ -41,6 +40,8 @@ class FoundFile(NamedTuple):
     """Birth time in nanoseconds; 0 if the file system does not provide it."""
     device: int = 0
     """Device number, which distinguishes equal inodes of two disks. Not stored: a remount may change it."""
+    unpacked: bool = False
+    """Whether it is a compressed file whose content is read: ``size`` is that of the content."""
 
     @property
     def ident(self) -> str:
@@ -231,7 +232,7 @@ def _rotated(local: Path) -> list[str]:
     with os.scandir(local.parent) as entries:
         # sockets and pipes beside the file are ignored: the settings did not name them
         found = [one.name for one in entries if one.name.startswith(begins) and one.is_file()]
-    return [str(local.parent / name) for name in found if not name.endswith(_PACKED)]
+    return [str(local.parent / name) for name in found if not is_packed(name)]
 
 
 def _once(files: Iterable[FoundFile]) -> list[FoundFile]:
@@ -296,6 +297,13 @@ class TrackedFile(msgspec.Struct, frozen=True):
         if self.birth and found.birth:
             return self.birth == found.birth
         return found.modified >= self.modified and found.changed >= self.changed
+
+    def at(self, found: FoundFile) -> TrackedFile:
+        """Return the file with the identity of the found one, which is the file itself or a copy of it."""
+        if self.may_be(found):
+            return self
+        identity = {"inode": found.inode, "birth": found.birth, "modified": found.modified, "changed": found.changed}
+        return msgspec.structs.replace(self, **identity)
 
 
 def parse_tracked(value: Any) -> TrackedFile:

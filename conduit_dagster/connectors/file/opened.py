@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import IO, Final
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file import birth
+from conduit_dagster.connectors.file import birth, packed
 from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile, found_of, mark_of
 from conduit_dagster.recovery.errors import from_os_error
 
@@ -28,8 +28,11 @@ class OpenFile:
     descriptor: reads go by name through its file system, and only marks detect another file.
     """
 
-    def __init__(self, url: str, name: str = "") -> None:
-        """Open the file. Raises ``OSError``."""
+    def __init__(self, url: str, name: str = "", unpack: bool = False) -> None:
+        """Open the file; with ``unpack``, the content of a compressed one, in a temporary file.
+
+        Raises ``OSError``, and ``FatalError`` (``file.compressed``) if it can't be decompressed.
+        """
         self.url = url
         path = storage.local_path(url)
         self._remote: IO[bytes] | None = None
@@ -43,9 +46,12 @@ class OpenFile:
         else:
             # a pipe in the file's place must not block: the opened file is compared with the expected one afterwards
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            self._close = weakref.finalize(self, os.close, self._descriptor)
             made = birth.birth_of(self._descriptor)
             self.found = found_of(url, name, os.fstat(self._descriptor), made)
+            if unpack:
+                self._descriptor = packed.unpacked(self._descriptor, url)
+                self.found = self.found._replace(size=os.fstat(self._descriptor).st_size, unpacked=True)
+            self._close = weakref.finalize(self, os.close, self._descriptor)
 
     def __enter__(self) -> OpenFile:
         return self
@@ -85,10 +91,12 @@ class OpenFile:
 
     def holds(self, file: TrackedFile) -> bool:
         """Return whether this is the tracked file, with the part already read unchanged as far as its mark shows."""
+        return file.may_be(self.found) and self.begins_like(file)
+
+    def begins_like(self, file: TrackedFile) -> bool:
+        """Return whether this has the part of the tracked file already read, as far as its mark shows."""
         self._head = self.read_at(0, MARK)
-        if not file.may_be(self.found) or self.found.size < file.offset:
-            return False
-        return self.mark(file.offset) == file.mark
+        return self.found.size >= file.offset and self.mark(file.offset) == file.mark
 
     def lost(self, file: TrackedFile) -> bool:
         """Return whether unread bytes of the tracked file that were seen before are missing."""
@@ -131,10 +139,11 @@ class OpenFile:
 def open_found(found: FoundFile) -> OpenFile | None:
     """Open a found file; None if its path no longer exists.
 
-    Raises ``TransientError`` if it can't be opened. The opened file may differ from the found one.
+    Raises ``TransientError`` if it can't be opened, and ``FatalError`` if it can't be decompressed. The opened file may
+    differ from the found one.
     """
     try:
-        return OpenFile(found.url, found.name)
+        return OpenFile(found.url, found.name, found.unpacked)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -24,8 +24,9 @@ from conduit_dagster.connectors.file.listing import (
     require_local,
 )
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
+from conduit_dagster.connectors.file.packed import is_packed
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
-from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step
+from conduit_dagster.connectors.file.step_ranges import Drain, FileSteps, Step
 from conduit_dagster.connectors.path_rules import located
 from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -40,10 +41,10 @@ class FileSource(Source):
     """Lines of files. A last line without its line end becomes a record only once it is ended or its file is complete.
 
     Bytes, size and marks always come from one open descriptor. A file is considered the same while inode and birth
-    agree and the part already read is unchanged. Survives rotation by rename: the renamed file (``path.*`` or
-    ``path-*`` in the same folder) is finished first. A file that was truncated or replaced after all its known content
-    had been read is read from the start; content appended between the last scan and that moment is lost without a
-    trace, since no reader could know of it.
+    agree and the part already read is unchanged. Survives rotation: the rotated file (``path.*`` or ``path-*`` in the
+    same folder) is finished first, whether it was renamed, compressed (``.gz``, ``.bz2``, ``.xz``), or copied and
+    truncated. A file that was truncated or replaced after all its known content had been read is read from the start;
+    content appended between the last scan and that moment is lost without a trace if no copy is left of it.
     """
 
     name = "file"
@@ -112,7 +113,7 @@ class FileSource(Source):
         changed, copied = dict[int, TrackedFile](), Copied(position.copied)
         unread = self._surveyor.unread(survey)
         for seen in unread:
-            bound = None if horizon is None else horizon.get(seen.found.ident, Bound())
+            bound = None if horizon is None else self._drain.bound(horizon, seen, position.seen)
             try:
                 step = self._steps.take(seen, left, bound)
             except ConduitError:
@@ -165,7 +166,7 @@ class FileSource(Source):
         # a file renamed into an already listed part of the folder must not be mistaken for a new one later
         if (gone or survey.rewritten) and self._surveyor.is_there([*gone, *survey.rewritten]):
             raise FileChanged
-        there = [file for file in position.files if file.number in here]
+        there = [file.at(here[file.number]) for file in position.files if file.number in here]
         # versions without birth times stored none
         files = [msgspec.structs.replace(file, birth=file.birth or here[file.number].birth) for file in there]
         kept = msgspec.structs.replace(position, files=tuple(files))
@@ -204,7 +205,7 @@ class FileSource(Source):
                 f"{file.name}, up to byte {file.offset}, is gone or was changed while it was to be read",
                 code="file.range_gone",
                 place=self._path,
-                fix="put the file back under any name that begins with the old one, or set on-gone: skip to lose it",
+                fix=f"put the file back, or a copy of it named {file.name}.1; or set on-gone: skip to lose it",
             )
         return opened
 
@@ -278,10 +279,11 @@ class FileSource(Source):
 
     def _open_split(self, split: Split, file: TrackedFile) -> OpenFile:
         """Open the planned file under its current name, never another file at its path."""
-        found = FoundFile(split.detail["url"], file.name, file.inode, 0, 0)
+        url = split.detail["url"]
+        found = FoundFile(url, file.name, file.inode, 0, 0, unpacked=is_packed(url))
         opened = open_tracked(found, file) or self._surveyor.finder().open(file)
         if opened is None:
-            raise moved_away(file, found.url)
+            raise moved_away(file, url)
         return opened
 
     def lag(self, position: Position) -> int | None:

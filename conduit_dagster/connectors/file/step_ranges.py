@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -86,6 +86,16 @@ class Drain:
         half = [found for found in listed if self._is_half(found, self._wait(found, last))]
         ends = {found.ident: found for found in [*listed, *self._awaited(half, last)]}
         return {ident: Bound(found.size, self._takes_rest(found, last)) for ident, found in ends.items()}
+
+    def bound(self, horizon: Mapping[str, Bound], seen: SeenFile, first: int) -> Bound:
+        """Return how much of a file to read; ``first``: number of the first new file.
+
+        Known files and compressed ones may lie where no listing finds them, and are read as they are.
+        """
+        found = seen.found
+        if found.ident not in horizon and (seen.file.number < first or found.unpacked):
+            return Bound(found.size, self._takes_rest(found, ""))
+        return horizon.get(found.ident, Bound())
 
     def _takes_rest(self, found: FoundFile, last: str) -> bool:
         if found.ident == last:

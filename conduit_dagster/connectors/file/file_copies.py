@@ -1,0 +1,122 @@
+"""Copies of a source's files: where the rest of a file is that was compressed, or copied and truncated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, examine
+from conduit_dagster.connectors.file.opened import open_found
+from conduit_dagster.connectors.file.packed import is_packed
+from conduit_dagster.recovery.errors import FatalError
+
+_SECOND: Final = 1_000_000_000
+_sizes: dict[tuple[int, int, int], int] = {}
+_MOST_SIZES: Final = 10_000
+
+
+class Copies(NamedTuple):
+    """Siblings of some files, the oldest change first."""
+
+    readable: list[FoundFile]
+    unreadable: list[FoundFile]
+    """Siblings that can't be opened or decompressed."""
+
+    def of(self, file: TrackedFile, taken: Collection[str] = ()) -> list[FoundFile]:
+        """Return the possible copies of a file, by their times, without those whose idents are ``taken``.
+
+        None for a file of which nothing was read: no content would show that it is a copy.
+        """
+        possible = self.readable if file.offset else []
+        return [found for found in possible if found.modified >= _second(file) and found.ident not in taken]
+
+    def require_readable(self, files: Iterable[TrackedFile]) -> None:
+        """Raise ``FatalError`` (``file.compressed``) if the rest of one of these files may be in an unreadable copy."""
+        for file in files:
+            if later := [found for found in self.unreadable if found.modified > file.modified]:
+                raise FatalError(
+                    f"{file.name}, read up to byte {file.offset}, is gone; {later[0].name}, which changed since, may"
+                    " hold the rest of it, and can't be read",
+                    code="file.compressed",
+                    place=later[0].url,
+                    fix="decompress it in its folder, so that its name loses only the suffix, and let it be readable;"
+                    " or set on-gone: skip to lose the rest",
+                )
+
+
+NO_COPIES: Final = Copies([], [])
+
+
+def _second(file: TrackedFile) -> int:
+    # some tools copy only the seconds of a file's time
+    return file.modified // _SECOND * _SECOND
+
+
+class FileCopies:
+    """Siblings ``NAME.*`` and ``NAME-*`` of a source's files."""
+
+    def __init__(self, path: str, many: bool, homes: Callable[[Collection[TrackedFile]], set[str]]) -> None:
+        """``homes``: returns the folders in which files of the source may be."""
+        self._name, self._homes = "" if many else path.rsplit("/", 1)[-1], homes
+
+    def of(self, files: Collection[TrackedFile]) -> Copies:
+        """Return the siblings that may be copies of these files, as they are now: no older than the files."""
+        return self._changed_since(files, min(map(_second, files), default=0))
+
+    def packed_since(self, last: TrackedFile) -> list[FoundFile]:
+        """Return the compressed siblings that changed since the last observation of a file."""
+        # a birth time says nothing: a copy is younger than its content
+        return [found for found in self._changed_since([last], last.modified).readable if found.unpacked]
+
+    def _changed_since(self, files: Collection[TrackedFile], modified: int) -> Copies:
+        copies = Copies([], [])
+        for path in self._siblings(files) if files else ():
+            seen = examine(path)
+            if seen is None or seen.modified < modified:
+                continue
+            found = examine_content(path) if os.access(path, os.R_OK) else None
+            (copies.readable if found is not None else copies.unreadable).append(found or seen)
+        for some in copies:
+            some.sort(key=lambda one: (one.modified, one.name))
+        return copies
+
+    def _siblings(self, files: Collection[TrackedFile]) -> Iterator[str]:
+        names = {self._name} if self._name else {file.name for file in files}
+        # behind a link it is the target that is rotated
+        targets = {os.path.realpath(f"{home}/{name}") for home in self._homes(files) for name in names}
+        names |= {target.rsplit("/", 1)[-1] for target in targets}
+        begins = tuple(f"{name}{mark}" for name in names for mark in ".-")
+        for home in {os.path.realpath(home) for home in self._homes(files)}:
+            try:
+                with os.scandir(home) as entries:
+                    found = {one.name for one in entries if one.name.startswith(begins) and one.is_file()}
+            except OSError:
+                continue
+            # a compressed file beside its original is not finished
+            kept = (name for name in found if not (is_packed(name) and name.rpartition(".")[0] in found))
+            yield from (f"{home}/{name}" for name in kept)
+
+
+def examine_content(path: str) -> FoundFile | None:
+    """Return the state of a file as :func:`examine` does, with the size of its decompressed content.
+
+    None if it is missing, a folder, or can't be decompressed.
+    """
+    found = examine(path)
+    if found is None or not is_packed(path):
+        return found
+    key = found.device, found.inode, found.changed
+    if (size := _sizes.get(key)) is None:
+        try:
+            opened = open_found(found._replace(unpacked=True))
+        except FatalError:
+            return None
+        if opened is None:
+            return None
+        with opened:
+            found, size = opened.found, opened.found.size
+        if len(_sizes) >= _MOST_SIZES:
+            _sizes.clear()
+        _sizes[key] = size
+    return found._replace(size=size, unpacked=True)

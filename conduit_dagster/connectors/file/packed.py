@@ -1,0 +1,55 @@
+"""Compressed files: how they are recognised, and their content."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final
+
+from conduit_dagster.recovery.errors import FatalError
+
+_OPENERS: Final[Mapping[str, Callable[[IO[bytes]], Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_SUFFIXES: Final = (*_OPENERS, ".zst", ".zip", ".lz4", ".Z", ".7z")
+_CHUNK: Final = 1 << 20
+
+
+def is_packed(name: str) -> bool:
+    """Return whether the name is that of a compressed file."""
+    return name.endswith(_SUFFIXES)
+
+
+def unpacked(descriptor: int, url: str) -> int:
+    """Return a descriptor of a temporary file with the decompressed content. Closes the given one.
+
+    Raises ``FatalError`` (``file.compressed``) if the format is unknown or the file is damaged, and ``OSError``.
+    """
+    with os.fdopen(descriptor, "rb") as file, tempfile.TemporaryFile() as content:
+        opener = _OPENERS.get(os.path.splitext(url)[1])  # noqa: PTH122  # a URL is no path
+        if opener is None:
+            raise _unreadable(url, "its format is not supported")
+        try:
+            with opener(file) as reader:
+                shutil.copyfileobj(reader, content, _CHUNK)
+        except (EOFError, zlib.error, lzma.LZMAError) as error:
+            raise _unreadable(url, str(error)) from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise _unreadable(url, str(error)) from error
+        content.flush()
+        return os.dup(content.fileno())
+
+
+def _unreadable(url: str, reason: str) -> FatalError:
+    return FatalError(
+        f"{url} can't be decompressed: {reason}",
+        code="file.compressed",
+        place=url,
+        fix="decompress it, keep its name without the suffix, and run again",
+    )

@@ -1,0 +1,226 @@
+"""The file source: a file that is gone continues in a copy of it, which may be compressed."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from lab.file_changes import PACKERS, pack
+from lab.file_reading import Reader, append
+
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Limit, ReadOptions
+
+ONE = Limit(1, 10_000)
+
+
+def rotate_packed(log: Path, name: str = "app.log.1", suffix: str = ".gz") -> Path:
+    """Rotate like logrotate with ``compress``."""
+    log.rename(log.with_name(name))
+    return pack(log.with_name(name), suffix)
+
+
+def lines(reader: Reader, limit: Limit = ONE, drain: bool = False) -> list[str]:
+    found = list[str]()
+    while some := reader.step(limit, drain=drain):
+        found += some
+    return found
+
+
+@pytest.fixture
+def reader(tmp_path: Path, log: Path) -> Reader:
+    """It has read a1 of app.log; a2 and a3 were written since, while no pipeline ran."""
+    append(log, "a1\n")
+    reader = Reader(tmp_path, **{"rotate-wait": "0s"})
+    assert reader.step() == ["a1"]
+    append(log, "a2\na3\n")
+    reader.restart()
+    return reader
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("suffix", PACKERS)
+def test_the_rest_of_a_rotated_and_compressed_file(reader: Reader, log: Path, suffix: str, drain: bool) -> None:
+    rotate_packed(log, "app.log-20261125", suffix)
+    append(log, "b1\n")
+    assert lines(reader, drain=drain) == ["a2", "a3", "b1"]
+    reader.restart()
+    assert lines(reader, drain=drain) == []
+
+
+def test_files_rotated_and_compressed_unseen(reader: Reader, log: Path) -> None:
+    rotate_packed(log, "app.log.2")
+    append(log, "b1\nb2\n")
+    rotate_packed(log, "app.log.1")
+    append(log, "c1\n")
+    assert lines(reader) == ["a2", "a3", "b1", "b2", "c1"]
+
+
+def test_older_compressed_files_are_not_ours(reader: Reader, tmp_path: Path, log: Path) -> None:
+    append(tmp_path / "app.log.9", "old\n")
+    os.utime(tmp_path / "app.log.9", (1, 1))
+    pack(tmp_path / "app.log.9")
+    rotate_packed(log)
+    append(log, "b1\n")
+    assert lines(reader) == ["a2", "a3", "b1"]
+
+
+def test_a_compressed_file_that_was_read_to_its_end(reader: Reader, log: Path) -> None:
+    """It is neither an error nor read again, also after it was deleted."""
+    assert lines(reader) == ["a2", "a3"]
+    packed = rotate_packed(log)
+    assert lines(reader) == []
+    append(log, "b1\n")
+    assert lines(reader) == ["b1"]
+    packed.unlink()
+    append(log, "b2\n")
+    assert lines(reader) == ["b2"]
+
+
+def test_lines_that_were_seen_and_are_compressed(tmp_path: Path, log: Path) -> None:
+    append(log, "a1\na2\na3\n")
+    reader = Reader(tmp_path)
+    assert reader.step(ONE) == ["a1"]
+    rotate_packed(log)
+    assert lines(reader) == ["a2", "a3"]
+
+
+def test_compressed_while_it_is_read(reader: Reader, log: Path) -> None:
+    """A compressed file is renamed, and decompressed, between two steps."""
+    packed = rotate_packed(log)
+    append(log, "b1\n")
+    assert reader.step(ONE) == ["a2"]
+    later = packed.rename(log.with_name("app.log.2.gz"))
+    assert reader.step(ONE) == ["a3"]
+    log.with_name("app.log.2").write_bytes(gzip.decompress(later.read_bytes()))
+    shutil.copystat(later, log.with_name("app.log.2"))
+    later.unlink()
+    assert lines(reader) == ["b1"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_planned_range_is_read_from_a_copy(tmp_path: Path, log: Path, packed: bool) -> None:
+    """A step that was planned before the file was compressed has the same records and boundaries after it."""
+    append(log, "a1\na2\na3\n")
+    reader = Reader(tmp_path)
+    end = reader.source.latest(reader.position, Limit(3, 100))
+    expected = [(record.after, record.position, record.key) for record in reader.records(end)]
+    rotate_packed(log) if packed else (shutil.copy(log, f"{log}.1"), log.unlink())
+    append(log, "b1\n")
+    reader.restart()
+    reader.source.verify(reader.position, end)
+    assert [(record.after, record.position, record.key) for record in reader.records(end, 3)] == expected
+    [split] = reader.source.split(reader.position, end, 1)
+    [block] = reader.source.read(split, ReadOptions())
+    cut = reader.source.within(reader.position, end, block.boundary(0))  # type: ignore[union-attr]
+    reader.position = cut
+    assert lines(reader) == ["a2", "a3", "b1"]
+
+
+def test_the_rest_is_in_the_copy_of_a_truncated_file(reader: Reader, log: Path) -> None:
+    """Rotated like logrotate with ``copytruncate``, twice."""
+    shutil.copy(log, f"{log}.2")
+    log.write_text("b1\n")
+    shutil.copy(log, f"{log}.1")
+    log.write_text("c1\n")
+    assert lines(reader) == ["a2", "a3", "b1", "c1"]
+
+
+def test_the_copy_of_a_truncated_file_is_compressed(reader: Reader, log: Path) -> None:
+    shutil.copy(log, f"{log}.1")
+    log.write_text("")
+    pack(log.with_name("app.log.1"))
+    assert lines(reader) == ["a2", "a3"]
+    append(log, "b1\n")
+    assert lines(reader) == ["b1"]
+
+
+@pytest.mark.parametrize("path", ["app.log", "./"])
+def test_a_copy_that_is_put_back(tmp_path: Path, log: Path, path: str) -> None:
+    """As the error says: from a backup, so that it is another file with the same content."""
+    append(log, "a1\na2\na3\n")
+    reader = Reader(tmp_path, path)
+    assert reader.step(ONE) == ["a1"]
+    backup = log.read_bytes()
+    log.unlink()
+    with pytest.raises(FatalError, match=r"a copy of it named app\.log\.1"):
+        reader.step()
+    log.with_name("app.log.1").write_bytes(backup)
+    assert lines(reader) == ["a2", "a3"]
+
+
+@pytest.mark.parametrize("path", ["app.log", "./"])
+def test_a_file_that_is_delivered_again(tmp_path: Path, log: Path, path: str) -> None:
+    """A file that was read completely and replaced by one with the same beginning is read from its beginning."""
+    append(log, "a1\n")
+    reader = Reader(tmp_path, path)
+    assert lines(reader) == ["a1"]
+    (tmp_path / "_new").write_text("a1\na2\n")
+    (tmp_path / "_new").replace(log)
+    assert lines(reader) == ["a1", "a2"]
+
+
+def test_another_compressed_file_is_not_taken_for_it(reader: Reader, tmp_path: Path, log: Path) -> None:
+    append(tmp_path / "app.log-backup", "a0\na2\n")
+    os.utime(tmp_path / "app.log-backup", (1, 1))
+    pack(tmp_path / "app.log-backup")
+    assert lines(reader) == ["a2", "a3"]
+
+
+@pytest.mark.parametrize("path", ["*.log", "./"])
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_file_of_a_folder_continues_in_its_copy(tmp_path: Path, log: Path, path: str, drain: bool) -> None:
+    append(log, "a1\n")
+    reader = Reader(tmp_path, path)
+    assert reader.step() == ["a1"]
+    append(log, "a2\n")
+    reader.restart()
+    shutil.copy(log, f"{log}.1")
+    log.write_text("b1\n")
+    assert lines(reader, drain=drain) == ["a2", "b1"]
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_file_of_a_glob_is_compressed(tmp_path: Path, log: Path, drain: bool) -> None:
+    append(log, "a1\n")
+    reader = Reader(tmp_path, "*.log")
+    assert reader.step() == ["a1"]
+    append(log, "a2\n")
+    reader.restart()
+    rotate_packed(log)
+    append(log, "b1\n")
+    assert lines(reader, drain=drain) == ["a2", "b1"]
+    append(log, "b2\n")
+    assert lines(reader, drain=drain) == ["b2"]
+
+
+@pytest.mark.parametrize(("suffix", "damaged"), [(".zst", False), (".gz", True)])
+def test_a_rest_that_cannot_be_decompressed_is_named(reader: Reader, log: Path, suffix: str, damaged: bool) -> None:
+    """What is left of the file is not known: no line is lost silently."""
+    packed = rotate_packed(log, suffix=suffix)
+    if damaged:
+        times = packed.stat()
+        packed.write_bytes(packed.read_bytes()[:-9])
+        os.utime(packed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    append(log, "b1\n")
+    with pytest.raises(FatalError, match=rf"app\.log, read up to byte 3, .*app\.log\.1\{suffix}") as error:
+        reader.step()
+    assert error.value.code == "file.compressed"
+    assert "decompress" in (error.value.fix or "") and "on-gone: skip" in (error.value.fix or "")
+    skipping = Reader(log.parent, **{"on-gone": "skip"})
+    skipping.position = reader.position
+    assert lines(skipping) == ["b1"]
+    log.with_name("app.log.1").write_text("a1\na2\na3\n")
+    packed.unlink()
+    assert lines(reader) == ["a2", "a3", "b1"]
+
+
+def test_a_file_that_was_read_and_is_compressed_in_another_format(reader: Reader, log: Path) -> None:
+    """It has not changed since it was read: nothing is missing."""
+    assert lines(reader) == ["a2", "a3"]
+    rotate_packed(log, suffix=".zst")
+    append(log, "b1\n")
+    assert lines(reader) == ["b1"]
