@@ -1,8 +1,10 @@
-"""The file source: a file that is gone continues in a copy of it, which may be compressed."""
+"""The file source: copies of files that are gone, and compressed files."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 import os
 import shutil
 from pathlib import Path
@@ -224,3 +226,64 @@ def test_a_file_that_was_read_and_is_compressed_in_another_format(reader: Reader
     rotate_packed(log, suffix=".zst")
     append(log, "b1\n")
     assert lines(reader) == ["b1"]
+
+
+def test_a_copy_that_cannot_be_read_says_nothing_of_other_files(tmp_path: Path) -> None:
+    for name in "xy":
+        append(tmp_path / f"{name}.log", f"{name}1\n")
+    reader = Reader(tmp_path, "*.log")
+    assert lines(reader) == ["x1", "y1"]
+    (tmp_path / "x.log").unlink()
+    append(tmp_path / "y.log", "y2\n")
+    rotate_packed(tmp_path / "y.log", "y.log.1", ".zst")
+    with pytest.raises(FatalError, match=r"^y\.log, read up to byte 3, is gone"):
+        reader.step()
+
+
+# -- compressed files that the path names ---------------------------------------------------------------------------
+
+COMPRESSED = {
+    "gz": gzip.compress(b"a\n"),
+    "bz2": bz2.compress(b"a\n"),
+    "xz": lzma.compress(b"a\n"),
+    "zst": b"\x28\xb5\x2f\xfd\x04\x08\x11\x00\x00a\n",
+    "zip": b"PK\x03\x04\x14\x00\n",
+    "lz4": b"\x04\x22\x4d\x18\x64\n",
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+@pytest.mark.parametrize("path", ["app*", "./", "app.{}"])
+@pytest.mark.parametrize("drain", [False, True])
+def test_compressed_bytes_are_no_lines(tmp_path: Path, path: str, name: str, drain: bool) -> None:
+    """Whatever the name of the file; what comes before it is read first."""
+    (tmp_path / f"app.{name}").write_bytes(COMPRESSED[name])
+    (tmp_path / "app").write_bytes(b"a\n")
+    reader = Reader(tmp_path, path.format(name), **{"unterminated-wait": "0s", "rotate-wait": "0s"})
+    if "{" not in path:
+        assert reader.step(drain=drain) == ["a"]
+    with pytest.raises(FatalError, match=rf"app\.{name} is compressed") as error:
+        reader.step(drain=drain)
+    assert error.value.code == "file.compressed"
+    assert "exclude" in (error.value.fix or "")
+
+
+def test_a_text_that_begins_like_a_compressed_file(tmp_path: Path, log: Path) -> None:
+    append(log, "BZh9 is no header\n")
+    assert Reader(tmp_path).step() == ["BZh9 is no header"]
+
+
+@pytest.mark.parametrize("path", ["./", "app*", "?pp*"])
+def test_names_that_are_left_out(tmp_path: Path, log: Path, path: str) -> None:
+    """The rest of a compressed file is read nonetheless."""
+    append(log, "a1\n")
+    append(tmp_path / "app.tmp", "no\n")
+    reader = Reader(tmp_path, path, exclude="*.gz, *.tmp")
+    assert lines(reader) == ["a1"]
+    append(log, "a2\n")
+    rotate_packed(log)
+    append(log, "b1\n")
+    assert lines(reader) == ["a2", "b1"]
+    append(log, "b2\n")
+    reader.restart()
+    assert lines(reader, drain=True) == ["b2"]

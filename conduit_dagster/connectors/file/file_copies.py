@@ -22,6 +22,8 @@ class Copies(NamedTuple):
     readable: list[FoundFile]
     unreadable: list[FoundFile]
     """Siblings that can't be opened or decompressed."""
+    one_family: bool = True
+    """Whether all are siblings of one path; otherwise a file's siblings are those with its name."""
 
     def of(self, file: TrackedFile, taken: Collection[str] = ()) -> list[FoundFile]:
         """Return the possible copies of a file, by their times, without those whose idents are ``taken``.
@@ -34,7 +36,9 @@ class Copies(NamedTuple):
     def require_readable(self, files: Iterable[TrackedFile]) -> None:
         """Raise ``FatalError`` (``file.compressed``) if the rest of one of these files may be in an unreadable copy."""
         for file in files:
-            if later := [found for found in self.unreadable if found.modified > file.modified]:
+            begins = "" if self.one_family else (f"{file.name}.", f"{file.name}-")
+            unreadable = (found for found in self.unreadable if found.name.startswith(begins))
+            if later := [found for found in unreadable if found.modified > file.modified]:
                 raise FatalError(
                     f"{file.name}, read up to byte {file.offset}, is gone; {later[0].name}, which changed since, may"
                     " hold the rest of it, and can't be read",
@@ -70,14 +74,14 @@ class FileCopies:
         return [found for found in self._changed_since([last], last.modified).readable if found.unpacked]
 
     def _changed_since(self, files: Collection[TrackedFile], modified: int) -> Copies:
-        copies = Copies([], [])
+        copies = Copies([], [], bool(self._name))
         for path in self._siblings(files) if files else ():
             seen = examine(path)
             if seen is None or seen.modified < modified:
                 continue
             found = examine_content(path) if os.access(path, os.R_OK) else None
             (copies.readable if found is not None else copies.unreadable).append(found or seen)
-        for some in copies:
+        for some in (copies.readable, copies.unreadable):
             some.sort(key=lambda one: (one.modified, one.name))
         return copies
 

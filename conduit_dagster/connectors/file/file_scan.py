@@ -84,7 +84,7 @@ class FileScan:
         self._settings, self._path, self._root, self._many = settings, path, root, many
         self._recognised: dict[int, _Match] = {}
         self._quiet = Quiet()
-        self._folder = folder = FolderLooks(FolderEntries(settings.path, root)) if many else None
+        self._folder = folder = FolderLooks(FolderEntries(settings.path, root, settings.excluded)) if many else None
         self.places = LastPlaces(partial(homes_of, path) if folder is None else folder.homes)
         self.copies = FileCopies(path, many, self.places.homes)
 
@@ -92,7 +92,7 @@ class FileScan:
         """Return all existing files in reading order."""
         try:
             if self._many:
-                return list_many(self._settings.path, self._root)
+                return list_many(self._settings.path, self._root, self._settings.excluded)
             return list_family(self._path)
         except OSError as error:
             raise from_os_error(error, f"can't read {self._settings.path}") from error

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -114,9 +114,13 @@ _LISTED_FOR = 10_000_000_000
 class FolderEntries:
     """Entries of a folder or glob by name, without hidden and ``_`` ones, as in Spark."""
 
-    def __init__(self, path: str, root: str) -> None:
-        """``path`` as written, relative to the project's ``root``. Raises ``FatalError`` if it is not local."""
+    def __init__(self, path: str, root: str, exclude: Sequence[str] = ()) -> None:
+        """``path`` as written, relative to the project's ``root``; ``exclude``: globs of names to leave out.
+
+        Raises ``FatalError`` if it is not local.
+        """
         require_local(path)
+        self._excluded = re.compile("|".join(map(fnmatch.translate, exclude)) or "(?!)").match
         written = path.removeprefix("file://")
         self._root = root
         is_glob = bool(GLOB & set(written))
@@ -158,11 +162,11 @@ class FolderEntries:
         """Return the current entries."""
         if self._folder is None:
             names = sorted(glob.glob(self._pattern, root_dir=self._root))  # noqa: PTH207  # no absolute pattern there
-            shown = (name for name in names if not name.rpartition("/")[2].startswith(tuple(HIDDEN)))
+            shown = (name for name in names if self._is_shown(name.rpartition("/")[2]))
             return [(os.path.join(self._root, name), 0) for name in shown]  # noqa: PTH118
         try:
             with os.scandir(self._folder) as entries:
-                shown = (entry for entry in entries if entry.name[0] not in HIDDEN)
+                shown = (entry for entry in entries if self._is_shown(entry.name))
                 found = sorted((entry.name, 0 if entry.is_symlink() else entry.inode()) for entry in shown)
         except OSError:
             return []  # like a glob: it may be created later
@@ -172,10 +176,13 @@ class FolderEntries:
         begin = self._folder
         return [(begin + name, inode) for name, inode in found]
 
+    def _is_shown(self, name: str) -> bool:
+        return not name.startswith(tuple(HIDDEN)) and not self._excluded(name)
 
-def list_many(path: str, root: str) -> list[FoundFile]:
+
+def list_many(path: str, root: str, exclude: Sequence[str] = ()) -> list[FoundFile]:
     """Return the files of a folder or glob by name; one with two names, such as a link to the newest one, once."""
-    return _once(_files(path for path, _ in FolderEntries(path, root).now()))
+    return _once(_files(path for path, _ in FolderEntries(path, root, exclude).now()))
 
 
 def _files(paths: Iterable[str]) -> Iterator[FoundFile]:

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -16,12 +17,27 @@ from conduit_dagster.recovery.errors import FatalError
 
 _OPENERS: Final[Mapping[str, Callable[[IO[bytes]], Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 _SUFFIXES: Final = (*_OPENERS, ".zst", ".zip", ".lz4", ".Z", ".7z")
+_BEGINS: Final = re.compile(
+    rb"\x1f\x8b\x08|BZh[1-9](1AY&SY|\x17rE8P\x90)|\xfd7zXZ\x00|\x28\xb5\x2f\xfd|PK\x03\x04|\x04\x22\x4d\x18|7z\xbc\xaf\x27\x1c"
+)
+"""First bytes of gzip, bzip2, xz, Zstandard, zip, lz4 and 7z."""
 _CHUNK: Final = 1 << 20
 
 
 def is_packed(name: str) -> bool:
     """Return whether the name is that of a compressed file."""
     return name.endswith(_SUFFIXES)
+
+
+def require_plain(head: bytes, url: str) -> None:
+    """Raise ``FatalError`` (``file.compressed``) if a file begins like a compressed one."""
+    if _BEGINS.match(head):
+        raise FatalError(
+            f"{url} is compressed: its bytes are no lines",
+            code="file.compressed",
+            place=url,
+            fix="decompress it; or leave such files out of a folder or glob with the setting exclude, such as *.gz",
+        )
 
 
 def unpacked(descriptor: int, url: str) -> int:

@@ -20,7 +20,11 @@ class FileSourceSettings(ConnectorSettings):
     """Reads lines. The position is the byte offset after a record, the key its line number."""
 
     path: str
-    """The file to follow line by line; or a folder, or a glob such as ``in/*.jsonl``, whose files are read by name."""
+    """The file to follow line by line; or a folder, or a glob such as ``in/*.jsonl``, whose files are read by name. A
+    compressed file is refused.
+    """
+    exclude: str = ""
+    """Names that a folder or glob leaves out: one glob such as ``*.gz``, or several, separated by commas."""
     on_gone: Literal["fail", "skip"] = Field("fail", alias="on-gone")
     """What to do when an unread range is missing (deleted, truncated, replaced): ``fail`` names it and stops; ``skip``
     loses it and continues with the existing data.
@@ -50,6 +54,11 @@ class FileSourceSettings(ConnectorSettings):
     regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` extracts ``orders`` from
     ``orders-2024.jsonl``. Files that do not match have no collection. Empty: records have no collection.
     """
+
+    @property
+    def excluded(self) -> tuple[str, ...]:
+        """The globs of ``exclude``."""
+        return tuple(part.strip() for part in self.exclude.split(",") if part.strip())
 
     _check_path = field_validator("path")(valid_path)
     _check_collection = field_validator("collection")(check_collection)

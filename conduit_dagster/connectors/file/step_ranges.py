@@ -12,8 +12,9 @@ from conduit_dagster.connectors.before_failure import before_failure
 from conduit_dagster.connectors.file.file_header import header_end
 from conduit_dagster.connectors.file.file_scan import FileScan, SeenFile
 from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end, opened, scan
-from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, look
+from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile, look
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
+from conduit_dagster.connectors.file.packed import require_plain
 from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError
@@ -190,6 +191,8 @@ class FileSteps:
             return Step(seen.file.offset, upto)
         with _open(seen) as opened:
             # from here on every byte, size and mark comes from this descriptor
+            if not seen.file.offset:
+                require_plain(opened.read_at(0, MARK), seen.found.url)
             size = opened.found.size
             upto = size if bound is None else min(size, bound.upto)
             rest = seen.closed if bound is None else bound.takes_rest and upto == size
