@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.file_changes import pack
 from lab.file_reading import ENDLESS, MUCH, Reader, append
 
 from conduit_dagster.connectors.file import step_ranges
@@ -216,3 +217,50 @@ def test_verify_finds_what_changed_under_a_plan(tmp_path: Path, log: Path) -> No
     log.write_text("x\ny\n")
     with pytest.raises(FatalError, match="is gone or was changed"):
         reader.source.verify(reader.position, end)
+
+
+# -- files of which nothing is read yet -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("begin", ["", "a"])
+@pytest.mark.parametrize("path", ["app.log", "*.log"])
+def test_a_file_that_was_empty_when_the_source_began(tmp_path: Path, log: Path, path: str, begin: str) -> None:
+    """Or that had only half a line: it is known, so that it is found again after a rotation."""
+    append(log, begin)
+    reader = Reader(tmp_path, path, **{"rotate-wait": "0s"})
+    assert reader.step() == []
+    reader.restart()
+    append(log, f"{'a'[len(begin):]}1\na2\n")
+    log.rename(tmp_path / "app.log.1")
+    append(log, "b1\n")
+    assert reader.step() + reader.step() == ["a1", "a2", "b1"]
+    log.rename(tmp_path / "app.log.2")
+    log.touch()
+    assert reader.step() == []
+    append(log, "c1\n")
+    log.rename(tmp_path / "app.log.3")
+    append(log, "d1\n")
+    assert reader.step() == ["c1", "d1"]
+
+
+def test_an_empty_file_that_was_compressed_with_its_first_lines(tmp_path: Path, log: Path) -> None:
+    log.touch()
+    reader = Reader(tmp_path)
+    assert reader.step() == []
+    append(log, "a1\n")
+    log.rename(tmp_path / "app.log.1")
+    pack(tmp_path / "app.log.1")
+    append(log, "b1\n")
+    assert reader.step() == ["a1", "b1"]
+
+
+def test_an_empty_file_is_one_step(tmp_path: Path, log: Path) -> None:
+    log.touch()
+    reader = Reader(tmp_path)
+    reader.step()
+    assert reader.source.latest(reader.position, MUCH) == reader.position
+    append(log, "half")
+    assert reader.source.latest(reader.position, MUCH) == reader.position
+    log.unlink()
+    append(log, "a1\n")
+    assert reader.step() == ["a1"]

@@ -19,7 +19,7 @@ from conduit_dagster.connectors.file.listing import (
     list_family,
     list_many,
 )
-from conduit_dagster.connectors.file.opened import OpenFile, open_found
+from conduit_dagster.connectors.file.opened import OpenFile, begin_otherwise, open_found
 from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
@@ -130,6 +130,8 @@ class FileScan:
             copies.require_readable(ends)
             if gone:
                 raise gone[0]
+        if not self._many and known and (copy := self._truncated(known)):
+            known[-1] = copy
         candidates = listed if self._many else self._rotated(position, listed, known)
         changes = self._changes(candidates, known, position, finished)
         last = listed if self._many else [*(found for _, found in (*known, *changes.changed)), *changes.new]
@@ -189,6 +191,18 @@ class FileScan:
     def _copied(self, file: TrackedFile, copies: Iterable[FoundFile]) -> _Match | None:
         """Return the copy that has the part already read of a tracked file."""
         return next((match for found in copies if (match := self._match(file.at(found), (found,)))), None)
+
+    def _truncated(self, known: list[KnownFile]) -> KnownFile | None:
+        """Return the last file in the copy that was made of it before it was truncated, if nothing of it was read.
+
+        No mark shows that it is another content: it is if the copy was born after the last scan, and begins otherwise.
+        """
+        (file, found), taken = known[-1], {found.ident for _, found in known}
+        if file.offset or found.url != self._path:
+            return None
+        copies = (copy for copy in self.copies.of([file]).readable if copy.birth >= file.changed)
+        later = (copy for copy in copies if copy.ident not in taken and begin_otherwise(copy, found))
+        return next(((file.at(copy), copy) for copy in later), None)
 
     def _changes(
         self, listed: list[FoundFile], known: list[KnownFile], position: FilePosition, finished: FinishedFiles

@@ -305,6 +305,10 @@ class TrackedFile(msgspec.Struct, frozen=True):
             return self.birth == found.birth
         return found.modified >= self.modified and found.changed >= self.changed
 
+    def at_first(self, found: FoundFile) -> TrackedFile:
+        """Return a new file with its first observation, before anything of it is read."""
+        return msgspec.structs.replace(self, birth=found.birth, modified=found.modified, changed=found.changed)
+
     def at(self, found: FoundFile) -> TrackedFile:
         """Return the file with the identity of the found one, which is the file itself or a copy of it."""
         if self.may_be(found):

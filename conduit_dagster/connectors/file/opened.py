@@ -148,3 +148,18 @@ def open_found(found: FoundFile) -> OpenFile | None:
         return None
     except OSError as error:
         raise from_os_error(error, f"can't read {found.name}") from error
+
+
+def begin_otherwise(one: FoundFile, other: FoundFile) -> bool:
+    """Return whether two files have different first bytes, or only the second one is empty."""
+    head, begin = (_head(found) for found in (one, other))
+    common = min(len(head), len(begin))
+    return bool(head) and (not common or head[:common] != begin[:common])
+
+
+def _head(found: FoundFile) -> bytes:
+    opened = open_found(found)
+    if opened is None:
+        return b""
+    with opened:
+        return opened.read_at(0, MARK)

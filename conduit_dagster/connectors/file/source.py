@@ -127,6 +127,9 @@ class FileSource(Source):
                 if lines:
                     copied.read(self._labels.unchecked(seen.file), step.after)
                 left = Limit(left.records - lines, left.bytes - read)
+            elif seen.file.number >= position.seen and (horizon is None or seen.found.ident in horizon):
+                # without a record yet: unless it is known, it is not found again after a rotation
+                changed[seen.file.number] = seen.file.at_first(seen.found)
             if step.done < step.upto:
                 copied.leave(self._labels.unchecked(seen.file))
             if self._must_wait(seen, step) or min(left) <= 0 or len(changed) >= _MOST_FILES:
