@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.file_changes import pack
 from lab.file_reading import MUCH, Reader, append
 from lab.inbox import WAITS, Inbox
 from lab.kept import MemoryValues
@@ -22,6 +24,13 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions
 
 NEVER = 10**9
+
+
+def read_up(reader: Reader, drain: bool = False) -> list[str]:
+    found = list[str]()
+    while lines := reader.step(drain=drain):
+        found += lines
+    return found
 
 
 @pytest.fixture
@@ -250,3 +259,31 @@ def test_stored_sums_and_lists_stay_what_they_are(inbox: Inbox) -> None:
     assert zlib.decompress(value).hex() == (
         "929da161000b0603a461623132c20664ccc8cd012c00a09da162010c0402a463643334c30465ccc9cd012d04a26666"
     )
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("how", ["renamed", "compressed", "copied and truncated"])
+def test_a_finished_file_grows_and_leaves_the_glob(tmp_path: Path, how: str, drain: bool) -> None:
+    """While no pipeline runs: the rest of it is read where it is."""
+    for number in range(70):
+        append(tmp_path / f"{number}.log", f"{number}\n")
+    reader = Reader(tmp_path, "*.log", MemoryValues(), **WAITS)
+    assert len(read_up(reader)) == 70
+    append(tmp_path / "later.log", "later\n")
+    assert read_up(reader) == ["later"]
+    assert len(reader.position["files"]) < 64
+    reader.restart()
+    log, rotated = tmp_path / "5.log", tmp_path / "5.log.1"
+    append(log, "rest\n")
+    if how == "copied and truncated":
+        shutil.copy(log, rotated)
+        log.write_text("")
+    else:
+        log.rename(rotated)
+    if how == "compressed":
+        pack(rotated)
+    append(log, "next\n")
+    assert read_up(reader, drain) == ["rest", "next"]
+    append(log, "more\n")
+    reader.restart()
+    assert read_up(reader, drain) == ["more"]

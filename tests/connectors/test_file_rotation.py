@@ -230,7 +230,7 @@ def test_a_file_that_was_empty_when_the_source_began(tmp_path: Path, log: Path, 
     reader = Reader(tmp_path, path, **{"rotate-wait": "0s"})
     assert reader.step() == []
     reader.restart()
-    append(log, f"{'a'[len(begin):]}1\na2\n")
+    append(log, f"{'a'[len(begin) :]}1\na2\n")
     log.rename(tmp_path / "app.log.1")
     append(log, "b1\n")
     assert reader.step() + reader.step() == ["a1", "a2", "b1"]

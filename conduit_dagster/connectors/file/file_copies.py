@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, examine
@@ -87,19 +88,34 @@ class FileCopies:
 
     def _siblings(self, files: Collection[TrackedFile]) -> Iterator[str]:
         names = {self._name} if self._name else {file.name for file in files}
+        listed = {home: _names(home) for home in {os.path.realpath(home) for home in self._homes(files)}}
         # behind a link it is the target that is rotated
-        targets = {os.path.realpath(f"{home}/{name}") for home in self._homes(files) for name in names}
-        names |= {target.rsplit("/", 1)[-1] for target in targets}
-        begins = tuple(f"{name}{mark}" for name in names for mark in ".-")
-        for home in {os.path.realpath(home) for home in self._homes(files)}:
-            try:
-                with os.scandir(home) as entries:
-                    found = {one.name for one in entries if one.name.startswith(begins) and one.is_file()}
-            except OSError:
-                continue
-            # a compressed file beside its original is not finished
-            kept = (name for name in found if not (is_packed(name) and name.rpartition(".")[0] in found))
-            yield from (f"{home}/{name}" for name in kept)
+        links = [f"{home}/{name}" for home, found in listed.items() for name in names & found.links]
+        names |= {os.path.realpath(link).rpartition("/")[2] for link in links}
+        for home, found in listed.items():
+            for name in found.files:
+                # a compressed file beside its original is not finished
+                is_begun = is_packed(name) and name.rpartition(".")[0] in found.files
+                if not is_begun and any(name[:i] in names for i, mark in enumerate(name) if mark in ".-"):
+                    yield f"{home}/{name}"
+
+
+class _Names(NamedTuple):
+    """Names in a folder."""
+
+    files: set[str]
+    links: set[str]
+
+
+def _names(folder: str) -> _Names:
+    names = _Names(set(), set())
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                names.links.add(entry.name)
+            elif entry.is_file():
+                names.files.add(entry.name)
+    return names
 
 
 def examine_content(path: str) -> FoundFile | None:

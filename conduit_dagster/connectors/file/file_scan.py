@@ -8,10 +8,20 @@ from itertools import chain
 from typing import NamedTuple
 
 from conduit_dagster.connectors.file.file_copies import NO_COPIES, Copies, FileCopies
+from conduit_dagster.connectors.file.file_matching import (
+    FileMatches,
+    KnownFile,
+    Match,
+    Places,
+    by_slot,
+    open_tracked,
+    slot_of,
+)
 from conduit_dagster.connectors.file.file_position import FilePosition
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
 from conduit_dagster.connectors.file.folder_look import FolderLooks
 from conduit_dagster.connectors.file.last_places import LastPlaces, homes_of
+from conduit_dagster.connectors.file.listed_strays import ListedStrays
 from conduit_dagster.connectors.file.listing import (
     FolderEntries,
     FoundFile,
@@ -19,15 +29,10 @@ from conduit_dagster.connectors.file.listing import (
     list_family,
     list_many,
 )
-from conduit_dagster.connectors.file.opened import OpenFile, begin_otherwise, open_found
+from conduit_dagster.connectors.file.opened import OpenFile, begin_otherwise
 from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
-
-Places = dict[int | str, list[FoundFile]]
-"""Existing files, by inode if available, otherwise by name."""
-KnownFile = tuple[TrackedFile, FoundFile]
-"""A file as recorded in the position, and in its current state."""
 
 
 class SeenFile(NamedTuple):
@@ -39,16 +44,6 @@ class SeenFile(NamedTuple):
     """Whether another file comes after it, so that its own lines must be read first."""
     closed: bool
     """Whether it counts as complete: another file comes after it, and it has not changed for a while."""
-
-
-class _Match(NamedTuple):
-    """A tracked file and its current place."""
-
-    file: TrackedFile
-    """With the identity of the copy, if the place is one."""
-    found: FoundFile
-    lost: bool
-    """Whether bytes that were seen but not read are missing from it."""
 
 
 class Survey(NamedTuple):
@@ -82,11 +77,12 @@ class FileScan:
 
     def __init__(self, settings: FileSourceSettings, path: str, root: str, many: bool) -> None:
         self._settings, self._path, self._root, self._many = settings, path, root, many
-        self._recognised: dict[int, _Match] = {}
+        self._matches = FileMatches()
         self._quiet = Quiet()
         self._folder = folder = FolderLooks(FolderEntries(settings.path, root, settings.excluded)) if many else None
         self.places = LastPlaces(partial(homes_of, path) if folder is None else folder.homes)
         self.copies = FileCopies(path, many, self.places.homes)
+        self._strays = ListedStrays(self._matches, self.places, self.copies)
 
     def files(self) -> list[FoundFile]:
         """Return all existing files in reading order."""
@@ -106,8 +102,8 @@ class FileScan:
             look = self._folder.look(position, finished)
             known, gone = self._known(position, look.examined)
             if not gone and len(known) == len(position.files):
-                changes = self._changes(look.examined, known, position, finished)
-                fresh = _once_each(look.unknown(changes.new), known)
+                changes = self._with_strays(self._changes(look.examined, known, position, finished), known, finished)
+                fresh = _once_each(look.unknown(changes.new), [*known, *changes.changed])
                 return _survey(known, changes, _numbered(fresh, position.seen), look.newest)
         return self._whole_survey(position, finished)
 
@@ -133,7 +129,7 @@ class FileScan:
         if not self._many and known and (copy := self._truncated(known)):
             known[-1] = copy
         candidates = listed if self._many else self._rotated(position, listed, known)
-        changes = self._changes(candidates, known, position, finished)
+        changes = self._with_strays(self._changes(candidates, known, position, finished), known, finished)
         last = listed if self._many else [*(found for _, found in (*known, *changes.changed)), *changes.new]
         if not last and not position.seen and not self._many:
             raise self._missing()
@@ -164,33 +160,18 @@ class FileScan:
         self, position: FilePosition, listed: list[FoundFile], copies: Copies = NO_COPIES
     ) -> tuple[list[KnownFile], list[FatalError]]:
         """Return the tracked files that exist, or copies of them, and an error for each file with missing bytes."""
-        places, known, gone = _places(listed, position.files), list[KnownFile](), list[FatalError]()
-        matches = {file.number: self._match(file, places.get(_slot(file), ())) for file in position.files}
+        places, known, gone = by_slot(listed, position.files), list[KnownFile](), list[FatalError]()
+        matches = {file.number: self._matches.match(file, places.get(slot_of(file), ())) for file in position.files}
         taken = {match.found.ident for match in matches.values() if match is not None}
         for file in position.files:
             match = matches[file.number]
-            if match is None and (match := self._copied(file, copies.of(file, taken))):
+            if match is None and (match := self._matches.copied(file, copies.of(file, taken))):
                 taken.add(match.found.ident)
             if match is not None:
                 known.append((match.file, match.found))
             if (match is None and file.size > file.offset) or (match is not None and match.lost):
                 gone.append(self._gone(file, match))
         return known, gone
-
-    def _match(self, file: TrackedFile, places: Iterable[FoundFile]) -> _Match | None:
-        """Return the current place of a tracked file, if the part already read is unchanged."""
-        known = self._recognised.get(file.number)
-        for found in places:
-            if known is not None and known.file == file and known.found == found:
-                return known
-            if file.may_be(found) and found.size >= file.offset and (match := _recognise(file, found)):
-                self._recognised[file.number] = match
-                return match
-        return None
-
-    def _copied(self, file: TrackedFile, copies: Iterable[FoundFile]) -> _Match | None:
-        """Return the copy that has the part already read of a tracked file."""
-        return next((match for found in copies if (match := self._match(file.at(found), (found,)))), None)
 
     def _truncated(self, known: list[KnownFile]) -> KnownFile | None:
         """Return the last file in the copy that was made of it before it was truncated, if nothing of it was read.
@@ -219,9 +200,27 @@ class FileScan:
                 self._folder.settle(found, row)
         return changes
 
+    def _with_strays(self, changes: _Changes, known: list[KnownFile], finished: FinishedFiles) -> _Changes:
+        """Add the files of the lists that have unread lines elsewhere than in the folder."""
+        if self._folder is None or not finished.rows:
+            return changes
+        replaced = [*changes.rewritten, *changes.superseded]
+        for seen in (*changes.new, *(seen for _, seen in known)):
+            replaced += [row for row in finished.at(seen.inode) if not row.may_be(seen)]
+        numbers = {file.number for file, _ in (*known, *changes.changed)}
+        strays = self._strays.unread(self._folder.entries, finished, {row.number for row in replaced})
+        found = [(file, seen) for file, seen in strays if file.number not in numbers]
+        numbers, idents = {file.number for file, _ in found}, {seen.ident for _, seen in found}
+        return _Changes(
+            [*changes.changed, *found],
+            [row for row in changes.rewritten if row.number not in numbers],
+            [row for row in changes.superseded if row.number not in numbers],
+            [new for new in changes.new if new.ident not in idents],
+        )
+
     def _judge(self, found: FoundFile, rows: list[TrackedFile], changes: _Changes) -> None:
         """Record a file that matches none of its candidate ``rows`` of the lists, which are given newest first."""
-        match = next((row for row in rows if self._match(row, (found,))), None)
+        match = next((row for row in rows if self._matches.match(row, (found,))), None)
         if match is None:
             changes.new.append(found)
             changes.rewritten.extend(rows)
@@ -232,11 +231,6 @@ class FileScan:
     def last_paths(self, collection_of: Callable[[str], str]) -> dict[str, str]:
         """Return the last path in reading order of each collection of a folder; empty for a single file."""
         return {} if self._folder is None else self._folder.last_paths(collection_of)
-
-    def forget(self, left: Iterable[TrackedFile]) -> None:
-        """Forget files that left the position. An unchanged one is not opened again."""
-        for file in left:
-            self._recognised.pop(file.number, None)
 
     def alive(self, files: Collection[TrackedFile]) -> set[int]:
         """Return the numbers of the files that exist, by inode and birth; all of them if nothing is listed."""
@@ -271,9 +265,9 @@ class FileScan:
 
     def is_there(self, files: Collection[TrackedFile]) -> bool:
         """Return whether one of these files exists now: the previous listing may have missed a renamed one."""
-        places = _places(self.files(), files)
+        places = by_slot(self.files(), files)
         for file in files:
-            if (opened := _open_one(file, places.get(_slot(file), ()))) is not None:
+            if (opened := _open_one(file, places.get(slot_of(file), ()))) is not None:
                 opened.close()
                 return True
         return False
@@ -303,7 +297,7 @@ class FileScan:
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
-    def _gone(self, file: TrackedFile, match: _Match | None) -> FatalError:
+    def _gone(self, file: TrackedFile, match: Match | None) -> FatalError:
         begin = file.offset if match is None or match.found.size >= file.size else match.found.size
         return FatalError(
             f"bytes {begin} to {file.size} of {file.name} are gone: deleted, cut off or replaced unread",
@@ -335,11 +329,11 @@ class FileFinder:
         """
         opened = _open_one(file, self._scan.places.of(file))
         if opened is None and self._places is not None:
-            opened = _open_one(file, self._places.get(_slot(file), ()))
+            opened = _open_one(file, self._places.get(slot_of(file), ()))
         if opened is None:
             # it may have been renamed since the last listing
-            self._places = _places([*self._scan.places.strayed([file]), *self._scan.files()])
-            opened = _open_one(file, self._places.get(_slot(file), ()))
+            self._places = by_slot([*self._scan.places.strayed([file]), *self._scan.files()])
+            opened = _open_one(file, self._places.get(slot_of(file), ()))
         if opened is None:
             opened = self._open_copy(file)
         return opened
@@ -356,51 +350,16 @@ def _open_one(file: TrackedFile, places: Iterable[FoundFile]) -> OpenFile | None
     return None
 
 
-def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:
-    """Open the found file if it is the tracked one and the part already read is unchanged; otherwise return None."""
-    opened = open_found(found)
-    if opened is None or opened.holds(file):
-        return opened
-    opened.close()
-    return None
-
-
 def _missing(position: FilePosition, known: list[KnownFile]) -> list[TrackedFile]:
     """Return the files of a position that are not known to exist."""
     here = {file.number for file, _ in known}
     return [file for file in position.files if file.number not in here]
 
 
-def _recognise(file: TrackedFile, found: FoundFile) -> _Match | None:
-    opened = open_tracked(found, file)
-    if opened is None:
-        return None
-    with opened:
-        # the name now belongs to another file, which was not examined
-        if opened.found.ident != found.ident:
-            return None
-        return _Match(file, found, opened.lost(file))
-
-
-def _slot(file: TrackedFile | FoundFile) -> int | str:
-    return file.inode or file.name
-
-
-def _places(listed: Iterable[FoundFile], wanted: Iterable[TrackedFile] | None = None) -> Places:
-    """Return the listed files by slot; if ``wanted`` is given, only those in its slots."""
-    slots = None if wanted is None else {_slot(file) for file in wanted}
-    places: Places = {}
-    for found in listed:
-        slot = _slot(found)
-        if slots is None or slot in slots:
-            places.setdefault(slot, []).append(found)
-    return places
-
-
 def _unknown(listed: list[FoundFile], known: list[KnownFile]) -> list[FoundFile]:
     """Return the listed files that are not among the known ones."""
-    idents, slots = {found.ident for _, found in known}, {_slot(found) for _, found in known}
-    return [found for found in listed if _slot(found) not in slots or found.ident not in idents]
+    idents, slots = {found.ident for _, found in known}, {slot_of(found) for _, found in known}
+    return [found for found in listed if slot_of(found) not in slots or found.ident not in idents]
 
 
 def _survey(known: list[KnownFile], changes: _Changes, fresh: Iterable[KnownFile], newest: FoundFile | None) -> Survey:

@@ -75,6 +75,11 @@ class FolderLooks:
         else:
             self._turns.forget()
 
+    @property
+    def entries(self) -> list[FolderEntry]:
+        """The current entries: the same list until the folder is listed again."""
+        return self._entries.newest()
+
     def inodes(self) -> set[int]:
         """Return the inodes of the entries. On some file systems these differ from the inodes of the files."""
         return {inode for _, inode in self._entries.newest() if inode}
