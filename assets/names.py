@@ -13,12 +13,16 @@ import dagster as dg
 
 from conduit_dagster.builtin_plugins import plain_name
 from conduit_dagster.config.folder import dagster_name
+from conduit_dagster.config.project import Project
+from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 
 ACKS = "acks"
 REPLAYED = "replayed_dead_letters"
 GROUP = "conduit"
 """Group of assets that belong to no single pipeline."""
+PROJECT_TAG = "conduit/project"
+"""Tag of a pipeline's runs: several projects in one Dagster instance may have jobs of the same name."""
 
 _LONGEST = 63
 _REFUSED = re.compile(r"[^A-Za-z0-9_.-]")
@@ -51,6 +55,16 @@ def job_name(pipeline: str) -> str:
     """Return the name of the pipeline's job, made from its id."""
     name = dagster_name(pipeline)
     return f"{name}_" if _RESERVED.fullmatch(name) or keyword.iskeyword(name) else name
+
+
+def project_name(project: Project) -> str:
+    """Return the project's name for ``PROJECT_TAG``: its folder, with a hash of the folder's path and state store.
+
+    The path alone is not enough: images of several projects often have the same folder.
+    """
+    place = f"{project.root}\n{masked(project.state_url)}"
+    digest = hashlib.sha256(place.encode()).hexdigest()[:8]
+    return short(f"{project.root.name}-{digest}")
 
 
 def kind(plugin: str) -> str:

@@ -9,7 +9,7 @@ import dagster as dg
 from conduit_dagster.assets.asset_checks import check_specs
 from conduit_dagster.assets.backfill_job import define_backfill
 from conduit_dagster.assets.dead_letter_jobs import define_letters
-from conduit_dagster.assets.names import job_name, short
+from conduit_dagster.assets.names import PROJECT_TAG, job_name, short
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs
 from conduit_dagster.assets.run_op import LoadedPipeline, RunConfig, run_in_dagster
 from conduit_dagster.assets.translator import AssetKeys, followed
@@ -31,10 +31,12 @@ class PipelineDefinitions:
     keys: AssetKeys
 
 
-def define_pipeline(specs: PipelineSpecs, moved: Mapping[dg.AssetKey, dg.AssetKey]) -> PipelineDefinitions:
+def define_pipeline(
+    specs: PipelineSpecs, moved: Mapping[dg.AssetKey, dg.AssetKey], project: str
+) -> PipelineDefinitions:
     """Return the definitions of a pipeline. Raises Dagster's error for names it rejects.
 
-    ``moved``: the keys of all pipelines that the translation has changed.
+    ``moved``: the keys of all pipelines that the translation has changed; ``project``: value of ``PROJECT_TAG``.
     """
     bound, [replayed] = specs.bound, followed([specs.replayed], moved)
     written = _written(bound, list(followed(specs.written, moved)), specs.keys)
@@ -42,16 +44,16 @@ def define_pipeline(specs: PipelineSpecs, moved: Mapping[dg.AssetKey, dg.AssetKe
     backfill = define_backfill(bound, specs.keys)
     jobs = [letters.replay, letters.discard, *([] if backfill is None else [backfill])]
     sources = list(followed(specs.sources, moved))
-    return PipelineDefinitions(sources, [written, letters.replayed], _job(bound, written), jobs, specs.keys)
+    return PipelineDefinitions(sources, [written, letters.replayed], _job(bound, written, project), jobs, specs.keys)
 
 
-def _job(bound: BoundPipeline, written: dg.AssetsDefinition) -> Any:
+def _job(bound: BoundPipeline, written: dg.AssetsDefinition, project: str) -> Any:
     return dg.define_asset_job(
         job_name(bound.id),
         selection=dg.AssetSelection.assets(*written.keys),
         description=_about(bound),
         # Dagster's own retries would start a run twice: the recovery sensor starts it too
-        tags={"conduit/pipeline": short(bound.id), "dagster/max_retries": "0"},
+        tags={"conduit/pipeline": short(bound.id), PROJECT_TAG: project, "dagster/max_retries": "0"},
         metadata={"conduit/pipeline": bound.id},
         executor_def=dg.in_process_executor,
     )

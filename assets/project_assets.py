@@ -17,6 +17,7 @@ from conduit_dagster.assets.broken_files import (
     warn,
 )
 from conduit_dagster.assets.links import find_links
+from conduit_dagster.assets.names import project_name
 from conduit_dagster.assets.pipeline_assets import PipelineDefinitions, define_pipeline
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs, specify_pipeline
 from conduit_dagster.assets.source_checks import source_checks
@@ -67,11 +68,11 @@ def _pipelines(catalogue: Catalogue, translator: PipelineTranslator, refused: Re
     parsed = {one.config.id: one for one in catalogue.loaded.pipelines}
     specified = list(_specified(catalogue, translator, refused, parsed))
     moved = {before: after for specs in specified for before, after in specs.keys.moved.items()}
-    names, keys = set[str](), {PIPELINE_FILES}
+    project, names, keys = project_name(catalogue.project), set[str](), {PIPELINE_FILES}
     for specs in specified:
         one = parsed[specs.bound.id]
         with isolated(one, "defining this pipeline in Dagster"):
-            pipeline = _defined(specs, moved, one)
+            pipeline = _defined(specs, moved, project, one)
             if pipeline is None:
                 continue
             own = {job.name for job in (pipeline.job, *pipeline.more_jobs)}
@@ -105,11 +106,11 @@ def _specified(
 
 
 def _defined(
-    specs: PipelineSpecs, moved: Mapping[dg.AssetKey, dg.AssetKey], parsed: ParsedPipeline
+    specs: PipelineSpecs, moved: Mapping[dg.AssetKey, dg.AssetKey], project: str, parsed: ParsedPipeline
 ) -> PipelineDefinitions | None:
     """Return a pipeline's definitions; None, and a finding, if Dagster rejects it."""
     try:
-        return define_pipeline(specs, moved)
+        return define_pipeline(specs, moved, project)
     except dg.DagsterError as error:
         _refuse(parsed, str(error).strip())
         return None

@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from conduit_dagster.assets.names import job_name
+from conduit_dagster.assets.names import PROJECT_TAG, job_name
 from conduit_dagster.assets.run_op import FAILURE_TAG
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.builtin_plugins import PROCESSORS
@@ -191,16 +191,17 @@ _PAGE = 200
 
 
 class Runs:
-    """View of the run storage: the newest page in one query, other runs one by one."""
+    """View of a project's runs in the run storage: the newest page in one query, other runs one by one."""
 
-    def __init__(self, instance: dg.DagsterInstance) -> None:
-        self._instance = instance
+    def __init__(self, instance: dg.DagsterInstance, project: str) -> None:
+        """``project``: value of ``PROJECT_TAG``."""
+        self._instance, self._tags = instance, {PROJECT_TAG: project}
         self._newest: dict[str, LastRun] = {}
         self._all = False
 
     def look(self) -> None:
         """Reload the newest runs."""
-        records = self._instance.get_run_records(limit=_PAGE)
+        records = self._instance.get_run_records(dg.RunsFilter(tags=self._tags), limit=_PAGE)
         self._all = len(records) < _PAGE
         self._newest = {}
         for record in records:
@@ -209,7 +210,7 @@ class Runs:
     def of(self, file: File) -> LastRun | None:
         """Return the newest run of the pipeline's own job."""
         if file.job not in self._newest and not self._all:
-            found = self._instance.get_run_records(dg.RunsFilter(job_name=file.job), limit=1)
+            found = self._instance.get_run_records(dg.RunsFilter(job_name=file.job, tags=self._tags), limit=1)
             if not found:
                 return None
             self._newest[file.job] = _last(found[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from conduit_dagster.assets.names import job_name, short
+from conduit_dagster.assets.names import PROJECT_TAG, job_name, short
 from conduit_dagster.config.cron import TIMED, next_tick
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -31,15 +31,20 @@ def _schedule(bound: BoundPipeline, job: Any) -> dg.ScheduleDefinition:
         job=job,
         cron_schedule=trigger.cron or _EACH_MINUTE,
         execution_timezone="UTC",
-        execution_fn=_tick(bound.id, job_name(bound.id), trigger),
+        execution_fn=_tick(bound.id, _runs_of(job), trigger),
         default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
         description=f"Runs pipeline {bound.id} {f'every {trigger.every:g} s' if trigger.every else 'at its time'}.",
     )
 
 
-def _tick(pipeline: str, job: str, trigger: Trigger) -> Tick:
+def _runs_of(job: Any) -> dg.RunsFilter:
+    """Return the filter for a job's runs, without those of another project's job of the same name."""
+    return dg.RunsFilter(job_name=job.name, tags={PROJECT_TAG: job.tags[PROJECT_TAG]})
+
+
+def _tick(pipeline: str, own: dg.RunsFilter, trigger: Trigger) -> Tick:
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        newest = context.instance.get_run_records(dg.RunsFilter(job_name=job), limit=1)
+        newest = context.instance.get_run_records(own, limit=1)
         now = context.scheduled_execution_time
         if newest and not newest[0].dagster_run.is_finished:
             return dg.SkipReason("the previous run is still at work")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from conduit_dagster.assets.broken_files import FileEvents
+from conduit_dagster.assets.names import project_name
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.sensors.alerts import alert_sensor
@@ -36,7 +36,7 @@ class Tick:
 
     def __init__(
         self,
-        root: Path,
+        project: Project,
         keys: Mapping[str, AssetKeys],
         decide: Callable[[KnownPipeline, int], Decision],
         watches_files: bool = False,
@@ -44,7 +44,9 @@ class Tick:
         """``keys``: asset keys of each pipeline, by the name of its job."""
         self._decide, self._watches_files = decide, watches_files
         self._file_events = FileEvents()
-        self._files, self._silence = Files(root, keys), HeartbeatMonitor()
+        self._files, self._silence = Files(project.root, keys), HeartbeatMonitor()
+        # fixed, like the jobs' own tag: settings may change until the code location is loaded again
+        self._project = project_name(project)
         self._store = CachedStore()
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
@@ -54,7 +56,7 @@ class Tick:
         """
         project, files = self._files.read()
         database = self._store.of(project)
-        attendant, runs = DecisionExecutor(context.instance, database), Runs(context.instance)
+        attendant, runs = DecisionExecutor(context.instance, database), Runs(context.instance, self._project)
         end = time.monotonic() + stay
         seen: dict[str, Stored] | None = None
         while True:
@@ -130,9 +132,9 @@ _LEAD_NS = 10_000_000_000
 """Lead time of a restart's launch: a tick, plus the few seconds that a run needs to start."""
 
 
-def recovery_sensor(root: Path, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
+def recovery_sensor(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
     """Return the recovery sensor of a code location. Its cursor is empty: the stores decide."""
-    tick = Tick(root, keys, _decide)
+    tick = Tick(project, keys, _decide)
     return sensor_of(tick, "conduit_recovery", _RECOVERY, jobs, _STAY)
 
 
@@ -143,9 +145,9 @@ def _decide(known: KnownPipeline, now_ns: int) -> Decision:
 _LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start and stop, picks up changed files."
 
 
-def lifecycle_sensor(root: Path, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
+def lifecycle_sensor(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
     """Return the lifecycle sensor of a code location."""
-    tick = Tick(root, keys, lifecycle, watches_files=True)
+    tick = Tick(project, keys, lifecycle, watches_files=True)
     return sensor_of(tick, "conduit_lifecycle", _LIFECYCLE, jobs)
 
 
@@ -156,5 +158,4 @@ def define_sensors(project: Project, jobs: Sequence[Any], keys: Mapping[str, Ass
     """
     if not keys:
         return []
-    root = project.root
-    return [recovery_sensor(root, jobs, keys), lifecycle_sensor(root, jobs, keys), alert_sensor(project)]
+    return [recovery_sensor(project, jobs, keys), lifecycle_sensor(project, jobs, keys), alert_sensor(project)]

@@ -91,7 +91,8 @@ class Location:
     def launch(self, request: dg.RunRequest, status: str = "STARTED") -> dg.DagsterRun:
         """Launch a run like the daemon."""
         job = self.definitions.resolve_job_def(request.job_name or "")
-        return self.instance.create_run_for_job(job, tags=dict(request.tags), status=dg.DagsterRunStatus(status))
+        tags = {**job.run_tags, **request.tags}
+        return self.instance.create_run_for_job(job, tags=tags, status=dg.DagsterRunStatus(status))
 
     def restart(self, name: str = "orders") -> dg.DagsterRun:
         """Let a run begin and fail; launch its restart, which has reported nothing yet."""

@@ -1,0 +1,67 @@
+"""Two projects in one Dagster instance, whose pipelines have the same name."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from lab.sensors_lab import Location
+
+from conduit_dagster.sensors import known
+
+
+@pytest.fixture
+def other(location: Location, tmp_path: Path) -> Location:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "conduit.yaml").touch()
+    return Location(tmp_path / "other", location.instance)
+
+
+def test_a_run_of_another_project_does_not_delay_a_start(location: Location, other: Location) -> None:
+    location.write()
+    other.write()
+    (request,) = other.tick("conduit_lifecycle")
+    other.launch(request)
+    assert len(location.tick("conduit_lifecycle")) == 1
+
+
+@pytest.mark.parametrize("page", [200, 1])
+def test_a_run_of_another_project_does_not_delay_a_restart(
+    location: Location, other: Location, page: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "_PAGE", page)
+    location.write()
+    other.write()
+    other.run()
+    location.run(status="FAILURE")
+    location.begin()
+    location.fail()
+    other.run()
+    assert len(location.tick()) == 1
+
+
+def test_a_failed_run_of_another_project_is_no_failure_here(location: Location, other: Location) -> None:
+    location.write()
+    other.write()
+    location.begin()
+    location.end("stopped", "user")
+    other.run(status="FAILURE")
+    location.tick()
+    assert location.status() == ("stopped", "user")
+
+
+def test_a_run_of_another_project_does_not_skip_a_tick(location: Location, other: Location, tmp_path: Path) -> None:
+    location.write(trigger="{every: 90s}")
+    other.write(trigger="{every: 90s}")
+    (tmp_path / "dagster").mkdir()
+    repository = location.definitions.get_repository_def()
+    # a schedule opens Dagster's storage again, so it has to be on disk
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        other.instance = instance
+        other.run()
+        later = datetime.now(UTC) + timedelta(days=1)
+        with dg.build_schedule_context(instance, later, repository_def=repository) as context:
+            schedule = repository.get_schedule_def("orders__schedule")
+            assert len(schedule.evaluate_tick(context).run_requests or []) == 1
