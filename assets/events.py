@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -18,9 +19,11 @@ from conduit_dagster.assets.names import ACKS
 from conduit_dagster.assets.offset_gaps import offset_gaps
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.daemon_threads import answer_within
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunProgress, StepReport
+from conduit_dagster.metrics.source_lag import LAG_SECONDS
 from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons
 from conduit_dagster.state.history import Event, events, said
 from conduit_dagster.state.overview import consumer_rows, real_source_rows
@@ -51,7 +54,7 @@ class RunSnapshot:
     lag: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     """Lag and its unit of each source that can determine it."""
     failing: list[str] = field(default_factory=list[str])
-    """Sources that failed when queried for their lag."""
+    """Sources that failed when queried for their lag, or did not answer."""
     gaps: list[str] = field(default_factory=list[str])
     history: list[Event] = field(default_factory=list[Event])
     """The newest events of the pipeline's history, in chronological order."""
@@ -135,13 +138,13 @@ class Observer:
         return 0.0 if self._first_seen is None else self._first_seen
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> tuple[dict[str, tuple[int, str]], list[str]]:
-        """Return the lag of each source that can determine it, and the sources that failed when queried."""
+        """Return the lag of each source that can determine it, and the sources that failed when queried, or did not answer."""
         found: dict[str, tuple[int, str]] = {}
         failing: list[str] = []
         known = {name: row["position"] for name, row in sources.items()}
         for source_node in self.pipeline.sources:
             try:
-                amount = source_node.lag(known)
+                amount = answer_within(source_node.source, partial(source_node.lag, known), LAG_SECONDS)
             except Exception:  # noqa: BLE001  # a source that is away is the engine's business; here its lag is unknown
                 amount = None
                 failing.append(source_node.id)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.catalogue import Catalogue
 
 _NEWEST = 10
+_LAG_SECONDS = 10.0
 Facts = dict[str, Any]
 
 
@@ -193,7 +194,7 @@ def _lag(source: str, position: Any, bound: BoundPipeline | None) -> Facts:
     if bound is None or position is None:
         return {"lag": None, "lag_unit": None, "lag_seconds": None}
     reader = next(node.source for node in bound.compiled.sources if node.id == source)
-    lag = source_lag(reader, position)
+    lag = source_lag(reader, position, _LAG_SECONDS)
     return {"lag": lag.amount, "lag_unit": lag.unit, "lag_seconds": lag.seconds}
 
 

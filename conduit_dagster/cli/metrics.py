@@ -26,6 +26,8 @@ RunAddress = Annotated[
     str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at /metrics.")
 ]
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM)
+_LAG_SECONDS = 10.0
+"""Seconds to wait for a source's lag: the time in which Prometheus expects the page."""
 
 
 def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = False) -> None:
@@ -66,7 +68,7 @@ def _lags(paths: list[str]) -> Lags:
 
     def lags(pipeline: str, source: str, position: Any) -> SourceLag:
         reader = known.get((pipeline, source))
-        return UNKNOWN_LAG if reader is None else source_lag(reader, position)
+        return UNKNOWN_LAG if reader is None else source_lag(reader, position, _LAG_SECONDS)
 
     return lags
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from conduit_dagster.engine.daemon_threads import fulfil, has_ended, in_daemon
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
@@ -52,11 +53,11 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
     keep the process alive, and the caller must fence it off in case it ever continues.
     """
     name = _below(name)
-    future = _in_daemon(work, name)
+    future = in_daemon(work, name)
     # a run may last for months: do not poll before a stop is requested
     either: list[Future[Any]] = [future, stop.asked]
     wait(either, return_when=FIRST_COMPLETED)
-    while not _ended(future, _POLL):
+    while not has_ended(future, _POLL):
         until = _deadline(stop, timeout)
         if until is not None and time.monotonic() > until:
             where = _where(name)
@@ -67,14 +68,14 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
 
 def within(work: Callable[[], None], seconds: float, name: str) -> bool:
     """Return whether ``work`` ended within ``seconds``, by success or error; otherwise its thread is abandoned."""
-    return _ended(_in_daemon(work, _below(name)), seconds)
+    return has_ended(in_daemon(work, _below(name)), seconds)
 
 
 def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
     """Run all in daemon threads and return their results; once all have ended, raise the first one's error."""
-    futures = [_in_daemon(work, _below(f"{name}-{i}")) for i, work in enumerate(works)]
+    futures = [in_daemon(work, _below(f"{name}-{i}")) for i, work in enumerate(works)]
     for future in futures:
-        _ended(future, None)
+        has_ended(future, None)
     return [future.result() for future in futures]
 
 
@@ -99,7 +100,7 @@ class Worker(Generic[T]):
 
     def _run(self) -> None:
         while (one := self._calls.get()) is not None:
-            _fulfil(*one)
+            fulfil(*one)
 
 
 def _below(name: str) -> str:
@@ -112,27 +113,6 @@ def _deadline(stop: StopFlag, timeout: float) -> float | None:
     forced = None if stop.forced_at is None else stop.forced_at + min(timeout, FORCED) + GRACE
     known = [one for one in (graceful, forced) if one is not None]
     return min(known) if known else None
-
-
-def _in_daemon(work: Callable[[], T], name: str) -> Future[T]:
-    future: Future[T] = Future()
-    threading.Thread(target=_fulfil, args=(work, future), name=name, daemon=True).start()
-    return future
-
-
-def _fulfil(work: Callable[[], T], future: Future[T]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  # it is raised where the result is requested
-        future.set_exception(error)
-
-
-def _ended(future: Future[T], seconds: float | None) -> bool:
-    try:
-        future.exception(seconds)
-    except TimeoutError:
-        return False
-    return True
 
 
 def _where(name: str) -> str:

@@ -148,6 +148,20 @@ def test_a_run_in_dagster_ends(lab: Lab, point: str, number: int) -> None:
     was_left(lab)
 
 
+@pytest.mark.parametrize("way", ["run", "dagster"])
+def test_a_source_whose_lag_hangs_is_delivered_and_stops_in_order(lab: Lab, way: str) -> None:
+    (lab.root / "hang-lag").touch()
+    command = conduit("run") if way == "run" else in_dagster(lab)
+    with started(lab, *command, DAGSTER_HOME=str(lab.root / "dagster")) as process:
+        acks = lab.root / "acks"
+        wait_until(lambda: acks.exists() and "5" in acks.read_text().split(), "all is acked", 120)
+        assert seconds_to_end(process, signal.SIGTERM) < LONGEST
+    with lab.store() as database:
+        assert pipeline_rows(database)["p"]["status"] == "stopped"
+    output = (lab.root / "output.log").read_text()
+    assert "hang in plugins" not in output and "a stop hangs" not in output
+
+
 @pytest.fixture
 def server() -> Iterator[PostgresServer]:
     found = installations()

@@ -99,6 +99,10 @@ class Counting(Source):
         with Path(self.context.root, "acks").open("a") as file:
             file.write(f"{upto}\\n")
 
+    def lag(self, position):
+        hang(self, "lag")
+        return 5 - position
+
     def close(self):
         hang(self, "close")
         with Path(self.context.root, "acks").open("a") as file:

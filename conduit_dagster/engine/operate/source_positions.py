@@ -14,6 +14,7 @@ from conduit_dagster.commit_log.log_reader import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.scalars import masked, parse_age
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.daemon_threads import answer_within
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.record import Mode
@@ -25,6 +26,8 @@ from conduit_dagster.state.pipeline_state import PipelineState, SourceState, loa
 
 _LAST = 2**63 - 1
 """Latest time that the store can hold, in ns."""
+_PATIENCE = 10.0
+"""Seconds that a source may take to answer a status query."""
 
 
 def moment(text: str, now_ns: int, option: str) -> int:
@@ -174,11 +177,11 @@ def _facts(
         "joined": join,
         "log": None if log is None else _log_facts(log, position),
         "lag": None if source is None else lag_of(source, read),
-        "counts": {} if source is None else _told(lambda: dict(source.counts(read)), {}),
+        "counts": {} if source is None else _told(source, lambda: dict(source.counts(read)), {}),
         "lag_unit": None if source is None else source.lag_unit,
-        "lag_seconds": None if source is None else _told(lambda: source.lag_seconds(read), None),
+        "lag_seconds": None if source is None else _told(source, lambda: source.lag_seconds(read), None),
         "collections": _collections(
-            collections, {} if source is None else _told(lambda: source.collection_modes(read), {})
+            collections, {} if source is None else _told(source, lambda: source.collection_modes(read), {})
         ),
     }
 
@@ -203,13 +206,13 @@ def _log_facts(log: LogView, position: int) -> Facts:
 
 
 def lag_of(source: Source, position: Any) -> int | None:
-    """Return a source's lag; None if unknown or if the source raises."""
-    return _told(lambda: source.lag(position), None)
+    """Return a source's lag; None if unknown, or if the source raises or does not answer."""
+    return _told(source, lambda: source.lag(position), None)
 
 
-def _told(ask: Callable[[], T], otherwise: T) -> T:
-    """Return the source's answer, or ``otherwise`` if it raises: a status query must not fail because of a source."""
+def _told(source: Source, ask: Callable[[], T], otherwise: T) -> T:
+    """Return the source's answer, or ``otherwise``: a status query must not fail or hang because of a source."""
     try:
-        return ask()
+        return answer_within(source, ask, _PATIENCE)
     except Exception:  # noqa: BLE001  # any plugin's code
         return otherwise

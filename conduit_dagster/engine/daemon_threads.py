@@ -1,0 +1,53 @@
+"""Work in daemon threads, which may be abandoned when it hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_daemon(work: Callable[[], T], name: str) -> Future[T]:
+    """Run ``work`` in a daemon thread, which does not keep the process alive; return a future for its result."""
+    future: Future[T] = Future()
+    threading.Thread(target=fulfil, args=(work, future), name=name, daemon=True).start()
+    return future
+
+
+def fulfil(work: Callable[[], T], future: Future[T]) -> None:
+    """Set the future to the result of ``work``, or to its error."""
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001  # it is raised where the result is requested
+        future.set_exception(error)
+
+
+def has_ended(future: Future[T], seconds: float | None) -> bool:
+    """Return whether the work has ended, after waiting for it for ``seconds`` at most; None waits without limit."""
+    try:
+        future.exception(seconds)
+    except TimeoutError:
+        return False
+    return True
+
+
+_unanswered: dict[int, Future[Any]] = {}
+
+
+def answer_within(asked: object, query: Callable[[], T], seconds: float) -> T:
+    """Return the answer of a query to a connector, or raise its error.
+
+    Raises ``TimeoutError`` after ``seconds``, and at once while the previous query to ``asked`` is still unanswered:
+    a connector that hangs delays its caller once.
+    """
+    answer = _unanswered.pop(id(asked), None)
+    if answer is None or answer.done():
+        answer = in_daemon(query, f"ask-{type(asked).__name__}")
+        if has_ended(answer, seconds):
+            return answer.result()
+    # its thread keeps the connector, so that no other one gets the same id
+    _unanswered[id(asked)] = answer
+    raise TimeoutError(f"no answer within {seconds:g} s")
