@@ -19,8 +19,8 @@ from conduit_dagster.assets.names import ACKS
 from conduit_dagster.assets.offset_gaps import offset_gaps
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.daemon_threads import answer_within
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
+from conduit_dagster.engine.daemon_threads import answer_within
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.metrics.source_lag import LAG_SECONDS
@@ -138,7 +138,7 @@ class Observer:
         return 0.0 if self._first_seen is None else self._first_seen
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> tuple[dict[str, tuple[int, str]], list[str]]:
-        """Return the lag of each source that can determine it, and the sources that failed when queried, or did not answer."""
+        """Return the lag of each source that can determine it, and the sources that failed or did not answer."""
         found: dict[str, tuple[int, str]] = {}
         failing: list[str] = []
         known = {name: row["position"] for name, row in sources.items()}

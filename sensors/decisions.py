@@ -105,6 +105,8 @@ def _without_owner(known: KnownPipeline) -> Decision:
     state, run = known.stored.recovery, known.run
     if run is not None and run.cancelled and run.run_id == state.run:
         return Stopped(run.run_id)
+    if known.stored.reason == "user":
+        return Stopped(state.run)  # it only drained what a user had stopped
     if run is not None and run.active and run.run_id != state.run:
         return None  # its successor is about to start
     return Report(state.run, "died")
@@ -125,6 +127,8 @@ def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
         return None
     if stored.status == "":
         return Start("it never ran")
+    if stored.reason == "user":
+        return None
     by_system = (stored.status, stored.reason) == (PipelineStatus.STOPPED, "system")
     if (by_system or stored.status == PipelineStatus.DEGRADED) and file.digest != stored.recovery.digest:
         return Start("its file was changed")
@@ -158,6 +162,8 @@ def _while_it_runs(known: KnownPipeline) -> Decision:
     file, stored = known.file, known.stored
     if stored.status != PipelineStatus.RUNNING or stored.recovery.asked or not file.runnable:
         return None
+    if stored.reason == "user":
+        return None  # a drain by hand ends by itself
     if not file.running and file.trigger not in TIMED and file.digest != stored.recovery.digest:
         return StopRequest("stop")
     if stored.recovery.digest and file.digest != stored.recovery.digest:

@@ -106,7 +106,8 @@ def _status(row: Facts | None) -> Facts:
     owner = row["owner"]
     return {
         "status": row["status"],
-        "reason": row["reason"],
+        # that of a run is about what follows it
+        "reason": "" if row["status"] in (PipelineStatus.RUNNING, PipelineStatus.RECOVERING) else row["reason"],
         "owner_alive": None if owner is None else not is_dead(owner),
         "restart": _restart(row),
     }

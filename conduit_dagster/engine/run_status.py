@@ -65,10 +65,13 @@ class RunStatusWriter:
         self.failed_step: int | None = None
         """The step that failed, if any; later steps that were staged ahead end with the run."""
 
-    def begin(self, file: str, digest: str) -> bool:
-        """Record the start; return False, with nothing changed, if this run is a restart that is no longer wanted."""
+    def begin(self, file: str, digest: str, drains: bool = False) -> bool:
+        """Record the start; return False, with nothing changed, if this run is a restart that is no longer wanted.
+
+        ``drains``: it only drains the sources by hand.
+        """
         about = self._about
-        state = self._store.life.begin(RunStart(about.run, file, digest, about.restart, about.past))
+        state = self._store.life.begin(RunStart(about.run, file, digest, about.restart, about.past, drains))
         if state is None:
             return False
         self._state, self._recovering = state, state.past.attempt > 0

@@ -137,7 +137,7 @@ class _Run:
 
     def run(self) -> RunResult:
         try:
-            if not self._life.begin(self._bound.file, self._bound.digest):
+            if not self._life.begin(self._bound.file, self._bound.digest, self._is_drain_by_hand()):
                 return self._life.superseded()
             self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
             # before anything is sent to a direct destination: a sender of the previous owner may still be running
@@ -163,6 +163,11 @@ class _Run:
         config = self._request.bound.config
         # a continuous pipeline is started again in any case, and a timed one at its next tick
         return self._life.stopped(config.trigger.kind == "available-now" and config.status == "running")
+
+    def _is_drain_by_hand(self) -> bool:
+        """Return whether this run drains although the pipeline is continuous, or nothing restarts it."""
+        is_continuous = self._bound.config.trigger.kind == "continuous"
+        return self._options.drain and (is_continuous or self._options.about.recovery is None)
 
     # -- steps --------------------------------------------------------------------------------------------------
 

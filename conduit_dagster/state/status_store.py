@@ -33,6 +33,8 @@ class RunStart:
     """Number of the failure that this run restarts after; None for a requested start."""
     past: RestartHistory = FRESH
     """Initial count of a requested start: restarts that could not be recorded."""
+    drains: bool = False
+    """Whether it only drains the sources by hand: that is no start of a pipeline that a user stopped."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,27 @@ class StatusStore:
 
     def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
-        first = read(connection, self._id).run == ""
+        before = read(connection, self._id)
+        # the reason outlasts the run, however that ends
+        is_unasked = start.drains and before.run and before.asked != "start"
+        stays_stopped = is_unasked and self._standing(connection)[1] == "user"
         write(connection, self._id, **fresh, cause=None)
-        self._set(connection, PipelineStatus.RECOVERING if start.past.attempt else PipelineStatus.RUNNING)
-        provision(connection, self._id, start.file, first)
+        status = PipelineStatus.RECOVERING if start.past.attempt else PipelineStatus.RUNNING
+        self._set(connection, status, "user" if stays_stopped else "")
+        provision(connection, self._id, start.file, before.run == "")
         self._event(connection, "started", run=start.run)
         return read(connection, self._id)
+
+    def _standing(self, connection: sa.Connection) -> tuple[str, str]:
+        """Return status and reason."""
+        mine = sa.select(pipelines.c.status, pipelines.c.reason).where(pipelines.c.pipeline == self._id)
+        status, reason = connection.execute(mine).one()
+        return status, reason
+
+    def _kept_reason(self, connection: sa.Connection) -> str:
+        """Return ``user`` if the run only drains, by hand, what a user had stopped: it stays stopped."""
+        status, reason = self._standing(connection)
+        return reason if status in (PipelineStatus.RUNNING, PipelineStatus.RECOVERING) else ""
 
     def recovered(self, attempt: int) -> None:
         """Mark the pipeline as running: a record was acked end to end, or a window passed without an error."""
@@ -171,8 +188,9 @@ class StatusStore:
 
         def work(connection: sa.Connection) -> None:
             also(connection)
+            stays_stopped = self._kept_reason(connection)
             self._end(connection, status, reason, error)
-            if asked:
+            if asked and not stays_stopped:
                 write(connection, self._id, asked=asked, asked_ns=time.time_ns())
 
         self._transactions.run(work)
@@ -180,7 +198,7 @@ class StatusStore:
     def _end(
         self, connection: sa.Connection, status: PipelineStatus, reason: str, error: Error | None, **detail: Any
     ) -> None:
-        self._set(connection, status, reason, error)
+        self._set(connection, status, self._kept_reason(connection) or reason, error)
         write(connection, self._id, restart_at_ns=0, asked="")
         detail |= {"reason": reason} if reason else {}
         self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
@@ -192,8 +210,10 @@ class StatusStore:
         return lambda connection: self._end(connection, status, reason, error, hung=where)
 
     def _set(
-        self, connection: sa.Connection, status: PipelineStatus, reason: str = "", error: Error | None = None
+        self, connection: sa.Connection, status: PipelineStatus, reason: str | None = None, error: Error | None = None
     ) -> None:
+        """``reason`` None: that of a drain by hand is kept."""
+        reason = self._kept_reason(connection) if reason is None else reason
         values = {"status": status, "reason": reason, "error": json.dumps(dict(error)) if error else ""}
         connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == self._id).values(**values))
 

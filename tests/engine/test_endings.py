@@ -11,8 +11,10 @@ from lab.support import DECODE, Crashes, Lab, destination, queue, source
 
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import Reason, StopFlag
 from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import recovery_rows
 from conduit_dagster.state.store import PipelineStore
 
@@ -145,3 +147,16 @@ def test_an_available_now_pipeline_that_the_system_stopped_is_to_be_started_agai
     with lab.store() as database:
         assert recovery_rows(database)["p"].asked == ""
     assert len(lab.lines("out.jsonl")) == 100
+
+
+def test_a_drain_by_hand_leaves_it_stopped_by_the_user(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": i} for i in range(20)])
+    lab.pipeline(connectors=[source(), destination()], trigger="continuous", delivery={"batch-size": 10})
+    flag = StopFlag()
+    with at("after-ack", flag.request):
+        assert lab.run(stop=flag, drain=False, about=RunOrigin(run="r1")).reason == "user"
+    result = lab.run(about=RunOrigin(run="r2"))
+    assert (result.status, result.drained, len(lab.lines("out.jsonl"))) == ("stopped", True, 20)
+    with lab.store() as database:
+        row = pipeline_rows(database)["p"]
+        assert (row["status"], row["reason"]) == ("stopped", "user")

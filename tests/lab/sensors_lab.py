@@ -111,11 +111,13 @@ class Location:
 
     # -- effects of a run ------------------------------------------------------------------------------------------
 
-    def begin(self, name: str = "orders", run: str = "r1", digest: str = "", alive: bool = False) -> None:
+    def begin(
+        self, name: str = "orders", run: str = "r1", digest: str = "", alive: bool = False, drains: bool = False
+    ) -> None:
         """Record the start of a run, whose process is now dead, or is this one."""
         self._free(name)
         with owned(self.root, name) as store:
-            store.life.begin(RunStart(run, "f", digest))
+            store.life.begin(RunStart(run, "f", digest, drains=drains))
         owner = json.dumps({**identity(os.getpid()), **({} if alive else {"started": "1"})})
         with self.store.begin() as connection:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))

@@ -159,6 +159,20 @@ def test_what_a_user_stopped_stays_stopped_until_he_starts_it() -> None:
     assert isinstance(live(began("stopped", "user", asked="start"), run(state="cancelled")), Start)
 
 
+def test_what_a_user_stopped_is_not_started_by_another_file() -> None:
+    assert live(began("stopped", "user"), run(), digest="d2") is None
+    assert live(began("degraded", "user"), run(), digest="d2") is None
+
+
+def test_a_drain_by_hand_of_what_a_user_stopped_is_left_alone() -> None:
+    assert live(began("running", "user", owned=True), run(), digest="d2") is None
+    assert live(began("running", "user", owned=True), run(), running=False, digest="d2") is None
+
+
+def test_a_drain_by_hand_that_died_is_not_restarted() -> None:
+    assert recover(began("running", "user"), run()) == Stopped("r1")
+
+
 def test_a_degraded_pipeline_waits_for_another_file_or_for_a_word() -> None:
     assert live(began("degraded"), run()) is None
     assert isinstance(live(began("degraded"), run(), digest="d2"), Start)

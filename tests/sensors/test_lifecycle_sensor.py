@@ -14,6 +14,7 @@ from conduit_dagster.engine.operate.delete import delete
 from conduit_dagster.engine.operate.starting import ask_start
 from conduit_dagster.engine.operate.subject import subject
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.policy import Policy
 
 SENSOR = "conduit_lifecycle"
 
@@ -40,6 +41,42 @@ def test_what_the_system_stopped_comes_back_what_a_user_stopped_does_not(locatio
     (request,) = location.tick(SENSOR)
     location.launch(request)
     assert location.tick(SENSOR) == []
+
+
+@pytest.mark.parametrize("end", ["drained", "failed", "died"])
+def test_what_a_user_stopped_stays_stopped_after_a_drain_by_hand(location: Location, end: str) -> None:
+    location.write()
+    location.begin(digest=digest(location))
+    location.end("stopped", "user")
+    location.begin(run="r2", digest=digest(location), drains=True)
+    if end == "drained":
+        location.end("stopped", "system")
+    elif end == "failed":
+        location.fail(policy=Policy(max_retries=0))
+        location.write(description="another one")
+    assert location.tick() == []
+    assert location.tick(SENSOR) == []
+    assert location.status()[1] == "user"
+    location.begin(run="r3", digest=digest(location))
+    location.end("stopped", "system")
+    assert len(location.tick(SENSOR)) == 1
+
+
+def test_a_drain_after_a_start_was_asked_for_is_that_start(location: Location) -> None:
+    location.write()
+    location.begin(digest=digest(location))
+    location.end("stopped", "user")
+    assert ask_start(location.store, "orders", "operator")
+    location.begin(run="r2", digest=digest(location), drains=True)
+    location.end("stopped", "system")
+    assert len(location.tick(SENSOR)) == 1
+
+
+def test_a_pipeline_that_only_a_user_drained_is_started(location: Location) -> None:
+    location.write()
+    location.begin(digest=digest(location), drains=True)
+    location.end("stopped", "system")
+    assert len(location.tick(SENSOR)) == 1
 
 
 def digest(location: Location) -> str:
