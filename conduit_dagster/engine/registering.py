@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import sqlalchemy as sa
 
@@ -22,6 +23,7 @@ from conduit_dagster.sdk import KeptValues, Position
 from conduit_dagster.state.catch_ups import sent_ranges
 from conduit_dagster.state.connector_registrations import Registry
 from conduit_dagster.state.kept_values import KeptReader
+from conduit_dagster.state.lease import free_silent
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.store import PipelineStore
 
@@ -32,6 +34,12 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     for consumer, destination in pipeline.consumers().items():
         blamed(node_id(name, consumer), destination.fence, store.epoch)
     reached("after-fence", name)
+
+
+class _Owned(FatalError):  # noqa: N818  # it describes the resource
+    """Raised for a resource that a consumer of another pipeline owns."""
+
+    pipeline = ""
 
 
 def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
@@ -45,7 +53,14 @@ def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     name, consumers = pipeline.program.pipeline, pipeline.consumers()
     owned = {consumer: destination.owned for consumer, destination in consumers.items()}
     initials = _initials(pipeline)
-    store.registering(lambda registry, logs: _register(pipeline, initials, owned, registry, logs))
+    work = partial(_register, pipeline, initials, owned)
+    try:
+        store.registering(work)
+    except _Owned as error:
+        # its owner may have died with another machine
+        if not free_silent(store.engine, error.pipeline, store.lease_seconds):
+            raise
+        store.registering(work)
     for consumer, destination in consumers.items():
         blamed(node_id(name, consumer), destination.check)
     reached("after-register", name)
@@ -85,12 +100,14 @@ def _register(
 
 def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None:
     if other := registry.claim(thing, consumer):
-        raise FatalError(
+        error = _Owned(
             f"{thing} is written by {other[1]} of pipeline {other[0]} already",
             code="destination.owned",
             node=node_id(pipeline, consumer),
             fix="give each destination and dead-letter queue a path of its own",
         )
+        error.pipeline = other[0]
+        raise error
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:

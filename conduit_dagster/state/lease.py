@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from conduit_dagster.processes import identity, is_dead
+from conduit_dagster.processes import identity, is_dead, is_running
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.claim import claim_of
@@ -34,18 +34,17 @@ class Lease:
     """The right to run one pipeline, kept by a heartbeat until it is released."""
 
     def __init__(self, engine: sa.Engine, pipeline: str, epoch: int, seconds: float) -> None:
-        self.pipeline, self.epoch = pipeline, epoch
+        self.pipeline, self.epoch, self.seconds = pipeline, epoch, seconds
         self._engine = engine
         self._claim = claim_of(engine)
         self._last_beat = 0
         """The last heartbeat known to be committed: the store must never fall back behind it."""
-        self._seconds = seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"lease-{pipeline}", daemon=True)
         self._thread.start()
 
     def _beat(self) -> None:
-        while not self._ended.wait(self._seconds / 4):
+        while not self._ended.wait(self.seconds / 4):
             try:
                 with self._engine.begin() as connection:
                     beat = connection.execute(self._beating()).scalar_one_or_none()
@@ -156,6 +155,26 @@ def acquire(
 def is_free(owner: str) -> bool:
     """Return whether the lease is free, given the stored owner."""
     return not owner or is_dead(json.loads(owner))
+
+
+def free_silent(engine: sa.Engine, pipeline: str, seconds: float) -> bool:
+    """Free the lease of an owner on another machine that is silent for ``seconds``; return whether it was.
+
+    Without this a machine that is gone would own its pipelines until their next run. An owner on this machine is
+    either alive or known to be dead.
+    """
+    mine = sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)
+    with reading(engine) as connection:
+        owner = connection.execute(mine).scalar_one_or_none() or ""
+    if is_free(owner) or is_running(json.loads(owner)):
+        return False
+    try:
+        acquire(engine, pipeline, seconds).release()
+    except ConduitError as error:
+        if error.code != "lease.held":
+            raise
+        return False
+    return True
 
 
 def _held(pipeline: str, owner: str) -> TransientError:

@@ -57,6 +57,11 @@ class PipelineStore:
         """The lease's epoch: higher than that of any previous owner."""
         return self._lease.epoch
 
+    @property
+    def lease_seconds(self) -> float:
+        """Time of silence after which an owner has lost its lease."""
+        return self._lease.seconds
+
     def last_jobs(self) -> dict[str, str]:
         """Return where the last run's Spark jobs ran, as it stored by :meth:`keep_jobs`; empty if unknown.
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from lab.leases import change_owner, silence
 from lab.support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.tables import consumers, sources
 
 EXCLUDE = processor("drop", "field.exclude", fields=".Payload.After.nothing")
@@ -280,6 +282,18 @@ def test_two_sources_on_one_replication_slot(lab: Lab) -> None:
     assert finding.code == "source.owned"
     assert "the replication slot conduitslot of h:5432 is read by in of pipeline p already" in finding.render()
     assert "secret" not in finding.render()
+
+
+def test_a_destination_whose_owner_died_elsewhere_changes_hands(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 1}])
+    lab.pipeline(id="other", connectors=[source(), destination()])
+    assert lab.run("other").error is None
+    with lab.store() as database:
+        silence(acquire(database, "other", 1.0))
+        change_owner(database, host="elsewhere", boot="other")
+    (lab.root / "pipelines" / "other.yaml").unlink()
+    simple(lab, DECODE)
+    assert lab.run(lease_seconds=0.5).error is None
 
 
 def test_a_destination_that_another_running_pipeline_owns(lab: Lab) -> None:

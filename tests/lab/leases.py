@@ -12,12 +12,13 @@ from conduit_dagster.state.lease import Lease
 
 
 def owner_of(database: sa.Engine) -> Any:
+    """Return the owner of the only pipeline."""
     with database.connect() as connection:
         return json.loads(connection.execute(sa.select(tables.pipelines.c.owner)).scalar_one())
 
 
 def change_owner(database: sa.Engine, **changes: Any) -> None:
-    """Change the owner as if another process had taken the lease."""
+    """Change the owner of the only pipeline as if another process had taken the lease."""
     owner = json.dumps({**owner_of(database), **changes})
     with database.begin() as connection:
         connection.execute(sa.update(tables.pipelines).values(owner=owner))

@@ -19,7 +19,6 @@ from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_options import RunOptions
-from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.state.claim import open_store
@@ -81,17 +80,15 @@ class Lab:
         stop: StopFlag | None = None,
         observe: Callable[[StepReport, RunProgress], None] = ignore,
         parallelism: int | None = None,
-        about: RunOrigin = SOMEBODY,
+        **more: Any,
     ) -> RunResult:
-        """Run one pipeline in this process on the shared session."""
+        """Run one pipeline in this process on the shared session. ``more``: further fields of ``RunOptions``."""
         assert self._spark is not None
         catalogue = self.catalogue()
         bound = catalogue.get(pipeline)
         assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
         project = catalogue.project
-        options = RunOptions(
-            project.staging_url, drain=drain, parallelism=parallelism, log=project.log_url, about=about
-        )
+        options = RunOptions(project.staging_url, drain=drain, parallelism=parallelism, log=project.log_url, **more)
         database = open_store(project.state_url, project.home)
         try:
             return run_pipeline(bound, self._spark, database, options, stop or StopFlag(), observe)

@@ -1,11 +1,13 @@
-"""A requested start, beside a run that begins, continues or has just ended."""
+"""Requests to start and stop, beside a run that begins, continues, has just ended or died."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
+from lab.leases import change_owner, silence
 
-from conduit_dagster.engine.operate.starting import ask_start
-from conduit_dagster.state.lease import acquire
+from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.state.lease import Lease, acquire
+from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import RunStart, recovery_rows
 from conduit_dagster.state.store import PipelineStore
 
@@ -23,3 +25,29 @@ def test_a_run_that_has_ended_and_still_holds_its_lease_is_over(database: sa.Eng
     life.begin(RunStart("second", "p.yaml"))
     assert recovery_rows(database)["p"].asked == ""
     lease.release()
+
+
+def running_elsewhere(database: sa.Engine, seconds: float) -> Lease:
+    lease = acquire(database, "p", seconds)
+    PipelineStore(database, lease).life.begin(RunStart("first", "p.yaml"))
+    change_owner(database, host="elsewhere", boot="other")
+    return lease
+
+
+def test_a_run_that_died_elsewhere_can_be_started_again(database: sa.Engine) -> None:
+    silence(running_elsewhere(database, 0.4))
+    assert ask_start(database, "p", "operator", 0.4)
+    assert recovery_rows(database)["p"].asked == "start"
+
+
+def test_a_run_that_lives_elsewhere_is_not_started_again(database: sa.Engine) -> None:
+    lease = running_elsewhere(database, 1.0)
+    assert not ask_start(database, "p", "operator", 30.0)
+    lease.release()
+
+
+def test_a_run_that_died_elsewhere_can_be_stopped(database: sa.Engine) -> None:
+    silence(running_elsewhere(database, 0.4))
+    assert stop(database, "p", "operator", False, 0.4, 20.0)
+    row = pipeline_rows(database)["p"]
+    assert (row["status"], row["reason"], row["owner"]) == ("stopped", "user", None)

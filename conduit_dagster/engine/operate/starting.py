@@ -12,6 +12,7 @@ from conduit_dagster.engine.run_status import end_waiting
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.state.lease import free_silent
 from conduit_dagster.state.overview import locked_row, pipeline_rows
 from conduit_dagster.state.status_store import ask, read, recovery_rows
 
@@ -19,11 +20,12 @@ _LOOK = 0.1
 _ENDED = (PipelineStatus.STOPPED, PipelineStatus.DEGRADED)
 
 
-def ask_start(database: sa.Engine, pipeline: str, by: str) -> bool:
-    """Request a start; return False if the pipeline runs already.
+def ask_start(database: sa.Engine, pipeline: str, by: str, lease_seconds: float = 10.0) -> bool:
+    """Request a start; return False if the pipeline runs already. Watch an owner elsewhere, which may be dead.
 
     The lifecycle sensor serves the request, or a ``run`` that is waiting for the pipeline's restart.
     """
+    free_silent(database, pipeline, lease_seconds)
     return ask(database, pipeline, "start", by, lambda connection: _runs(connection, pipeline))
 
 
@@ -61,7 +63,7 @@ def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds
 
 
 def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
-    if _is_owned(pipeline_rows(database)[pipeline]):
+    if _is_owned(pipeline_rows(database)[pipeline]) and not free_silent(database, pipeline, lease_seconds):
         return False  # its owner polls the store twice a second
     # its last owner has taken the request; without an owner, pending work ends here
     return not recovery_rows(database)[pipeline].asked or end_waiting(database, pipeline, "user", lease_seconds)

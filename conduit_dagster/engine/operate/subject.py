@@ -100,7 +100,7 @@ class Subject:
     def start(self, by: str) -> bool:
         """Request a start; return False if the pipeline runs already. Raises as :meth:`sound` does."""
         self.sound()
-        return ask_start(project_store(self.project), self.id, by)
+        return ask_start(project_store(self.project), self.id, by, self.project.settings.state.lease)
 
     def stop(self, by: str, force: bool = False) -> bool:
         """Stop the pipeline and wait for its end; return False if it was stopped already.
