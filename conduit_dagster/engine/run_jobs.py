@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,7 +29,7 @@ class Jobs:
         self.spark = spark
         self.pipeline = pipeline
         self._owner = owner_tag(pipeline, epoch)
-        self._cancelled = False
+        self._cancelled_ns = 0
 
     def each(
         self, count: int, function: Task, schema: str, queries: Mapping[str, SqlQuery] | None = None
@@ -63,16 +64,24 @@ class Jobs:
         spark = session or self.spark
         with tag_of(self.pipeline, spark) as tag:
             # checked once the tag is known: a concurrent cancel either sees the tag or is seen here
-            if self._cancelled:
+            if self.is_cancelled:
                 raise JobCancelled("the run was stopped by force", code="spark.job_cancelled")
             return run_job(spark, tag, action, self._owner)
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether :meth:`cancel` was called."""
+        return self._cancelled_ns > 0
+
     def whereabouts(self) -> dict[str, str]:
-        """Return where these jobs run, so that the next owner can end them if they outlive this process."""
-        return whereabouts(self.spark, self._owner)
+        """Return where these jobs run, so that the next owner can end them if they outlive this process.
+
+        And when they were cancelled, if they were: their tasks end a moment later.
+        """
+        return whereabouts(self.spark, self._owner, self._cancelled_ns)
 
     def end_those_of(self, owner: Mapping[str, str]) -> None:
-        """End jobs that an earlier owner left running at a shared server (:meth:`whereabouts`)."""
+        """End jobs that an earlier owner left running at a shared server, and await those that it cancelled."""
         end_jobs_of(self.spark, owner)
 
     def cancel(self) -> None:
@@ -81,5 +90,5 @@ class Jobs:
         Call it repeatedly until the run has ended: a connector may start another job. Raises Spark's error for a lost
         session.
         """
-        self._cancelled = True
+        self._cancelled_ns = time.time_ns()
         cancel_jobs_of(self.pipeline)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -108,9 +109,14 @@ class _Attempt:
         # if it ever continues, it ends at the next check
         self._stop.force()
         self._run.leave()
-        lease = self._lease
+        lease, cancelled = self._lease, self._run.cancelled_jobs()
+
+        def record(connection: sa.Connection) -> None:
+            last(connection)
+            cancelled(connection)
+
         # the store itself may hang; then the next run finds a dead owner, as after SIGKILL
-        within(lambda: lease.abandon(last), _RECORDING, f"end-{self._bound.id}")
+        within(lambda: lease.abandon(record), _RECORDING, f"end-{self._bound.id}")
         return result
 
 
@@ -123,6 +129,7 @@ class _Run:
         self._pipeline = request.bound.compiled
         self.acks = SourceAcks(self._pipeline)
         self._unwatch: Callable[[], None] = lambda: None
+        self._jobs: Jobs | None = None
 
     def leave(self) -> None:
         """Detach the hanging thread of this run: it acks nothing more, and cancels no job of the next run."""
@@ -139,10 +146,10 @@ class _Run:
         try:
             if not self._life.begin(self._bound.file, self._bound.digest, self._is_drain_by_hand()):
                 return self._life.superseded()
-            self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
+            jobs = self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
             # before anything is sent to a direct destination: a sender of the previous owner may still be running
-            self._jobs.end_those_of(self._store.last_jobs())
-            self._store.keep_jobs(self._jobs.whereabouts())
+            jobs.end_those_of(self._store.last_jobs())
+            self._store.keep_jobs(jobs.whereabouts())
             # processors of the dead-letter queue also run on the driver
             open_with(self._opener)
             # the sources of the file need kept values too, because their lag is queried
@@ -155,7 +162,10 @@ class _Run:
             self.acks = SourceAcks(self._pipeline)
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)
-            self._move()
+            try:
+                self._move(jobs)
+            finally:
+                self._keep_cancelled(jobs)
         except BaseException as error:  # the last line of defence: the status must say how the run ended
             if (known := survivable(error)) is None:
                 raise
@@ -169,15 +179,31 @@ class _Run:
         is_continuous = self._bound.config.trigger.kind == "continuous"
         return self._options.drain and (is_continuous or self._options.about.recovery is None)
 
+    def cancelled_jobs(self) -> Callable[[sa.Connection], None]:
+        """Return the part of a transaction that stores cancelled jobs for the next owner.
+
+        Their tasks end a moment later, and those of a direct destination may send until then.
+        """
+        is_direct = any(one.placement == "direct" for one in self._pipeline.consumers().values())
+        if self._jobs is None or not self._jobs.is_cancelled or not is_direct:
+            return lambda connection: None
+        return self._store.keeping_jobs(self._jobs.whereabouts())
+
+    def _keep_cancelled(self, jobs: Jobs) -> None:
+        if jobs.is_cancelled:
+            # an unreachable store is reported by the end of the run
+            with suppress(ConduitError, SQLAlchemyError):
+                self._store.transactions.run(self.cancelled_jobs())
+
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def _move(self) -> None:
+    def _move(self, jobs: Jobs) -> None:
         depth = self._bound.config.delivery.max_in_flight
         timeout = self._bound.config.delivery.shutdown_timeout
-        with watching(self._stop, self._jobs, timeout, self._store.engine, self._bound.id) as ended:
+        with watching(self._stop, jobs, timeout, self._store.engine, self._bound.id) as ended:
             self._unwatch = ended.set
-            slots = self._options.parallelism or self._jobs.slots()
-            context = make_context(self._bound, self._store, self._jobs, self._options, slots, self.acks)
+            slots = self._options.parallelism or jobs.slots()
+            context = make_context(self._bound, self._store, jobs, self._options, slots, self.acks)
             appender = Appender(context) if self._pipeline.program.log == "records" else None
             loop = StepLoop(context, self._report, appender)
             start_up(loop)

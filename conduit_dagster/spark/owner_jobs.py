@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("conduit.spark")
 _PATIENCE, _AGAIN = 10.0, 0.1
+_CANCELLED = "cancelled_ns"
 _WORKERS_END = 4.5
 """Seconds after which the Python worker of a cancelled task has ended: Spark checks every two seconds whether a task
 was cancelled, gives its worker two more (``spark.python.task.killTimeout``), and notifies no client when it has ended.
@@ -32,22 +33,33 @@ def owner_tag(pipeline: str, epoch: int) -> str:
     return f"conduit-{hashlib.sha256(pipeline.encode()).hexdigest()[:16]}-{epoch}"
 
 
-def whereabouts(spark: SparkSession, tag: str) -> dict[str, str]:
-    """Return the address of the owner's jobs for a successor to cancel, as JSON values; empty for a classic session."""
+def whereabouts(spark: SparkSession, tag: str, cancelled_ns: int = 0) -> dict[str, str]:
+    """Return the address of the owner's jobs for a successor to cancel, as JSON values; a classic session has none.
+
+    ``cancelled_ns``: when the owner cancelled them itself; 0 if it did not.
+    """
+    cancelled = {_CANCELLED: str(cancelled_ns)} if cancelled_ns else {}
     if not is_connect(spark):
-        return {}
+        return cancelled
     client: Any = spark.client
-    return {"session": client._session_id, "user": client._user_id or "", "tag": tag}
+    return {"session": client._session_id, "user": client._user_id or "", "tag": tag, **cancelled}
 
 
 def end_jobs_of(spark: SparkSession, owner: Mapping[str, str]) -> int:
     """Cancel the jobs that a previous owner still runs at this server and wait for their end; return their number.
 
-    ``owner``: the result of :func:`whereabouts` for that owner. Not guaranteed if it used another server, or if the
-    server does not end a job within ten seconds: a direct destination is at-least-once.
+    Also wait for the end of the tasks that it cancelled itself. ``owner``: the result of :func:`whereabouts` for that
+    owner. Not guaranteed if it used another server, or if the server does not end a job within ten seconds: a direct
+    destination is at-least-once.
     """
-    if not owner or not is_connect(spark):
-        return 0
+    ended = _ended(spark, owner) if "session" in owner and is_connect(spark) else 0
+    since = 0.0 if ended else (time.time_ns() - int(owner.get(_CANCELLED, "0"))) / 1e9
+    # a clock that was set back must not stretch the wait
+    time.sleep(min(_WORKERS_END, max(0.0, _WORKERS_END - since)))
+    return ended
+
+
+def _ended(spark: SparkSession, owner: Mapping[str, str]) -> int:
     ended, until = set[str](), time.monotonic() + _PATIENCE
     while running := _interrupted(spark, owner):
         ended |= set(running)
@@ -55,8 +67,6 @@ def end_jobs_of(spark: SparkSession, owner: Mapping[str, str]) -> int:
             log.warning("jobs of an owner before this one do not end", tag=owner["tag"], jobs=len(running))
             break
         time.sleep(_AGAIN)
-    if ended:
-        time.sleep(_WORKERS_END)
     return len(ended)
 
 

@@ -73,8 +73,12 @@ class PipelineStore:
 
     def keep_jobs(self, whereabouts: Mapping[str, str]) -> None:
         """Store where this run's jobs run, before the first one."""
+        self._run(self.keeping_jobs(whereabouts))
+
+    def keeping_jobs(self, whereabouts: Mapping[str, str]) -> Callable[[sa.Connection], None]:
+        """Return :meth:`keep_jobs` as a part of another transaction."""
         row = {"name": self._jobs_name, "value": json.dumps(dict(whereabouts))}
-        self._run(lambda connection: put(connection, meta, [row]))
+        return lambda connection: put(connection, meta, [row])
 
     @property
     def _jobs_name(self) -> str:

@@ -7,6 +7,7 @@ import threading
 import pytest
 from lab.kills import at
 from lab.scripted import Script, scripted
+from lab.stopping import forced_stop_once
 from lab.support import DECODE, Crashes, Lab, destination, queue, source
 
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
@@ -26,6 +27,34 @@ class Bad(FileDestination):
 
     def close(self):
         raise OSError("connection reset by peer")
+"""
+SLOW = """
+import time
+from pathlib import Path
+
+from conduit_dagster.sdk import ConnectorSettings
+from conduit_dagster.sdk.direct import DirectDestination, Sender
+
+class SlowSender(Sender):
+    def __init__(self, destination, task):
+        self.root, self.hash = Path(destination.context.root), task.hash
+
+    def send(self, records, first):
+        run = "first" if (self.root / "slow").exists() else "second"
+        end = time.monotonic() + (20 if run == "first" else 0)
+        with (self.root / "sent").open("a") as file:
+            while True:
+                print(run, file=file, flush=True)
+                if time.monotonic() >= end:
+                    break
+                time.sleep(0.02)
+
+class Bad(DirectDestination):
+    name = "bad"
+    Settings = ConnectorSettings
+
+    def sender(self, task):
+        return SlowSender(self, task)
 """
 PANIC = """
 from conduit_dagster.connectors.file.destination import FileDestination
@@ -160,3 +189,17 @@ def test_a_drain_by_hand_leaves_it_stopped_by_the_user(lab: Lab) -> None:
     with lab.store() as database:
         row = pipeline_rows(database)["p"]
         assert (row["status"], row["reason"]) == ("stopped", "user")
+
+
+def test_a_cancelled_sender_and_that_of_the_next_run_do_not_send_side_by_side(lab: Lab) -> None:
+    """A cancelled task of Spark goes on for some seconds."""
+    with_plugin(lab, SLOW)
+    lab.pipeline(connectors=[source(), {**scripted(plugin="bad"), "settings": {}}], processors=[DECODE])
+    slow, sent = lab.root / "slow", lab.root / "sent"
+    slow.touch()
+    forced_stop_once(lab, sent.exists, "it sends")
+    slow.unlink()
+    assert lab.run().error is None
+    lines = sent.read_text().split()
+    assert lines == sorted(lines)
+    assert lines[-1] == "second"

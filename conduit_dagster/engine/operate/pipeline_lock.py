@@ -24,6 +24,7 @@ from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.spark.owner_jobs import end_jobs_of
 from conduit_dagster.spark.sql.evaluator import open_with
 from conduit_dagster.state.connector_registrations import LOGGED, Generations
 from conduit_dagster.state.database import unreachable
@@ -107,10 +108,16 @@ def owned(
         state = store.load()
         bound = with_open_work(bound, state)
         attach_kept(bound.compiled, store)
-        yield PipelineLock(bound, store, options, LazyJobs(spark, bound.id), by)
+        yield PipelineLock(bound, store, options, LazyJobs(lambda: _alone(spark(), store), bound.id), by)
     finally:
         SourceAcks(bound.compiled).close()
         lease.release()
+
+
+def _alone(spark: SparkSession, store: PipelineStore) -> SparkSession:
+    """End what the last run left running, such as a sender, before anything is sent again."""
+    end_jobs_of(spark, store.last_jobs())
+    return spark
 
 
 def take_lease(pipeline: str, database: sa.Engine, options: RunOptions) -> Lease:
