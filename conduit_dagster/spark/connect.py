@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import atexit
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import structlog
 
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.explain import explain
@@ -15,6 +19,12 @@ if TYPE_CHECKING:
 TRIES, MOST_BACKOFF_MS = 8, 5_000
 
 
+_FROZEN = "see what stopped the server, or end it: conduit-dagster spark stop"
+_LAST_CALL = 2.0
+"""Seconds for a call that ends a job or the session, instead of PySpark's ten minutes."""
+log = structlog.get_logger("conduit.spark")
+
+
 def open_connect(settings: SparkSettings) -> SparkSession:
     """Return the process's session. Give up after half a minute if the server does not answer."""
     from pyspark.errors import PySparkException
@@ -23,6 +33,7 @@ def open_connect(settings: SparkSettings) -> SparkSession:
     # this does not contact the server yet, so the retry policy applies from the first call
     spark = SparkSession.builder.remote(settings.url).getOrCreate()
     _be_patient(spark, TRIES)
+    limit_last_calls(spark)
     try:
         for key, value in {**connect_conf(settings), **settings.conf}.items():
             spark.conf.set(key, value)
@@ -36,7 +47,30 @@ def open_connect(settings: SparkSettings) -> SparkSession:
 def close_client(spark: SparkSession) -> None:
     """Release the session; try only once if the server is gone."""
     _be_patient(spark, tries=1)
+    stop_client(spark)
+
+
+def stop_client(spark: SparkSession) -> None:
+    """Release the session within two seconds, even if the server is frozen, and close the connection."""
+    client: Any = spark.client
+    try:
+        client.release_session()
+    except Exception as error:  # noqa: BLE001  # a server that is gone has lost the session anyway
+        if "DEADLINE_EXCEEDED" in str(error):
+            log.warning("the Spark server does not answer: its session is left open", fix=_FROZEN)
+    spark.release_session_on_close = False  # type: ignore[attr-defined]  # pyright: ignore
     spark.stop()
+
+
+def limit_last_calls(spark: SparkSession) -> None:
+    """Limit the calls that end jobs and sessions: a frozen server must not keep this process from ending."""
+    client: Any = spark.client
+    # PySpark's builder has no option for it
+    deadlines = getattr(client, "_rpc_deadlines", None)
+    if deadlines is not None:
+        client._rpc_deadlines = replace(deadlines, interrupt=_LAST_CALL, release_session=_LAST_CALL)
+    # PySpark empties a cache of ML models when the process ends, without a limit; it ends with the session too
+    atexit.unregister(getattr(client, "_on_exit", None))
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -13,7 +13,7 @@ import structlog
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.classic import has_classic
-from conduit_dagster.spark.connect import MOST_BACKOFF_MS, TRIES, unreachable
+from conduit_dagster.spark.connect import MOST_BACKOFF_MS, TRIES, limit_last_calls, stop_client, unreachable
 from conduit_dagster.spark.server import join_server, stop_unused
 from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkServer
 from conduit_dagster.spark.server_launch import digests
@@ -95,8 +95,10 @@ def _drop(old: _Open) -> None:
     _leave(old)
     if old.server.is_alive():
         close_sql_session(old.spark)
-    old.spark.release_session_on_close = old.server.is_alive()  # type: ignore[attr-defined]  # pyright: ignore
-    old.spark.stop()
+        stop_client(old.spark)
+    else:
+        old.spark.release_session_on_close = False  # type: ignore[attr-defined]  # pyright: ignore
+        old.spark.stop()
 
 
 def _leave(old: _Open) -> None:
@@ -138,6 +140,7 @@ def _client(server: SparkServer) -> SparkSession:
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     spark = Client.builder.channelBuilder(loopback_channel(server)).create()
     spark.client.set_retry_policies([_policy(server)])
+    limit_last_calls(spark)  # type: ignore[arg-type]  # pyright: ignore
     return spark  # type: ignore[return-value]  # pyright: ignore
 
 

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 from lab.hanging_plugin import COUNTING, HANGING, HOLDING
 from lab.postgres_server import PostgresServer, installations
-from lab.support import Lab, queue
+from lab.support import Lab, destination, queue, source
 from lab.waiting import wait_until
 
+from conduit_dagster.spark.server import stop_server
+from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.state.overview import pipeline_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -160,6 +162,37 @@ def test_a_source_whose_lag_hangs_is_delivered_and_stops_in_order(lab: Lab, way:
         assert pipeline_rows(database)["p"]["status"] == "stopped"
     output = (lab.root / "output.log").read_text()
     assert "hang in plugins" not in output and "a stop hangs" not in output
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
+    lab.write("in.jsonl", [{"i": 1}])
+    delivery = {"shutdown-timeout": f"{TIMEOUT}s"}
+    lab.pipeline(connectors=[source(), destination()], delivery=delivery, trigger="continuous")
+    home = lab.root / ".conduit"
+    try:
+        with started(lab, *conduit("run"), CONDUIT_SPARK_URL="shared", CI="") as process:
+            wait_until(lambda: (lab.root / "out.jsonl").exists() and lab.lines("out.jsonl"), "it delivers", 150)
+            frozen = ServerFiles(home).read()
+            assert frozen is not None
+            os.kill(frozen.pid, signal.SIGSTOP)
+            try:
+                if busy:
+                    lab.write("in.jsonl", [{"i": 2}], mode="a")
+                    wait_until(lambda: planned(lab) > 1, "it has begun a step", 20)
+                assert seconds_to_end(process, signal.SIGTERM) < LONGEST
+                assert process.returncode == 0
+            finally:
+                os.kill(frozen.pid, signal.SIGCONT)
+    finally:
+        stop_server(home)
+    said = (lab.root / "output.log").read_text()
+    assert ("still in action" if busy else "the Spark server does not answer") in said
+
+
+def planned(lab: Lab) -> int:
+    with lab.store() as database:
+        return pipeline_rows(database)["p"]["step"]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from conduit_dagster.spark.connect import is_connect
+from conduit_dagster.spark.connect import is_connect, limit_last_calls
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +33,8 @@ def sql_session(spark: SparkSession) -> SparkSession:
     if spark not in _sessions:
         # a cloned Connect session keeps its settings and artifacts; with a classic one the context has them all
         own: SparkSession = spark.cloneSession() if is_connect(spark) else spark.newSession()  # type: ignore[attr-defined]  # pyright: ignore
+        if is_connect(own):
+            limit_last_calls(own)
         for key, value in _CONF.items():
             own.conf.set(key, value)
         _sessions[spark] = own
