@@ -90,6 +90,18 @@ def test_what_does_not_fit_is_refused_by_name_and_the_rest_is_in(tmp_path: Path)
     assert all(name in found[place][1] for place, name in ((5, "s"), (7, "d"), (8, "day"), (9, "m"), (10, "extra")))
 
 
+def test_a_number_beyond_the_range_of_its_column_does_not_fit(tmp_path: Path) -> None:
+    """It would be an infinity."""
+    destination = make(tmp_path, columns="d:double,f:float")
+    found = refusals(destination, {"d": 10**308, "f": 3e38}, {"d": 10**309}, {"f": 1e39}, {"f": -1e39})
+    assert {place: code for place, (code, _) in found.items()} == dict.fromkeys((1, 2, 3), "delta.does_not_fit")
+    assert "the field f is 1e+39" in found[2][1]
+
+    nested = make(tmp_path, path="nested")
+    nested.publish(stage(nested, 1, [[{"n": [{"d": 0.5}]}]]))
+    assert refusals(nested, {"n": [{"d": 1}, {"d": 10**309}]})[0][1].startswith("the field n[1].d is 1000")
+
+
 def test_a_refusal_does_not_depend_on_the_neighbours(tmp_path: Path) -> None:
     """One by one and in blocks of any length: the same records are refused."""
     documents: list[Any] = [{"i": n} if n % 7 else {"i": str(n)} for n in range(50)]

@@ -45,7 +45,7 @@ class RowReader:
     """Reader of JSON lines into rows of one schema. Converts no values except text to dates and times.
 
     A number with a fraction part, even ``1.0``, is not an integer. A number for a double or float column is rounded to
-    that type; a time with an offset is stored as the instant it denotes.
+    that type, but one beyond its range does not fit; a time with an offset is stored as the instant it denotes.
     """
 
     def __init__(self, schema: Schema, unknown_fields: Literal["refuse", "ignore"], plugin: str) -> None:
@@ -73,6 +73,9 @@ class RowReader:
         data = b"\n".join(lines)
         read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
+        # JSON has no infinity: Arrow's reader makes one of a number that is too large for the type
+        if any(_has_infinity(chunk) for column in table.columns for chunk in column.chunks):
+            raise pa.ArrowInvalid("a number is too large for its column")
         return table if table.schema == self.schema else table.cast(self.schema)
 
     def misfits(self, lines: Sequence[bytes], first: int = 0) -> dict[int, str]:
@@ -107,6 +110,17 @@ def _fits(value: Any, kind: DataType) -> bool:
 
 _types: Any = pa.types
 _compute: Any = pc
+
+
+def _has_infinity(array: Any) -> bool:
+    kind = array.type
+    if _types.is_floating(kind):
+        return bool(_compute.any(_compute.is_inf(array)).as_py())
+    if _types.is_struct(kind):
+        return any(map(_has_infinity, array.flatten()))
+    return _types.is_list(kind) and _has_infinity(array.flatten())
+
+
 _ITEM = 16
 """Estimated bytes of an item in a list, and of a value without a fixed width, such as a map."""
 
