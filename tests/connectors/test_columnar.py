@@ -6,6 +6,7 @@ import base64
 import datetime as dt
 import decimal
 import math
+import uuid
 from typing import Any
 
 import pyarrow as pa
@@ -62,6 +63,23 @@ UTC = pa.timestamp("us", "UTC")
 def test_a_value_of_each_kind(kind: Any, value: Any, shown: Any) -> None:
     batch = pa.record_batch([pa.array([value, None], kind)], ["x"])
     assert documents(batch) == [{"x": shown}, {"x": None}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        (pa.uuid(), uuid.UUID(int=7).bytes, "00000000-0000-0000-0000-000000000007"),
+        (pa.json_(), '{"a": 1}', '{"a": 1}'),
+        (pa.bool8(), 1, True),
+        (pa.fixed_shape_tensor(pa.float64(), [2]), [0.5, math.nan], [0.5, "NaN"]),
+    ],
+)
+def test_a_value_of_each_kind_of_extension(kind: Any, value: Any, shown: Any) -> None:
+    array = pa.ExtensionArray.from_storage(kind, pa.array([value, None], kind.storage_type))
+    batch = pa.record_batch([array, pa.StructArray.from_arrays([array], ["y"])], ["x", "n"])
+    found = documents(batch)
+    assert found == [{"x": shown, "n": {"y": shown}}, {"x": None, "n": {"y": None}}]
+    assert type(found[0]["x"]) is type(shown)
 
 
 def test_no_columns_are_empty_documents() -> None:

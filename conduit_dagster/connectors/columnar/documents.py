@@ -25,10 +25,10 @@ def documents(batch: Batch) -> list[Document]:
     """Return a document per row, with its fields in column order.
 
     Decimals are exact text; dates, times and instants are ISO 8601 text, instants in UTC; bytes are Base64; durations
-    are integers in their own unit; a map is an object whose keys are text. Floats that JSON can't represent are text in
-    Spark's notation: ``NaN``, ``Infinity``, ``-Infinity``. A date or an instant beyond the years that Arrow can format
-    is the number of its units since 1970, such as ``3000000days``. Text that is not UTF-8 contains surrogates, which
-    every destination nacks.
+    are integers in their own unit; UUIDs are text; a map is an object whose keys are text. Floats that JSON can't
+    represent are text in Spark's notation: ``NaN``, ``Infinity``, ``-Infinity``. A date or an instant beyond the years
+    that Arrow can format is the number of its units since 1970, such as ``3000000days``. Text that is not UTF-8
+    contains surrogates, which every destination nacks.
     """
     names = batch.schema.names
     if not names:
@@ -44,10 +44,22 @@ def values(column: Any) -> list[Any]:
         return [value for chunk in column.chunks for value in values(chunk)]
     if _types.is_dictionary(kind):
         return values(column.cast(kind.value_type))
+    if isinstance(kind, pa.BaseExtensionType):
+        return _extensions(column)
     for tests, found in _KINDS:
         if any(test(kind) for test in tests):
             return found(column)
     return column.to_pylist()
+
+
+def _extensions(column: Any) -> list[Any]:
+    if column.type in _OBJECTS:
+        return [value if value is None else _OBJECTS[column.type](value) for value in column.to_pylist()]
+    return values(column.storage)
+
+
+_OBJECTS: dict[DataType, Callable[[Any], Any]] = {pa.uuid(): str, pa.bool8(): bool}
+"""Extension types whose values differ from those that they are stored as."""
 
 
 def _floats(column: Any) -> list[Any]:
