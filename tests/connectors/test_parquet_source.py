@@ -202,6 +202,16 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     assert raised.value.code == "parquet.columns_twice"
 
 
+def test_two_fields_of_one_name_inside_a_column_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
+    nested = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), twice)
+    pq.write_table(pa.table({"n": nested}), tmp_path / "in" / "a.parquet")
+    with pytest.raises(FatalError) as raised:
+        make(tmp_path).latest(make(tmp_path).initial(), ALL)
+    assert raised.value.code == "parquet.columns_twice" and " n.element.a," in raised.value.message
+
+
 def test_a_wide_row_group_comes_in_small_blocks(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     rng = random.Random(1)

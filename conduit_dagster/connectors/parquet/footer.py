@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, Final, NamedTuple
 
@@ -75,12 +75,12 @@ def open_planned(url: str, mark: str, seen: Sequence[int]) -> Generator[Any]:
 def read_footer(url: str) -> tuple[FoundFile, Footer]:
     """Return the footer, and the file that it was read from.
 
-    Raises ``TransientError`` if that is not, or not yet, a Parquet file, ``FatalError`` if two columns have the same
-    name.
+    Raises ``TransientError`` if that is not, or not yet, a Parquet file, ``FatalError`` if two columns, or two fields
+    inside one, have the same name.
     """
     with _opened(url) as file, _parquet(file) as parquet:
         found, metadata = _found(file, url), parquet.metadata
-        _require_distinct(parquet.schema_arrow.names, url)
+        _require_distinct(parquet.schema_arrow, url)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         footer = Footer(_mark(file), tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups))
         if _found(file, url) != found:
@@ -133,8 +133,8 @@ def _mark(file: IO[bytes]) -> str:
     return sha.hexdigest()[:16]
 
 
-def _require_distinct(names: Sequence[str], url: str) -> None:
-    twice = [name for name, times in Counter(names).items() if times > 1]
+def _require_distinct(schema: Any, url: str) -> None:
+    twice = list(_twice(schema, ""))
     if twice:
         raise FatalError(
             f"{url.rsplit('/', 1)[-1]} has several columns called {', '.join(twice)}, and a document has a field once",
@@ -142,6 +142,17 @@ def _require_distinct(names: Sequence[str], url: str) -> None:
             place=url,
             fix="write the file with other names, or move it away",
         )
+
+
+def _twice(fields: Iterable[Any], inside: str) -> Iterator[str]:
+    """Yield the path of each field that has the name of another one beside it, at any depth."""
+    counts = Counter[str]()
+    for field in fields:
+        counts[field.name] += 1
+        if counts[field.name] == 2:
+            yield inside + field.name
+        kind = getattr(field.type, "storage_type", field.type)
+        yield from _twice([kind.field(i) for i in range(kind.num_fields)], f"{inside}{field.name}.")
 
 
 def unreadable(url: str, why: str) -> TransientError:
