@@ -53,6 +53,18 @@ def test_a_crash_between_files_and_commit(tmp_path: Path) -> None:
     assert sorted((tmp_path / "table").glob("part*")) == placed
 
 
+def test_files_that_a_crash_left_weeks_ago_are_safe_from_a_vacuum_before_their_commit(tmp_path: Path) -> None:
+    destination = make(tmp_path)
+    delivery = stage(destination, 1, [numbers(1)])
+    with crashing("mid-publish"):
+        destination.publish(delivery)
+    (placed,) = (tmp_path / "table").glob("part*")
+    os.utime(placed, (0, 0))
+    with at("mid-publish", lambda: DeltaTable(str(tmp_path / "table")).vacuum(dry_run=False, full=True)):
+        make(tmp_path).publish(delivery)
+    assert ids(tmp_path) == [1]
+
+
 @pytest.mark.parametrize("torn", [lambda whole: whole[:9], lambda whole: bytes(len(whole))])
 def test_a_torn_file_of_a_crash_is_put_right(tmp_path: Path, torn: Any) -> None:
     destination = make(tmp_path)

@@ -75,10 +75,12 @@ def place(delivery: Delivery, files: Sequence[str], root: str) -> None:
     """
     for part, name in zip(delivery.parts, files, strict=True):
         staged, final = storage.join(delivery.staging, part.name), storage.join(root, name)
+        local, into = storage.local_path(staged), storage.local_path(final)
         if storage.size(final) == part.bytes and storage.digest(final) == (part.bytes, part.sha256):
+            if into is not None:
+                _renew(into)
             continue
         _require_whole(staged, part)
-        local, into = storage.local_path(staged), storage.local_path(final)
         if local is not None and into is not None:
             _replace(local, into)
         else:
@@ -102,10 +104,14 @@ def _replace(staged: Path, final: Path) -> None:
     # not a hidden name: vacuum then removes what a crash leaves here
     ready = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
     link(staged, ready)
-    # vacuum goes by age: it must not take a step that waited for days for an old orphan before its commit
-    os.utime(ready)
+    _renew(ready)
     ready.replace(final)
     ready.unlink(missing_ok=True)  # renaming a hard link onto another link to the same file leaves both
+
+
+def _renew(file: Path) -> None:
+    """Set a file's time to now: vacuum goes by age, and must not take what waited for days for its commit."""
+    os.utime(file)
 
 
 def _copy(staged: str, final: str) -> None:
