@@ -222,6 +222,34 @@ def test_appended_by_a_jvm_format(lab: Lab, spark: SparkSession, rows: bool) -> 
     assert frame.select("delivery").distinct().count() == 3
 
 
+def test_a_hash_column_replaces_no_field(lab: Lab) -> None:
+    """Spark does not tell upper and lower case apart."""
+    out = taken("orc", path="out.orc", **{"hash-column": "S"})
+    build(lab, given("counting", count="30", **COUNTING), out, delivery={"strategy": "at-least-once"})
+    error = lab.run().error
+    assert error is not None and error.code == "spark.hash_column_taken" and error.fatal
+    assert not (lab.root / "out.orc").exists()
+
+
+@pytest.mark.parametrize("name", ["a [1]", "{b}", "c*?", "d\\e", "50%20ü"])
+def test_a_project_in_a_folder_of_any_name(tmp_path: Path, spark: SparkSession, name: str) -> None:
+    """What Spark takes for a pattern, or for another character."""
+    (tmp_path / name).mkdir()
+    lab = Lab(tmp_path / name, spark)
+    lab.write("in.jsonl", ['{"i": 1}'])
+    source = {"id": "in", "type": "source", "plugin": "file", "settings": {"path": "./in.jsonl"}}
+    out = taken("orc", path="./out.orc")
+    build(
+        lab,
+        source,
+        out,
+        processors=[processor("d", "json.decode", field=".Payload.After")],
+        delivery={"strategy": "at-least-once"},
+    )
+    assert lab.run().error is None
+    assert len(list((lab.root / "out.orc").glob("*.orc"))) == 1
+
+
 def test_appended_by_a_python_data_source(lab: Lab) -> None:
     """Its errors are outages: nothing is nacked, and the next run repeats the step."""
     out = taken("counting", path="written", **COUNTING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -15,6 +16,7 @@ from conduit_dagster.connectors.columnar.rows import RowReader
 from conduit_dagster.connectors.parquet.destination import FolderColumns
 from conduit_dagster.connectors.spark.driver_session import asked, register
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     ConnectorContext,
     Delivery,
@@ -65,9 +67,23 @@ class SparkDestination(StagedDestination):
 
         def reader(offered: Callable[[], Schema]) -> RowReader | None:
             schema = parse_columns(self._settings.columns) or self._agreed(task, offered)
-            return None if schema is None else RowReader(schema, self._settings.unknown_fields, "spark")
+            if schema is None:
+                return None
+            self._require_free(schema.names)
+            return RowReader(schema, self._settings.unknown_fields, "spark")
 
         return ColumnsWriter(ParquetPart(task), "spark", reader, readable)
+
+    def _require_free(self, names: Sequence[str]) -> None:
+        """Raise ``FatalError`` if a field of the records has the name of the hash column, which would replace it."""
+        name = self._settings.hash_column
+        if name.lower() in map(str.lower, names):  # as Spark compares names
+            raise FatalError(
+                f"the records have a field {name}, and the setting hash-column would replace it by the delivery hash",
+                code="spark.hash_column_taken",
+                place=self.address,
+                fix="give hash-column a name that no field has",
+            )
 
     def _agreed(self, task: WriterTask, offered: Callable[[], Schema]) -> Schema | None:
         """Return the columns fixed by the first rows of any task.
@@ -82,7 +98,7 @@ class SparkDestination(StagedDestination):
     def publish(self, delivery: Delivery) -> Target:
         """Append the delivery with one write. Raises ``TransientError`` with Spark's message."""
         if delivery.parts:
-            urls = [storage.join(delivery.staging, part.name) for part in delivery.parts]
+            urls = [_literal(storage.join(delivery.staging, part.name)) for part in delivery.parts]
             with asked(self.context.pipeline, self.format, "be written to") as (spark, _):
                 register(spark, self.context.root, self._settings.register_)
                 if self._settings.register_:
@@ -95,6 +111,16 @@ class SparkDestination(StagedDestination):
         from pyspark.sql import functions as f
 
         if self._settings.hash_column:
+            # the step may have been staged before the setting had this value
+            self._require_free(frame.columns)
             frame = frame.withColumn(self._settings.hash_column, f.lit(delivery.hash))
         writer = frame.write.format(self.format).options(**self._settings.options).mode("append")
         writer.save(self.address) if self._settings.path else writer.save()
+
+
+_PATTERN = re.compile(r"[\\\[\]{}*?]")
+
+
+def _literal(path: str) -> str:
+    """Return the path as Spark takes it literally, not as a pattern."""
+    return _PATTERN.sub(lambda found: f"\\{found[0]}", path)

@@ -84,5 +84,5 @@ class SparkDestinationSettings(FormatSettings, ColumnsSettings):
 
     hash_column: str = Field("", alias="hash-column")
     """Name of an additional column for the delivery hash: a repeated delivery has the same one, so readers can detect
-    it.
+    it. No field of the records may have this name.
     """
