@@ -37,6 +37,7 @@ from conduit_dagster.sdk import (
 _HEADERS = "headers."
 _CONTENT_TYPE = "content-type"
 _SHOWN = 200
+_PIECE = 1 << 16
 _SCHEMES = ("http", "https")
 _SHORTEST, _LONGEST = 0.1, 10.0
 """Waits in seconds that replace 0, as in Conduit."""
@@ -72,7 +73,9 @@ class WebhookHttpSettings(ConduitSettings):
     )
     content_type: str = Describe(default="", alias="request.contentType", description="Old for `headers.Content-Type`.")
     timeout: PositiveDuration = Describe(
-        default=30.0, alias="request.timeout", description="How long one request may take (ours)."
+        default=30.0,
+        alias="request.timeout",
+        description="How long one request may take, until its response is complete (ours).",
     )
     allow_private: bool = Describe(
         default=True,
@@ -195,16 +198,16 @@ class WebhookHttp(Processor):
             time.sleep(next(waits))
             tries += 1
 
-    def _followed(self, method: str, url: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
+    def _followed(self, method: str, url: str, body: bytes | None) -> tuple[int, bytes]:
         """Send the request and follow redirects as Go does: after a 301, 302 or 303 with GET and no body."""
         headers = self._headers
         for _ in range(_MOST_REQUESTS):
             if urlsplit(url).scheme not in _SCHEMES:
                 raise ProcessError("the URL begins with neither http:// nor https://", code="webhook.unreachable")
-            answer = self._pool.request(method, url, body=body, headers=_login(url, headers), redirect=False)
+            answer, data = self._answered(method, url, body, headers)
             location = answer.get_redirect_location()
             if not location:
-                return answer
+                return answer.status, data
             origin, url = url, urljoin(url, location)
             if answer.status in (301, 302, 303):
                 method, body = "HEAD" if method == "HEAD" else "GET", None
@@ -213,15 +216,34 @@ class WebhookHttp(Processor):
                 headers = _without(headers, "authorization", "cookie")
         raise ProcessError(f"{_host(url)} redirected {_MOST_REQUESTS} times", code="webhook.unreachable")
 
+    def _answered(
+        self, method: str, url: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+        """Send one request and read its whole response within the timeout, however slowly the response comes."""
+        end = time.monotonic() + self.settings.timeout
+        headers = _login(url, headers)
+        answer = self._pool.request(method, url, body=body, headers=headers, redirect=False, preload_content=False)
+        try:
+            data = bytearray()
+            while piece := answer.read1(_PIECE):
+                data += piece
+                if time.monotonic() > end:
+                    raise TimeoutError(f"the response was not complete after {self.settings.timeout:g}s")
+        except BaseException:
+            answer.close()  # its connection still has the rest
+            raise
+        answer.release_conn()
+        return answer, bytes(data)
+
     def _sent(self, url: str, body: str) -> tuple[int, bytes]:
         try:
-            answer = self._followed(self.settings.method.upper(), url, body.encode() or None)
+            status, data = self._followed(self.settings.method.upper(), url, body.encode() or None)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise ProcessError(f"no answer from {_host(url)}: {_reason(error)}", code="webhook.unreachable") from None
-        if answer.status >= 500:
-            shown = answer.data[:_SHOWN].decode("utf-8", "replace")
-            raise ProcessError(f"{_host(url)} answered {answer.status}: {shown}", code="webhook.status")
-        return answer.status, answer.data
+        if status >= 500:
+            shown = data[:_SHOWN].decode("utf-8", "replace")
+            raise ProcessError(f"{_host(url)} answered {status}: {shown}", code="webhook.status")
+        return status, data
 
 
 def backoff_waits(settings: WebhookHttpSettings) -> Iterator[float]:

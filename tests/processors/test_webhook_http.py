@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import ThreadingHTTPServer
 from itertools import islice
 from typing import Any
@@ -30,6 +31,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, str, bytes, dict[str, str]]] = []
         self.gate = threading.Barrier(4, timeout=20)
+        self.pause = threading.Event()
 
     @property
     def url(self) -> str:
@@ -54,8 +56,23 @@ class Handler(QuietHandler):
             self.answer(int(code), Location=f"/{place}" if place else self.path)
         elif self.path == "/elsewhere":
             self.answer(302, Location=f"http://127.0.0.2:{self.server.server_port}/")
+        elif self.path == "/drip":
+            self.drip()
+        elif self.path == "/cut":
+            self.answer(200, b"hello", **{"Transfer-Encoding": "chunked"})  # no chunk, and then nothing
+            self.close_connection = True
         else:
             self.answer(status, b"hello, " + (body or self.path.encode()))
+
+    def drip(self) -> None:
+        """Send a byte every now and then, ten seconds long."""
+        self.send_response(200)
+        self.send_header("Content-Length", "200")
+        self.end_headers()
+        with suppress(ConnectionError):
+            for _ in range(200):
+                self.wfile.write(b" ")
+                self.server.pause.wait(0.05)
 
 
 @pytest.fixture
@@ -205,6 +222,17 @@ def test_no_answer_is_a_nack_that_tells_no_secret(server: Server) -> None:
     assert isinstance(nack, Nack) and nack.code == "webhook.unreachable"
     assert "secret" not in nack.message and f"127.0.0.1:{server.server_port}" in nack.message
     assert record.after == {"a": 1}
+
+
+def test_an_answer_that_does_not_end_in_time_is_none(server: Server) -> None:
+    """Each of its bytes comes in time."""
+    [nack] = sent({"request.url": f"{server.url}/drip", "request.timeout": "500ms"}, Record("1", {}))
+    assert isinstance(nack, Nack) and nack.code == "webhook.unreachable" and "after 0.5s" in nack.message
+
+
+def test_half_an_answer_is_none(server: Server) -> None:
+    [nack] = sent({"request.url": f"{server.url}/cut"}, Record("1", {}))
+    assert isinstance(nack, Nack) and nack.code == "webhook.unreachable"
 
 
 def test_many_at_the_same_time_keep_their_order(server: Server) -> None:
