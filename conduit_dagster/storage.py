@@ -195,13 +195,24 @@ def _put_there(url: str, data: bytes) -> bool:
     try:
         file.write(data)
         file.finish()
+    except FileExistsError:
+        return False  # an object store looks only at the end
     except BaseException:
         file.abort()
-        # it is ours, as nobody else could create it: a torn file must not take the name
         with suppress(OSError):
-            remove(url)
+            if is_local(url) or _is_torn(url, data):
+                remove(url)
         raise
     return True
+
+
+def _is_torn(url: str, data: bytes) -> bool:
+    """Return whether a file is the beginning of our data, which must not take the name.
+
+    Any other file at an object store may be that of another writer, which the failed one was too late for.
+    """
+    there = b"".join(chunks(url))
+    return len(there) < len(data) and data.startswith(there)
 
 
 def open_read(url: str) -> IO[bytes]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import secrets
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from lab.small_disk import no_file_beyond
@@ -63,3 +68,49 @@ def test_a_full_disk_takes_no_name_for_good(tmp_path: Path, monkeypatch: pytest.
 
 def _no_links(*_: object) -> None:
     raise OSError(errno.EPERM, "Operation not permitted")
+
+
+class _LateStore(MemoryFileSystem):
+    """Looks for an existing file only when a new one is closed, as object stores do."""
+
+    protocol = "late"
+    store: ClassVar[dict[str, Any]] = {}
+    error: ClassVar[OSError] = FileExistsError()
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    def open(self, path: str, mode: str = "rb", **more: Any) -> Any:
+        return _Late(self, path) if mode == "xb" else super().open(path, mode, **more)
+
+
+class _Late(io.BytesIO):
+    def __init__(self, fs: _LateStore, path: str) -> None:
+        super().__init__()
+        self._fs, self._path = fs, path
+
+    def close(self) -> None:
+        if not self.closed:
+            data = self.getvalue()
+            super().close()
+            if self._fs.exists(self._path):
+                raise self._fs.error
+            self._fs.pipe_file(self._path, data)
+
+
+@pytest.mark.parametrize("error", [FileExistsError(), OSError(errno.EINVAL, "a precondition failed")])
+def test_of_two_writers_of_one_name_at_an_object_store_the_first_one_stays(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    fsspec.register_implementation("late", _LateStore, clobber=True)
+    monkeypatch.setattr(_LateStore, "error", error)
+    url, create = f"late://{secrets.token_hex(4)}/new", storage.create
+
+    def late(of: str) -> Any:
+        file = create(of)
+        monkeypatch.setattr(storage, "create", create)
+        assert storage.put_new(url, b"first")
+        return file
+
+    monkeypatch.setattr(storage, "create", late)
+    with nullcontext() if isinstance(error, FileExistsError) else pytest.raises(OSError, match="precondition"):
+        assert not storage.put_new(url, b"second")
+    assert b"".join(storage.chunks(url)) == b"first"
