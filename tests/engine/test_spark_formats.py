@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -163,6 +164,19 @@ def test_a_stream_brings_what_comes(lab: Lab, kind: str) -> None:
         build(lab, source, destination())
         assert lab.run().error is None
         assert lab.documents("out.jsonl") == ROWS[:upto]
+
+
+def test_a_stream_that_fails_brings_what_came_before(lab: Lab) -> None:
+    (lab.root / "in").mkdir()
+    lab.write("in/1.json", ['{"i": 1}'])
+    lab.write("in/2.json", ["no JSON"])
+    options = {"schema": "i BIGINT", "maxFilesPerTrigger": "1", "mode": "FAILFAST"}
+    os.utime(lab.root / "in" / "1.json", (1, 1))  # its files are read by time
+    build(lab, given("json", path="in", read="stream", **options), destination("file", "./out.jsonl"))
+    for _ in range(2):
+        error = lab.run().error
+        assert error is not None and error.code == "spark.format_failed"
+    assert lab.documents("out.jsonl") == [{"i": 1}]
 
 
 def test_what_was_acked_goes_after_a_while(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from conduit_dagster.connectors.spark.driver_session import asked, register
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.spark.jobs import JobCancelled
 
@@ -100,9 +101,23 @@ class StreamLander(Lander):
         return time.monotonic() - self._asked >= self._settings.poll
 
     def land(self) -> bool:
-        """Run the query, and land the files that its file sink has committed and no batch names yet."""
+        """Run the query, and land the files that its file sink has committed and no batch names yet.
+
+        If the query fails, the batches that it committed before land all the same.
+        """
         number, url = self._landing.next_number(), storage.join(self._landing.url, _STREAM)
         storage.make_folder(self._landing.url)
+        try:
+            self._catch_up(url)
+        except JobCancelled:
+            raise
+        except TransientError:
+            self._land_committed(number, url)
+            raise
+        self._asked = time.monotonic()
+        return self._land_committed(number, url)
+
+    def _catch_up(self, url: str) -> None:
         with self._session("be streamed") as (spark, cancelled):
             frame = self._loaded(spark.readStream)
             checkpoint = storage.join(self._landing.url, _CHECKPOINT)
@@ -114,7 +129,8 @@ class StreamLander(Lander):
                         raise JobCancelled("the stream was cancelled", code="spark.job_cancelled")
             finally:
                 query.stop()
-        self._asked = time.monotonic()
+
+    def _land_committed(self, number: int, url: str) -> bool:
         newest = next(iter(self._landing.batches()[-1:]), None)
         seen, last = (newest.sink, newest.files[-1].name) if newest else (-1, "")
         sink, found = _committed(url, seen)

@@ -17,8 +17,9 @@ from conduit_dagster.connectors.spark.landing import Landing, number_of
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Mode
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import ConnectorContext, Limit, Position
+from conduit_dagster.spark.jobs import JobCancelled
 
 
 class SparkSource(RowFiles):
@@ -32,6 +33,7 @@ class SparkSource(RowFiles):
     name = "spark"
     Settings = SparkSourceSettings
     format: ClassVar[str] = "FORMAT"
+    _failure: TransientError | None = None
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
@@ -65,18 +67,42 @@ class SparkSource(RowFiles):
         return {"plugin": self.name, "data": self._identity}
 
     def horizon(self) -> Any:
-        """Land available rows and return the files that exist then; without a Spark session, those landed before."""
+        """Land available rows and return the files that exist then; without a Spark session, those landed before.
+
+        If Spark fails, :meth:`latest` raises its error once the rows that landed before are read.
+        """
+        self._failure = None
         if has_session():
-            self._lander.land()
+            try:
+                self._lander.land()
+            except JobCancelled:
+                raise
+            except TransientError as error:
+                self._failure = error
         return super().horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Return the position reached by reading landed rows up to the limit; if all are read, query Spark for more."""
         self._require_rest(start)
         end = super().latest(start, limit, horizon)
-        if end == start and horizon is None and self._lander.is_due() and self._lander.land():
-            return super().latest(start, limit)
+        if end == start and horizon is None and self._lander.is_due():
+            end = self._landed(start, limit)
+        elif end == start and self._failure is not None:
+            raise self._failure
         return end
+
+    def _landed(self, start: Position, limit: Limit) -> Position:
+        """Query Spark, and return the position reached by reading what landed. Raises its error if nothing did."""
+        try:
+            self._lander.land()
+        except JobCancelled:
+            raise
+        except TransientError:
+            end = super().latest(start, limit)
+            if end == start:
+                raise
+            return end
+        return super().latest(start, limit)
 
     def _require_rest(self, start: Position) -> None:
         """Raise ``FatalError`` if batches after the position were removed, as happens with an old position."""
