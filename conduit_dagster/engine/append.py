@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.commit_log.entries import encode_block
+from conduit_dagster.commit_log.entries import Batch, Nacks, encode_block
 from conduit_dagster.commit_log.segment_layout import Written
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
+from conduit_dagster.engine.loggable_records import encode_loggable
 from conduit_dagster.engine.reading import SourceReadError, quiet_collector, read_blocks, read_or_fail
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Block, ReadOptions, Split
@@ -143,17 +146,21 @@ class _Appending:
         self._report.boundary = block.boundary(len(block.records) - 1)
         records, nacks = self._processed(block)
         if records:
-            now = self._pipeline.clock.now_ns // 1000
-            self._file.write(encode_block(self._source_node.id, self._offset, records, None, now, nacks))
+            self._file.write(self._encoded(records, nacks))
             self._offset += len(records)
 
-    def _processed(self, block: Block) -> tuple[list[Record], dict[int, tuple[str, Nack]]]:
+    def _encoded(self, records: list[Record], nacks: Nacks) -> Batch:
+        source, now = self._source_node.id, self._pipeline.clock.now_ns // 1000
+        encode = partial(encode_block, source, self._offset, modes=None, timestamp_us=now)
+        return encode_loggable(encode, node_id(self._pipeline.program.pipeline, source), records, nacks)[0]
+
+    def _processed(self, block: Block) -> tuple[list[Record], Nacks]:
         """Return the records of a block to log: those that passed the processors, and the nacked ones in place."""
         if not self._nodes:
-            return block.records, {}
-        self._nacks = {}
-        records, origins = block.records, range(len(block.records))
-        kept: tuple[list[Record], Sequence[int]] = (records, origins)
+            return block.records, block.nacks
+        self._nacks = {place: (node, nack, block.records[place]) for place, (node, nack) in block.nacks.items()}
+        origins: Sequence[int] = [place for place in range(len(block.records)) if place not in block.nacks]
+        kept = [block.records[place] for place in origins], origins
         for node in self._nodes:
             kept = node.run(*kept, self)
         rows = [(origin, record, None) for record, origin in zip(*kept, strict=True)]

@@ -9,15 +9,14 @@ from typing import Any, Final, cast
 
 from conduit_dagster.commit_log.entries import Batch, Nacks, decode_batch, decode_rows, encode_block, encode_plain
 from conduit_dagster.commit_log.segment_writer import PartFile
-from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.loggable_records import encode_loggable
 from conduit_dagster.engine.reading import read_blocks, read_or_fail
-from conduit_dagster.engine.record_faults import loggable
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import LogRequest, LogResult
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.record import Nack, Record
+from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, PayloadIds, Payloads, PlainBlock, ReadOptions, Split
 
 _OPTIONS: Final = ReadOptions(block_records=12_000, block_bytes=524_288)
@@ -100,29 +99,13 @@ class LogWriter:
         if block.complete is not None:
             for i, record in enumerate(block.records):
                 block.complete(i, record)
-        try:
-            return self._batch_of(block.records, block.nacks), block.nacks
-        except Exception:  # noqa: BLE001  # whatever a record holds is its own nack
-            refused = dict(self._refused(block.records, 0))
         node = node_id(self._pipeline.program.pipeline, self.source)
-        nacks = {**{place: (node, nack) for place, nack in refused.items()}, **block.nacks}
-        records = [loggable(record) if place in refused else record for place, record in enumerate(block.records)]
-        return self._batch_of(records, nacks), nacks
-
-    def _batch_of(self, records: list[Record], nacks: Nacks) -> Batch:
-        return encode_block(self.source, self._next, records, None, self._now_us, nacks)
-
-    def _refused(self, records: list[Record], first: int) -> Iterator[tuple[int, Nack]]:
-        """Yield the records that the log can't hold, found by halves: the place, from ``first``, and the nack."""
-        try:
-            self._batch_of(records, {})
-        except Exception as error:  # noqa: BLE001  # as above
-            if len(records) == 1:
-                yield first, nack_of(error)
-                return
-            half = len(records) // 2
-            yield from self._refused(records[:half], first)
-            yield from self._refused(records[half:], first + half)
+        return encode_loggable(
+            partial(encode_block, self.source, self._next, modes=None, timestamp_us=self._now_us),
+            node,
+            block.records,
+            block.nacks,
+        )
 
     def _flush(self) -> None:
         if self._batch is not None:

@@ -156,3 +156,32 @@ def test_a_record_of_a_source_that_no_step_can_hold(lab: Lab, mistake: str, log:
     assert (lab.run().error, states(lab)) == (None, {"done"})
     assert lab.documents("out.jsonl") == [{"i": 1}, {"i": 3}]
     assert len(lab.letters()) == 1
+
+
+UNCOUNTED = SOURCE.replace("Split(start, 0, end - start, 10,", "Split(start, 0, None, 10,")
+ONCE = SOURCE.replace('name = "mine"', 'name = "mine"\n    replayable = False')
+
+
+@pytest.mark.parametrize("text", [UNCOUNTED, ONCE], ids=["uncounted", "read once"])
+@pytest.mark.parametrize("mistake", OF_SOURCES.values(), ids=OF_SOURCES)
+def test_a_record_of_a_source_that_is_logged_before_a_step_reads_it(lab: Lab, mistake: str, text: str) -> None:
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "mine.py").write_text(text.replace("MISTAKE", mistake))
+    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
+    lab.pipeline(connectors=[mine, DIRECT], delivery={"log": "records"}, **{"dead-letter-queue": queue()})
+    assert (lab.run().error, states(lab)) == (None, {"done"})
+    assert lab.documents("out.jsonl") == [{"i": 1}, {"i": 3}]
+    assert [node for node, _, _ in lab.letters()] == ["p:in"]
+
+
+@pytest.mark.parametrize("processors", [[], [processor("mark", "field.set", field=".Metadata.m", value="1")]])
+def test_a_record_that_no_step_can_hold_is_not_joined(lab: Lab, processors: list[Any]) -> None:
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "mine.py").write_text(SOURCE.replace("MISTAKE", "r.after['n'] = object()"))
+    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}, "processors": processors}
+    lab.write("other.jsonl", [{"o": o} for o in range(3)])
+    other = {**source("./other.jsonl"), "id": "other", "processors": [DECODE]}
+    lab.pipeline(connectors=[mine, other, destination()], **{"fan-in": "join", "dead-letter-queue": queue()})
+    assert (lab.run().error, states(lab)) == (None, {"done"})
+    assert lab.documents("out.jsonl") == [{"in": {"i": 1}, "other": {"o": 0}}, {"in": {"i": 3}, "other": {"o": 1}}]
+    assert len(lab.letters()) == 1
