@@ -56,8 +56,8 @@ COMPACTION: Final = (
     "after-compact",
 )
 """Points passed during compaction of the log."""
-REPLAY: Final = ("before-replay", "after-replay")
-"""Points around the transaction that selects the dead letters of a replay; the replay's steps pass the other points."""
+REPLAY: Final = ("before-replay", "mid-replay", "after-replay")
+"""Points around the transactions that select the dead letters of a replay; the replay's steps pass the other points."""
 DELETION: Final = ("after-servers", "after-state")
 """Points of ``pipelines delete``: the sources' servers are cleaned up; the state store's rows are gone as well."""
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.dead_letters import DeadLetterQuery, Key, behind, conditions, pieces_of, up_to, update_some
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
@@ -46,20 +47,24 @@ class LetterReplays:
         Letters whose record is not in the archive, or whose source is not in ``names``, are left unchanged. If killed
         on the way, no step takes the letters moved so far, and :meth:`give_back` reopens them.
         """
+        # its sources first: they are how a later owner knows that letters may have to be given back
+        self._run(lambda connection: self._add_sources(connection, replay, names, unit))
         usable = (dead_letters.c.part != "", dead_letters.c.source.in_(list(names)))
         values = {"state": "replaying", "replay": replay}
         meant = sum(sum(self._updated([*where, *usable], values)) for where in _selections(self._id, wanted))
-
-        def work(connection: sa.Connection) -> None:
-            for origin, name in names.items():
-                values = {"pipeline": self._id, "source": name, "generation": replay, "position": "null"}
-                text = json.dumps({"plugin": REPLAY, "origin": origin, **unit})
-                counts = {"records": 0, "acked": 0, "filtered": 0, "nacked": 0}
-                connection.execute(sources.insert().values(**values, unit=text, **counts))
-            record_event(connection, self._id, "replay_began", replay=replay, letters=meant, **unit)
-
-        self._run(work)
+        reached("mid-replay", self._id)
+        detail = {"replay": replay, "letters": meant, **unit}
+        self._run(lambda connection: record_event(connection, self._id, "replay_began", **detail))
         return meant
+
+    def _add_sources(
+        self, connection: sa.Connection, replay: int, names: Mapping[str, str], unit: Mapping[str, Any]
+    ) -> None:
+        for origin, name in names.items():
+            values = {"pipeline": self._id, "source": name, "generation": replay, "position": "null"}
+            text = json.dumps({"plugin": REPLAY, "origin": origin, **unit})
+            counts = {"records": 0, "acked": 0, "filtered": 0, "nacked": 0}
+            connection.execute(sources.insert().values(**values, unit=text, **counts))
 
     def last(self) -> int:
         """Return the highest id of a replay in the index; 0 without replays."""

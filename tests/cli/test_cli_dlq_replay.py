@@ -249,14 +249,25 @@ def test_what_is_running_is_left_alone(run, lab: Lab, verb: str) -> None:
     assert letters(run) == [] and delivered(lab) == Counter(range(21))
 
 
-def test_a_replay_that_was_killed_is_not_in_the_way_of_a_discard(run, lab: Lab) -> None:
+@pytest.mark.parametrize("point", ["mid-replay", "after-replay"])
+def test_a_replay_that_was_killed_is_not_in_the_way_of_a_discard(run, lab: Lab, point: str) -> None:
     build(lab)
     assert lab.run().error is None
     mended(lab)
-    with crashing("after-replay"):
+    with crashing(point):
         lab.replay()
     assert done(run, "discard", "p", "--note", "given up")["discarded"] == 3
     assert letters(run) == [] and [row["id"] for row in positions(lab)] == ["in"]
+
+
+def test_a_replay_that_was_killed_while_it_took_its_letters_is_repeated(run, lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    mended(lab)
+    with crashing("mid-replay"):
+        lab.replay()
+    assert done(run, "replay", "p")["replayed"] == 3
+    assert letters(run) == [] and delivered(lab) == Counter(range(20))
 
 
 def test_a_step_of_a_replay_is_not_marked(run, lab: Lab, script: Script) -> None:
