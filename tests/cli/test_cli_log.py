@@ -7,6 +7,7 @@ import json
 import shutil
 from typing import Any
 
+from lab.kills import crashing
 from lab.operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
 from lab.scripted import Script
 from lab.support import DECODE, Lab, destination, source
@@ -264,6 +265,25 @@ def test_entries_of_any_data_are_imported_as_raw_and_delivered(run, lab: Lab) ->
     ]
     assert lab.run().error is None
     assert lab.lines("out.jsonl") == ["line 0", "line 1", "line 2"]
+
+
+def test_nothing_is_imported_while_a_step_is_prepared(run, lab: Lab) -> None:
+    """The step ends with the positions that it was planned with: they must not become offsets of the log meanwhile."""
+    lab.write("in.jsonl", range(3))
+    lab.pipeline(connectors=[source(), destination()])
+    with crashing("after-prepare"):
+        lab.run()
+    lab.pipeline(connectors=[source(), destination()], delivery=RECORDS)
+    found = [LogRecord(3 + place, 1_491_252_302, 1, b"", b"%d" % (3 + place)) for place in range(2)]
+    (lab.root / "foreign.log").write_bytes(b"".join(map(encode_log_record, found)))
+    words = ("log", "import", "p", "foreign.log", "--as", "raw", "--json")
+    for more in ((), ("--dry-run",)):
+        assert error(run(*words, *more))["code"] == "positions.step_open"
+    assert lab.run().error is None
+    assert result(run(*words))["entries"] == 2
+    lab.write("in.jsonl", [5], mode="a")
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [0, 1, 2, 3, 4, 5]
 
 
 def test_an_export_with_gaps_a_damaged_one_and_a_pipeline_without_a_log_are_refused(run, lab: Lab) -> None:

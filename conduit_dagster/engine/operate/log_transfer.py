@@ -20,6 +20,7 @@ from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, begin_log_at, move_source
+from conduit_dagster.engine.operate.rewind import require_no_step
 from conduit_dagster.engine.operate.source_positions import beyond, joined_of, log_of
 from conduit_dagster.engine.registering import register_sources
 from conduit_dagster.recovery.errors import FatalError, from_os_error
@@ -80,9 +81,11 @@ def import_log(
 
     The log must be empty or end right before the file's first offset; if all its entries are delivered, it may also end
     earlier. ``position``: where the real source continues; None means its current position. ``data``: the type of the
-    entries' data. Raises ``FatalError`` (``log.*``, ``usage.*``).
+    entries' data. Raises ``FatalError`` (``log.*``, ``usage.*``; ``positions.step_open`` if a step is prepared).
     """
     facts = preview(lock.bound, file, source, data)
+    # a prepared step ends with the positions that it was planned with, and registering sources may change their kind
+    require_no_step(lock, lock.store.load())
     if not dry_run:
         register_sources(lock.pipeline, lock.store)
     imported = ImportedLog(file, facts["source"], data)
