@@ -268,6 +268,17 @@ def test_compressed_bytes_are_no_lines(tmp_path: Path, path: str, name: str, dra
     assert "exclude" in (error.value.fix or "")
 
 
+@pytest.mark.parametrize("path", ["app.gz", "./"])
+def test_a_text_with_the_suffix_of_a_compressed_file(tmp_path: Path, path: str) -> None:
+    append(tmp_path / "app.gz", "a1\n")
+    reader = Reader(tmp_path, path)
+    assert reader.step() == ["a1"]
+    append(tmp_path / "app.gz", "a2\n")
+    (tmp_path / "app.gz").rename(tmp_path / "app.gz.1.gz")
+    reader.restart()
+    assert lines(reader) == ["a2"]
+
+
 def test_a_text_that_begins_like_a_compressed_file(tmp_path: Path, log: Path) -> None:
     append(log, "BZh9 is no header\n")
     assert Reader(tmp_path).step() == ["BZh9 is no header"]

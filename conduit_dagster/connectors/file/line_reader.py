@@ -130,6 +130,8 @@ def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterat
                 "birth": last.birth,
                 "modified": last.modified,
                 "changed": last.changed,
+                "ahead": last.offset,
+                "ahead_mark": last.mark,
             }
             yield msgspec.structs.replace(first, **seen), last
 

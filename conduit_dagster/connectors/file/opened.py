@@ -48,9 +48,9 @@ class OpenFile:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             made = birth.birth_of(self._descriptor)
             self.found = found_of(url, name, os.fstat(self._descriptor), made)
-            if unpack:
-                self._descriptor = packed.unpacked(self._descriptor, url)
-                self.found = self.found._replace(size=os.fstat(self._descriptor).st_size, unpacked=True)
+            if unpack and (content := packed.unpacked(self._descriptor, url)) != self._descriptor:
+                self._descriptor = content
+                self.found = self.found._replace(size=os.fstat(content).st_size, unpacked=True)
             self._close = weakref.finalize(self, os.close, self._descriptor)
 
     def __enter__(self) -> OpenFile:
@@ -94,8 +94,13 @@ class OpenFile:
         return file.may_be(self.found) and self.begins_like(file)
 
     def begins_like(self, file: TrackedFile) -> bool:
-        """Return whether this has the part of the tracked file already read, as far as its mark shows."""
+        """Return whether this has the part of the tracked file already read, as far as its mark shows.
+
+        If nothing of it is read, what was seen of it instead.
+        """
         self._head = self.read_at(0, MARK)
+        if not file.offset:
+            return not file.ahead or self.mark(file.ahead) == file.ahead_mark
         return self.found.size >= file.offset and self.mark(file.offset) == file.mark
 
     def lost(self, file: TrackedFile) -> bool:

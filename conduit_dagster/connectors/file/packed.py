@@ -15,12 +15,17 @@ from typing import IO, Any, Final
 
 from conduit_dagster.recovery.errors import FatalError
 
-_OPENERS: Final[Mapping[str, Callable[[IO[bytes]], Any]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-_SUFFIXES: Final = (*_OPENERS, ".zst", ".zip", ".lz4", ".Z", ".7z")
+_SUFFIXES: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".Z", ".7z")
+_OPENERS: Final[Mapping[bytes, Callable[[IO[bytes]], Any]]] = {
+    b"\x1f\x8b\x08": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+}
 _BEGINS: Final = re.compile(
-    rb"\x1f\x8b\x08|BZh[1-9](1AY&SY|\x17rE8P\x90)|\xfd7zXZ\x00|\x28\xb5\x2f\xfd|PK\x03\x04|\x04\x22\x4d\x18|7z\xbc\xaf\x27\x1c"
+    rb"\x1f\x8b\x08|BZh[1-9](1AY&SY|\x17rE8P\x90)|\xfd7zXZ\x00|\x28\xb5\x2f\xfd|PK\x03\x04|\x04\x22\x4d\x18|\x1f\x9d|7z\xbc\xaf\x27\x1c"
 )
-"""First bytes of gzip, bzip2, xz, Zstandard, zip, lz4 and 7z."""
+"""First bytes of gzip, bzip2, xz, Zstandard, zip, lz4, compress and 7z."""
+_LONGEST: Final = 16
 _CHUNK: Final = 1 << 20
 
 
@@ -41,12 +46,16 @@ def require_plain(head: bytes, url: str) -> None:
 
 
 def unpacked(descriptor: int, url: str) -> int:
-    """Return a descriptor of a temporary file with the decompressed content. Closes the given one.
+    """Return a descriptor of a temporary file with the content of a compressed file, and close the given one.
 
-    Raises ``FatalError`` (``file.compressed``) if the format is unknown or the file is damaged, and ``OSError``.
+    Returns the given one if the file is not compressed. Raises ``FatalError`` (``file.compressed``) if the format is
+    not supported or the file is damaged, and ``OSError``.
     """
+    head = os.pread(descriptor, _LONGEST, 0)
+    if not _BEGINS.match(head):
+        return descriptor
+    opener = next((opener for begin, opener in _OPENERS.items() if head.startswith(begin)), None)
     with os.fdopen(descriptor, "rb") as file, tempfile.TemporaryFile() as content:
-        opener = _OPENERS.get(os.path.splitext(url)[1])  # noqa: PTH122  # a URL is no path
         if opener is None:
             raise _unreadable(url, "its format is not supported")
         try:
