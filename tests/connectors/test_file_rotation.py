@@ -10,7 +10,7 @@ import pytest
 from lab.file_changes import pack
 from lab.file_reading import ENDLESS, MUCH, Reader, append
 
-from conduit_dagster.connectors.file import step_ranges
+from conduit_dagster.connectors.file import birth, step_ranges
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Limit, ReadOptions
 
@@ -264,3 +264,17 @@ def test_an_empty_file_is_one_step(tmp_path: Path, log: Path) -> None:
     log.unlink()
     append(log, "a1\n")
     assert reader.step() == ["a1"]
+
+
+def test_another_file_beside_an_empty_one(tmp_path: Path, log: Path) -> None:
+    """It is no copy of a file that has not changed since."""
+    log.touch()
+    reader = Reader(tmp_path)
+    assert reader.step() == []
+    before = log.stat().st_ctime_ns
+    other = tmp_path / "app.log-errors"
+    append(other, "error\n")
+    while birth.birth_of(str(other)) == before:  # the resolution of the file system's clock
+        other.unlink()
+        append(other, "error\n")
+    assert reader.step() == []

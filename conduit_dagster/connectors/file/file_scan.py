@@ -176,14 +176,17 @@ class FileScan:
     def _truncated(self, known: list[KnownFile]) -> KnownFile | None:
         """Return the last file in the copy that was made of it before it was truncated, if nothing of it was read.
 
-        No mark shows that it is another content: it is if the copy was born after the last scan, and begins otherwise.
+        No mark shows that it is another content: it is if the copy was born after the last scan and before the last
+        change of the file, and begins otherwise.
         """
         (file, found), taken = known[-1], {found.ident for _, found in known}
         if file.offset or found.url != self._path:
             return None
-        copies = (copy for copy in self.copies.of([file]).readable if copy.birth >= file.changed)
-        later = (copy for copy in copies if copy.ident not in taken and begin_otherwise(copy, found))
-        return next(((file.at(copy), copy) for copy in later), None)
+        for copy in self.copies.of([file]).readable:
+            is_later = copy.birth >= file.changed and (copy.unpacked or copy.birth <= found.changed)
+            if is_later and copy.ident not in taken and begin_otherwise(copy, found):
+                return file.at(copy), copy
+        return None
 
     def _changes(
         self, listed: list[FoundFile], known: list[KnownFile], position: FilePosition, finished: FinishedFiles
