@@ -72,10 +72,11 @@ class SourceSession:
         unlogged = [str(table) for table, kind in kinds.items() if kind == "not logged"]
         if unlogged and self.settings.published_by:
             raise self.errors.not_logged(unlogged)
-        oids = {oid_of(connection, table): table for table in named}
-        for table in named:
-            if roots := divided_tables(connection, table) & oids.keys():
-                raise self.errors.named_twice(str(table), str(oids[roots.pop()]))
+        if partitions := [table for table, kind in kinds.items() if kind == "partition"]:
+            oids = {oid_of(connection, table): table for table in named}
+            for table in partitions:
+                if roots := divided_tables(connection, table) & oids.keys():
+                    raise self.errors.named_twice(str(table), str(oids[roots.pop()]))
 
     def close(self) -> None:
         """Close the connection."""

@@ -54,13 +54,14 @@ _COLUMNS = """
 _OID = "SELECT %s::regclass::oid::int8"
 _KIND = """
     SELECT CASE WHEN c.relkind NOT IN ('r', 'p') OR c.relnamespace = 'pg_catalog'::regnamespace THEN 'other'
-                WHEN c.relpersistence = 'p' THEN 'table' ELSE 'not logged' END
+                WHEN c.relpersistence <> 'p' THEN 'not logged'
+                WHEN c.relispartition THEN 'partition' ELSE 'table' END
     FROM pg_class c WHERE c.oid = to_regclass(%s)
 """
 _ROOTS = "SELECT relid::oid::int8 FROM pg_partition_ancestors(%s) WHERE relid <> %s::regclass"
 
 
-TableKind = Literal["table", "not logged", "other", "missing"]
+TableKind = Literal["table", "partition", "not logged", "other", "missing"]
 """``not logged``: an unlogged or temporary table, whose changes are not in the WAL; ``other``: a view, for example."""
 
 
