@@ -93,7 +93,10 @@ class LogWriter:
             again, complete = partial(decode_rows, batch, begin), partial(_complete, None)
             own = {place - begin: nack for place, nack in nacks.items() if begin <= place < begin + _PIECE}
             piece = records[begin : begin + _PIECE]
-            yield Block(piece, partial(_offset_after, first + begin), complete, nacks=own, again=again)
+            positions = batch.column("position").slice(begin, _PIECE).to_pylist
+            yield Block(
+                piece, partial(_offset_after, first + begin), complete, nacks=own, again=again, positions=positions
+            )
 
     def _encoded(self, block: Block) -> tuple[Batch, Nacks]:
         if block.complete is not None:

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.commit_log.entries import SCHEMA, decode_batch, encode_block, encode_plain
 from conduit_dagster.engine.log_writer import LogWriter
+from conduit_dagster.engine.origins import BlockPositions
 from conduit_dagster.engine.stage_job import LogRequest
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions
@@ -332,6 +333,19 @@ def test_small_plain_blocks_share_a_batch_and_are_logged_as_they_are_read(
     offsets = list(range(5, 5 + len(read)))
     assert logged.offsets == offsets == [b.boundary(i) - 1 for b in blocks for i in range(len(b.records))]
     assert written.boundary["line"] == 3000
+
+
+def test_positions_that_nothing_asked_for_are_known_afterwards(lab: Lab, tmp_path: Path) -> None:
+    """A refused record is named by its position, also if no processor and no destination reads positions."""
+    build(lab, COUNTING, processors=(), out={**destination(), "plugin": "objects"})
+    bound = lab.catalogue().get("p")
+    assert bound is not None and bound.compiled.reads_keys < Keys.POSITIONS
+    (node,), real = bound.compiled.inputs, bound.compiled.sources[0].source
+    writer = LogWriter(bound.compiled, node, LogRequest(str(tmp_path / "segment"), 0), 0)
+    blocks = [block for split in real.split(0, 70, 1) for block in writer.blocks(split)]
+    writer.abort()
+    found = [BlockPositions(block, are_read=False).of(block.records, range(len(block.records))) for block in blocks]
+    assert [position for some in found for position in some] == [str(place + 1) for place in range(70)]
 
 
 def _blocks(read: Iterator[Any]) -> list[Block]:
