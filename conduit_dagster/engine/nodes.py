@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import re2
 
-from conduit_dagster.engine.record_faults import not_json, storable, unknown_operation
+from conduit_dagster.engine.record_faults import not_json, source_faults, storable, unknown_operation
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.json_values import is_json
 from conduit_dagster.lazy_records import as_list
@@ -221,6 +221,29 @@ class FilterNode:
         return on, from_
 
 
+class SourceCheck:
+    """Nacks replayed records that no step can hold, as their source's node does: the edits may have mended them."""
+
+    payload_code = None
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+
+    def made_of(self, field: str) -> Collection[str]:
+        """Return the field itself: records pass unchanged."""
+        return (field,)
+
+    def run(
+        self, records: list[Record], origins: Sequence[int], fate: NodeListener
+    ) -> tuple[list[Record], Sequence[int]]:
+        """Return the records that a step can hold."""
+        faults = source_faults(records)
+        for place, nack in faults.items():
+            fate.nacked(self.node, origins[place], nack, storable(records[place]))
+        on = [place for place in range(len(records)) if place not in faults]
+        return [records[place] for place in on], [origins[place] for place in on]
+
+
 def selects_of(namespace: str, condition: str, clock: Clock) -> list[Select]:
     """Return the predicates for a namespace and a condition; empty text means none."""
     return [select for select in (_namespace(namespace), _condition(condition, clock)) if select is not None]
@@ -232,7 +255,7 @@ def gates(node: str, namespace: str, condition: str, clock: Clock) -> list[Filte
     return [FilterNode(name, select) for name, select in named if select is not None]
 
 
-Step = Node | FilterNode
+Step = Node | FilterNode | SourceCheck
 """A node that records pass through."""
 
 

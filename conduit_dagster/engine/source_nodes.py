@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import CatchUpSource, LogSource, catch_up_id
-from conduit_dagster.engine.nodes import Step
+from conduit_dagster.engine.nodes import SourceCheck, Step
 from conduit_dagster.engine.program import Program
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.sdk import Position, Source
 
 
@@ -58,7 +59,7 @@ def replay_inputs(program: Program, inputs: Sequence[SourceNode], edits: Sequenc
         SourceNode(
             replay_id(node.id),
             ReplaySource(node.source, node.id, replay.id, replay.start == "node"),
-            [*edits, *node.nodes],
+            [*edits, SourceCheck(node_id(program.pipeline, node.id)), *node.nodes],
             len(edits),
         )
         for node in inputs

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import sqlalchemy as sa
 from lab.support import DECODE, Lab, destination, processor, queue, source
 
+from conduit_dagster.engine.operate.replay import parse_edit
 from conduit_dagster.state.tables import steps
 
 DIRECT = {"id": "out", "type": "destination", "plugin": "chaos.direct", "settings": {"path": "./out.jsonl"}}
@@ -185,3 +186,17 @@ def test_a_record_that_no_step_can_hold_is_not_joined(lab: Lab, processors: list
     assert (lab.run().error, states(lab)) == (None, {"done"})
     assert lab.documents("out.jsonl") == [{"in": {"i": 1}, "other": {"o": 0}}, {"in": {"i": 3}, "other": {"o": 1}}]
     assert len(lab.letters()) == 1
+
+
+@pytest.mark.parametrize("start", ["source", "node"])
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_a_replay_mends_what_was_nacked_at_its_source(lab: Lab, log: str, start: Literal["source", "node"]) -> None:
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "mine.py").write_text(SOURCE.replace("MISTAKE", "r.operation = 'insert'"))
+    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
+    lab.pipeline(connectors=[mine, destination()], delivery={"log": log}, **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    assert lab.replay(start=start)["replayed"] == 0
+    edited = lab.replay(start=start, edits=[parse_edit(".Operation='create'")])
+    assert edited["replayed"] == 1
+    assert [one["i"] for one in lab.documents("out.jsonl")] == [1, 3, 2]
