@@ -14,6 +14,7 @@ from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
+from conduit_dagster.engine.position_checks import latest_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.node_ids import node_id
@@ -113,7 +114,7 @@ class Appender:
 
     def _new(self, node: SourceNode, horizon: Any) -> Append | None:
         state = self.state(node.id)
-        end = blamed(self._node(node), node.source.latest, state.position, self._settings.limit, horizon)
+        end = latest_of(self._node(node), node.source, state.position, self._settings.limit, horizon)
         return None if end == state.position else self.to(node, state.position, end, state.next_offset)
 
     def to(self, node: SourceNode, start: Position, end: Position, offset: int) -> Append:

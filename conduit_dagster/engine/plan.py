@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.position_checks import latest_of
 from conduit_dagster.engine.stage_job import Ledger
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.engine.step_log import StepLog
-from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination, Position
 from conduit_dagster.state.connector_registrations import inside
@@ -183,7 +183,7 @@ class StepPlanner:
 
     def _latest(self, source: str, start: Position, horizon: Any) -> Position:
         source_node, limit = self._pipeline.source_node(source), self._context.settings.limit
-        return blamed(self._context.node(source), source_node.source.latest, start, limit, horizon)
+        return latest_of(self._context.node(source), source_node.source, start, limit, horizon)
 
     # -- cut step -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.position_checks import own_positions
 from conduit_dagster.engine.record_faults import source_faults, storable
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
@@ -58,7 +59,7 @@ def read_blocks(
     # the engine completes metadata on records only
     options = options._replace(payloads=options.payloads and source.sets_metadata)
     for read in blamed_each(node, source.read(split, options)):
-        block = read if isinstance(read, Block) else Block.of(read)
+        block = read if isinstance(read, Block) else _of_records(node, read)
         if block.records:
             # a replay's records are checked after its edits
             if not (source.gives_json or isinstance(block.records, LazyRecords) or block.replayed):
@@ -69,6 +70,12 @@ def read_blocks(
                 _label(pipeline.program.pipeline, name, pipeline.clock.now_ns, block.records)
                 block = block._replace(again=None)
             yield block
+
+
+def _of_records(node: str, records: list[Record]) -> Block:
+    if records:
+        own_positions(node, records)
+    return Block.of(records)
 
 
 def _check_payloads(node: str, source: Source, records: Payloads) -> None:

@@ -13,6 +13,7 @@ from conduit_dagster.engine.dead_letters.archive import archive_folder
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.position_checks import initial_of
 from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id
@@ -123,7 +124,7 @@ def _initials(pipeline: CompiledPipeline) -> dict[str, Position]:
     """Return each source's initial position. Called before the transaction: a source may be slow to answer."""
     name = pipeline.program.pipeline
     return {
-        source_node.id: blamed(node_id(name, source_node.id), source_node.source.initial)
+        source_node.id: initial_of(node_id(name, source_node.id), source_node.source)
         for source_node in pipeline.sources
     }
 

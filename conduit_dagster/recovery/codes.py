@@ -50,7 +50,7 @@ _FATAL: Final = {
     "python": "invalid unreadable",
     "run": "config",
     "schemas": "refused",
-    "source": "collection_unsafe count_wrong payloads_unchecked removed",
+    "source": "collection_unsafe count_wrong payloads_unchecked position_invalid removed",
     "spark": "hash_column_taken landing_removed no_data_source no_session session_taken tag_in_use",
     "split": "miscounted",
     "sql": "query",
