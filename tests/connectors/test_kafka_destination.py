@@ -11,6 +11,7 @@ import pytest
 from lab.kafka_lab import KafkaLab, child, numbered
 from lab.kafka_server import KafkaServer
 from lab.kills import at, crashing
+from lab.waiting import wait_until
 from pydantic import ValidationError
 
 from conduit_dagster.connectors.kafka import delivery_claims
@@ -243,6 +244,24 @@ def test_an_aborted_transaction_is_seen_by_readers_of_everything(lab: KafkaLab) 
     every = Counter(value["i"] for value in lab.server.values(topic, "read_uncommitted"))
     assert committed == list(range(3_000))
     assert every[0] == 2 and every[2_999] == 1
+
+
+def test_a_delivery_longer_than_its_transaction_may_take_says_so(lab: KafkaLab) -> None:
+    """Brokers end its transaction, and refuse the rest as they refuse an owner that was fenced."""
+    topic = lab.server.topic()
+    destination = lab.destination(topic, **{"transaction-timeout": "1s"})
+    slow, cluster = lab.stage(destination, numbered(3)), destination._cluster
+
+    def is_ended() -> bool:
+        ends = [high for _, high in cluster.whole(topic)]
+        return any(ends) and list(cluster.known([topic])[topic].high) == ends
+
+    with pytest.raises(TransientError) as error, at("mid-publish", lambda: wait_until(is_ended, "the brokers end it")):
+        destination.publish(slow)
+    assert error.value.code == "kafka.transaction_timeout" and "1s" in error.value.message
+    assert lab.server.read(topic) == []
+    destination.publish(slow)
+    assert len(lab.server.read(topic)) == 3
 
 
 def test_an_owner_that_was_fenced_writes_nothing(lab: KafkaLab) -> None:

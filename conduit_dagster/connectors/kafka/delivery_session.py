@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from conduit_dagster.connectors.kafka.cluster_topics import Cluster
 from conduit_dagster.connectors.kafka.delivery_claims import ClaimMessage, ClaimReader, DeliveryClaims
 from conduit_dagster.connectors.kafka.kafka_client import make_client
-from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors, kafka_error
+from conduit_dagster.connectors.kafka.kafka_errors import FENCED, KafkaErrors, kafka_error
 from conduit_dagster.connectors.kafka.message_sender import SendFailures, producer_config
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 
@@ -93,6 +93,7 @@ class DeliverySession:
         """
         with self.opened() as producer:
             self.failures.clear()
+            begun = time.monotonic()
             try:
                 producer.begin_transaction()
                 # hashes are written last, because readers of their topic wait for open transactions
@@ -101,6 +102,7 @@ class DeliverySession:
                     self._commit(producer)
             except KafkaException as error:
                 self._end(producer)
+                self._require_in_time(begun, error)
                 if self.failures.first is not None:
                     raise SendError(*self.failures.first) from None
                 raise self._errors.verdict(error, "the delivery can't be committed") from None
@@ -109,9 +111,16 @@ class DeliverySession:
                 raise
             if not whole:
                 self._end(producer)
+                self._require_in_time(begun, self.failures.first and self.failures.first[0])
                 raise SendError(*(self.failures.first or (KafkaError(KafkaError._FAIL), "")))
             # only now is the commit certain
             self.claims.committed(claims)
+
+    def _require_in_time(self, begun: float, error: Any) -> None:
+        """Raise ``TransientError`` if brokers ended the transaction: they refuse the rest as from a fenced owner."""
+        limit = self._settings.transaction_timeout
+        if error is not None and time.monotonic() - begun > limit and kafka_error(error).code() in FENCED:
+            raise self._errors.overdue("the delivery can't be committed", limit)
 
     def _write(self, producer: Producer, claims: Sequence[ClaimMessage]) -> bool:
         for key, value in self.claims.encoded(claims):

@@ -129,6 +129,13 @@ class KafkaErrors:
         fix = _TLS if self._settings.tls_enabled else "correct the settings that the message names"
         return self.fatal(text, "kafka.tls" if self._settings.tls_enabled else "kafka.refused", fix)
 
+    def overdue(self, what: str, limit: float) -> ConduitError:
+        """Return the error for a transaction that brokers have ended, because it was open for too long."""
+        text = f"{what}: it took longer than transaction-timeout ({limit:g}s), and the brokers have undone it"
+        more = "up to the brokers' transaction.max.timeout.ms; for later steps lower delivery.batch-size"
+        fix = f"raise transaction-timeout, {more}"
+        return self.outage(text, "kafka.transaction_timeout", fix)
+
     def no_topic(self, topic: str) -> ConduitError:
         """Return the error for a missing topic."""
         fix = f"kafka-topics.sh --bootstrap-server {self._place} --create --topic {topic or 'TOPIC'}"
