@@ -15,6 +15,10 @@ from conduit_dagster.record import OPERATIONS, Nack, Record, structure_fault, st
 _PARTS = ("after", "key", "before")
 
 
+SHOWN = frozenset({"record.invalid", "record.not_json", "format.invalid"})
+"""Codes of records of which, once they are nacked at their source, only a form to show is left."""
+
+
 def source_faults(records: list[Record]) -> dict[int, Nack]:
     """Return the nack of each record that no step can hold: place in the block to nack.
 

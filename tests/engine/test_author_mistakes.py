@@ -200,3 +200,15 @@ def test_a_replay_mends_what_was_nacked_at_its_source(lab: Lab, log: str, start:
     edited = lab.replay(start=start, edits=[parse_edit(".Operation='create'")])
     assert edited["replayed"] == 1
     assert [one["i"] for one in lab.documents("out.jsonl")] == [1, 3, 2]
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+@pytest.mark.parametrize("mistake", ["r.after['n'] = object()", "r.metadata = None", "r.metadata['\\ud800'] = '1'"])
+def test_what_is_shown_of_a_record_is_not_replayed(lab: Lab, mistake: str, log: str) -> None:
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "mine.py").write_text(SOURCE.replace("MISTAKE", mistake))
+    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
+    lab.pipeline(connectors=[mine, destination()], delivery={"log": log}, **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    assert lab.replay()["replayed"] == 0
+    assert [one["i"] for one in lab.documents("out.jsonl")] == [1, 3]

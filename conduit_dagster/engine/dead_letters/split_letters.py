@@ -19,6 +19,7 @@ from conduit_dagster.engine.dead_letters.letter_layout import (
 )
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.delivery_errors import queue_refuses
+from conduit_dagster.engine.record_faults import SHOWN
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import StageJob
 from conduit_dagster.node_ids import node_id
@@ -192,6 +193,7 @@ class SplitLetters:
         self, block: Block, nacks: BlockNacks, originals: Sequence[Record | None], ordinal: int
     ) -> Iterator[ArchivedLetter]:
         replayed = block.replayed
+        source = node_id(self._pipeline.program.pipeline, self._source_node.origin)
         for (place, nacked), original in zip(nacks, originals, strict=True):
             node, code, failed, key = nacked.node, nacked.nack.code, keep(nacked.record), (-1, -1)
             if replayed is not None:
@@ -203,6 +205,8 @@ class SplitLetters:
                     node, failed = replayed.node, replayed.failed[place]
             position, namespace = clean(str(nacked.record.position)), clean(nacked.record.collection)
             first = b"" if original is None else keep(original) if replayed is None else replayed.originals[place]
+            if nacked.node == source and nacked.nack.code in SHOWN:
+                first = b""  # what the source gave can't be kept, and must not be taken for what is shown of it
             yield ArchivedLetter(
                 self._source_node.id, ordinal + place, position, namespace, node, code, said(nacked.nack),
                 self._missed(block, nacks, place), *key, failed, first,
