@@ -70,8 +70,8 @@ def limit_last_calls(spark: SparkSession) -> None:
     if deadlines is not None:
         client._rpc_deadlines = replace(deadlines, interrupt=_LAST_CALL, release_session=_LAST_CALL)
     # PySpark empties a cache of ML models when the process ends, without a limit; it ends with the session too
-    if (clear := getattr(client, "_on_exit", None)) is not None:
-        atexit.unregister(clear)
+    if hasattr(client, "_on_exit"):
+        atexit.unregister(client._on_exit)
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -20,7 +20,7 @@ from lab.waiting import wait_until
 
 from conduit_dagster.spark.server import stop_server
 from conduit_dagster.spark.server_files import ServerFiles
-from conduit_dagster.state.overview import pipeline_rows
+from conduit_dagster.state.overview import pipeline_rows, source_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
@@ -172,7 +172,7 @@ def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
     home = lab.root / ".conduit"
     try:
         with started(lab, *conduit("run"), CONDUIT_SPARK_URL="shared", CI="") as process:
-            wait_until(lambda: (lab.root / "out.jsonl").exists() and lab.lines("out.jsonl"), "it delivers", 150)
+            wait_until(lambda: (home / "state.db").exists() and acked(lab) == 1, "a record is acked", 150)
             frozen = ServerFiles(home).read()
             assert frozen is not None
             os.kill(frozen.pid, signal.SIGSTOP)
@@ -188,6 +188,11 @@ def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
         stop_server(home)
     said = (lab.root / "output.log").read_text()
     assert ("still in action" if busy else "the Spark server does not answer") in said
+
+
+def acked(lab: Lab) -> int:
+    with lab.store() as database:
+        return sum(row["acked"] for row in source_rows(database, "p"))
 
 
 def planned(lab: Lab) -> int:
