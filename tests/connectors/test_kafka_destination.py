@@ -165,6 +165,33 @@ def test_topics_that_must_not_be_created(lab: KafkaLab) -> None:
     assert lab.server.read(topic) == []
 
 
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_topic_that_was_deleted_is_created_again_by_the_next_attempt(lab: KafkaLab, is_named: bool) -> None:
+    topic = lab.server.topic()
+    destination = lab.destination(BY_COLLECTION if is_named else topic)
+    first, second = ([Record(i, {"opencdc.collection": topic}, {"i": i})] for i in range(2))
+    _deliver(lab, destination, first)
+    lab.server.delete(topic)
+    destination.close()
+    _deliver(lab, destination, second)
+    assert [value["i"] for value in lab.server.values(topic)] == [1]
+
+
+def test_a_topic_that_is_deleted_during_a_run_is_an_outage(lab: KafkaLab) -> None:
+    """Its records are no nacks, although they name it."""
+    topic = lab.server.topic()
+    destination = lab.destination(BY_COLLECTION)
+    first, second = ([Record(i, {"opencdc.collection": topic}, {"i": i})] for i in range(2))
+    _deliver(lab, destination, first)
+    lab.server.delete(topic)
+    destination.fence(2)  # with a client that has yet to ask for the topic
+    with pytest.raises(TransientError) as error:
+        _deliver(lab, destination, second)
+    assert error.value.code == "kafka.topic_deleted"
+    _deliver(lab, destination, second)
+    assert [value["i"] for value in lab.server.values(topic)] == [1]
+
+
 # -- sizes --------------------------------------------------------------------------------------------------------
 
 

@@ -115,6 +115,7 @@ class KafkaDestination(StagedDestination):
         self._session.close()
         self._plain.close()
         self._cluster.close()
+        self._topics.forget_all()
 
     def check(self) -> None:
         """Connect, create or check the topic of deliveries, and check a topic with a fixed name."""
@@ -194,6 +195,9 @@ class KafkaDestination(StagedDestination):
             if delivery.records == 1:
                 return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}"))
             return BatchRefusedError(f"{failed.topic}: {text}")
+        if code in NO_TOPIC and self._settings.create_topics == "auto":
+            self._topics.forget(failed.topic)
+            return self._errors.topic_deleted(failed.topic)
         about_topic = code in NO_TOPIC or code == KafkaError.TOPIC_AUTHORIZATION_FAILED
         if about_topic and self._layout.topic is None and (places := places_of(delivery, failed.topic)):
             name = "no_topic" if code in NO_TOPIC else "no_right"

@@ -136,6 +136,11 @@ class KafkaErrors:
         fix = f"raise transaction-timeout, {more}"
         return self.outage(text, "kafka.transaction_timeout", fix)
 
+    def topic_deleted(self, topic: str) -> ConduitError:
+        """Return the error for a topic that was deleted after it was found, and that may be created."""
+        fix = "the next attempt creates it; with create-topics: never it is yours to create"
+        return self.outage(f"the topic {topic} was deleted while it was written to", "kafka.topic_deleted", fix)
+
     def no_topic(self, topic: str) -> ConduitError:
         """Return the error for a missing topic."""
         fix = f"kafka-topics.sh --bootstrap-server {self._place} --create --topic {topic or 'TOPIC'}"

@@ -16,7 +16,7 @@ from conduit_dagster.sdk import Refusal, Rejected
 
 
 class TargetTopics:
-    """Target topics of a destination, each looked up once."""
+    """Target topics of a destination, each looked up once per attempt."""
 
     def __init__(self, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
         self._settings, self._errors, self._cluster = settings, errors, cluster
@@ -85,3 +85,7 @@ class TargetTopics:
     def forget(self, name: str) -> None:
         """Forget a topic, so that it is looked up again."""
         self._found.discard(name)
+
+    def forget_all(self) -> None:
+        """Forget all topics: until the next attempt any of them may be deleted."""
+        self._found.clear()
