@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from conduit_dagster.expressions import Clock
 from conduit_dagster.processors.common.stateful import Entries
 from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
-from conduit_dagster.record import SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.record import Record
 from conduit_dagster.sdk import DROP, Nack, ProcessorContext
 
 SECOND = 1_000_000_000
@@ -23,7 +23,7 @@ VALUES: list[Any] = [
     *("", "1", "é", "x" * 32, "x" * 33),
     *([1], [1, "1"], {"b": 1, "a": 2}),
 ]
-SOURCES = [{SOURCE_CONNECTOR_ID: "p:a"}, {SOURCE_CONNECTOR_ID: "p:b"}]
+SOURCES = ("a", "b")
 
 
 def expected(steps: list[list[Any]], records: int | None, seconds: int | None) -> list[Any]:
@@ -62,12 +62,13 @@ def test_as_the_model(steps: list[list[Any]], records: int | None, seconds: int 
     for now, step in enumerate(steps):
         clock.now_ns = now * SECOND
         # two sources that have the same positions
-        block = [Record((position + i) // 2, SOURCES[(position + i) % 2], {"v": v}) for i, v in enumerate(step)]
-        position += len(step)
-        for result in one.process_block(block):
+        for at, value in enumerate(step, position):
+            one.context.idempotency.source = SOURCES[at % 2]
+            (result,) = one.process_block([Record(at // 2, {}, {"v": value})])
             if result is not DROP:
                 assert isinstance(result, Record) and isinstance(result.after, dict)
                 on.append(result.after["v"])
+        position += len(step)
         count, new = one.count, one.news()
         stored.extend(new.keys, new.owners, new.numbers, new.at_ns)
         one.settle()
