@@ -173,21 +173,23 @@ class Appender:
 
         Raises ``FatalError`` (``log.gap``) if the files do not continue the logs without a gap.
         """
-        for append, parts in logged:
-            if parts:
-                append.folder.sync(append.segment)
-        if logged and not self._is_entered:
+        # a source may advance without a record: then there is no file, and no folder if the log is new
+        written = [(append, parts) for append, parts in logged if parts]
+        for append, _ in written:
+            append.folder.sync(append.segment)
+        if written and not self._is_entered:
             # for a new log, the parent folders may be new too
             storage.sync_entry(self._base)
             self._is_entered = True
-        storage.sync(self._base)
+        if written:
+            storage.sync(self._base)
 
         def work(connection: sa.Connection) -> None:
             for append, parts in logged:
                 self._log.commit(connection, append.node.id, parts, append.end)
 
         self._store.transactions.run(work)
-        for append, parts in logged:
+        for append, parts in written:
             for part in parts:
                 append.folder.publish_name(append.segment, part.name)
             self.rolled = self.rolled or (append.segment == append.offset and append.offset > 0)

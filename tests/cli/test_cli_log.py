@@ -112,7 +112,6 @@ def test_compaction_keeps_the_last_entry_and_a_dry_run_counts(run, lab: Lab) -> 
     assert lab.run().error is None
     run("log", "export", "p", "all.log")
     fresh(lab, **{"log-segment-size": "10KB"})
-    assert lab.run().error is None  # the empty file is known from now on, so that no later run appends to the log
     run("log", "import", "p", "all.log")
     (row,) = result(run("log", "compact", "p", "--json"))["logs"]
     assert (row["segments"], row["entries"]) == (0, 0)  # nobody has acknowledged anything

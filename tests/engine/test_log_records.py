@@ -40,6 +40,16 @@ def logged(lab: Lab, spark: SparkSession) -> list[Any]:
     return [(row.offset, json.loads(bytes(row.after))["i"], row.mode, row.operation, row.after_kind) for row in rows]
 
 
+def test_a_source_that_advances_without_a_record_needs_no_folder_yet(lab: Lab) -> None:
+    """A file of which nothing can be read yet is in the position, so that it is found after a rotation."""
+    lab.write("in.jsonl", [])
+    lab.pipeline(connectors=[source(), destination()], delivery={"log": "records"})
+    assert lab.run().error is None
+    lab.write("in.jsonl", ["a"], "a")
+    assert lab.run().error is None
+    assert lab.lines("out.jsonl") == ["a"]
+
+
 def test_records_pass_through_the_log(lab: Lab, spark: SparkSession) -> None:
     build(lab, **{"batch-size": 30})
     result = lab.run()
