@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -69,6 +70,9 @@ def limit_last_calls(spark: SparkSession) -> None:
     deadlines = getattr(client, "_rpc_deadlines", None)
     if deadlines is not None:
         client._rpc_deadlines = replace(deadlines, interrupt=_LAST_CALL, release_session=_LAST_CALL)
+    # a thread that the interpreter joins when it ends calls this one, and PySpark gives it no limit at all
+    if (stub := getattr(client, "_stub", None)) is not None:
+        stub.ReleaseExecute = partial(stub.ReleaseExecute, timeout=_LAST_CALL)
     # PySpark empties a cache of ML models when the process ends, without a limit; it ends with the session too
     if hasattr(client, "_on_exit"):
         atexit.unregister(client._on_exit)

@@ -191,6 +191,8 @@ class Oracle:
         """Records were logged, up to the one before this offset."""
         assert self.logged
         count = offset - self._next
+        if not count:
+            return  # a file of which nothing can be read yet is only noted
         values = self._take(count)
         self._log.update(zip(range(self._next, offset), values, strict=True))
         self._next = offset
