@@ -20,10 +20,9 @@ from conduit_dagster.assets.offset_gaps import offset_gaps
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
-from conduit_dagster.engine.daemon_threads import answer_within
+from conduit_dagster.engine.daemon_threads import IN_RUN, answer_within
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunProgress, StepReport
-from conduit_dagster.metrics.source_lag import LAG_SECONDS
 from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons
 from conduit_dagster.state.history import Event, events, said
 from conduit_dagster.state.overview import consumer_rows, real_source_rows
@@ -144,7 +143,7 @@ class Observer:
         known = {name: row["position"] for name, row in sources.items()}
         for source_node in self.pipeline.sources:
             try:
-                amount = answer_within(source_node.source, partial(source_node.lag, known), LAG_SECONDS)
+                amount = answer_within(source_node.source, partial(source_node.lag, known), IN_RUN)
             except Exception:  # noqa: BLE001  # a source that is away is the engine's business; here its lag is unknown
                 amount = None
                 failing.append(source_node.id)

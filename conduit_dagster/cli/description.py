@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.daemon_threads import BY_HAND
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.metrics.source_lag import source_lag
 from conduit_dagster.processes import is_dead
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.catalogue import Catalogue
 
 _NEWEST = 10
-_LAG_SECONDS = 10.0
 Facts = dict[str, Any]
 
 
@@ -195,7 +195,7 @@ def _lag(source: str, position: Any, bound: BoundPipeline | None) -> Facts:
     if bound is None or position is None:
         return {"lag": None, "lag_unit": None, "lag_seconds": None}
     reader = next(node.source for node in bound.compiled.sources if node.id == source)
-    lag = source_lag(reader, position, _LAG_SECONDS)
+    lag = source_lag(reader, position, BY_HAND)
     return {"lag": lag.amount, "lag_unit": lag.unit, "lag_seconds": lag.seconds}
 
 

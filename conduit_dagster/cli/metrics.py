@@ -26,8 +26,6 @@ RunAddress = Annotated[
     str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at /metrics.")
 ]
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM)
-_LAG_SECONDS = 10.0
-"""Seconds to wait for a source's lag: the time in which Prometheus expects the page."""
 
 
 def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = False) -> None:
@@ -61,6 +59,7 @@ def _lags(paths: list[str]) -> Lags:
     """Return a function that asks sources for their lag, as the pipelines' files define them now."""
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
+    from conduit_dagster.engine.daemon_threads import BY_HAND
     from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, source_lag
 
     catalogue = open_catalogue(Project.find(Path.cwd()), paths)
@@ -68,7 +67,7 @@ def _lags(paths: list[str]) -> Lags:
 
     def lags(pipeline: str, source: str, position: Any) -> SourceLag:
         reader = known.get((pipeline, source))
-        return UNKNOWN_LAG if reader is None else source_lag(reader, position, _LAG_SECONDS)
+        return UNKNOWN_LAG if reader is None else source_lag(reader, position, BY_HAND)
 
     return lags
 

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+IN_RUN, BY_HAND = 2.0, 10.0
+"""Seconds to wait for an answer of a connector: between the steps of a run, and for a command or a scrape."""
 
 
 def in_daemon(work: Callable[[], T], name: str) -> Future[T]:

@@ -111,9 +111,7 @@ class Node:
             record.metadata = dict(record.metadata)
         positions = [record.position for record in records]
         # a list of its own: an author's function may sort or shorten it, but places pair results with origins
-        results = checked(self._process_block(list(records)), records)
-        _put_back(positions, records, results)
-        return results
+        return _own(positions, records, checked(self._process_block(list(records)), records))
 
     def _process_block(self, records: list[Record]) -> list[Result]:
         try:
@@ -268,15 +266,37 @@ def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result
     if any(places.get(id(result), place) != place for place, result in enumerate(results)):
         message = "the processor returned the records in another order"
         return [Nack("processor.result_order", message) for _ in records]
-    return _apart([_checked(result) for result in results])
+    return [_checked(result) for result in results]
 
 
-def _put_back(positions: Sequence[int | str], records: Sequence[Record], results: Sequence[Result]) -> None:
-    """Give the records and those made of them the position of their source, which keys and origins are made of."""
+def _own(positions: Sequence[int | str], records: Sequence[Record], results: Sequence[Result]) -> Sequence[Result]:
+    """Return the results with records and documents of their own: a change to one must not affect another.
+
+    Each has the position of the record that it was made of, as keys and origins are made of it.
+    """
+    ids: list[int] = []
     for position, record, result in zip(positions, records, results, strict=True):
         record.position = position
-        for made in _records_of(result):
+        for made in (result,) if type(result) is Record else result if type(result) is list else ():
             made.position = position
+            ids.append(id(made))
+            for part in (made.after, made.key, made.before):
+                if type(part) is dict:
+                    ids.append(id(part))
+    if len(set(ids)) == len(ids):
+        return results
+    return [_copied(result, position) for position, result in zip(positions, results, strict=True)]
+
+
+def _copied(result: Result, position: int | str) -> Result:
+    if isinstance(result, list):
+        return [_at(copy(record), position) for record in result]
+    return _at(copy(result), position) if isinstance(result, Record) else result
+
+
+def _at(record: Record, position: int | str) -> Record:
+    record.position = position
+    return record
 
 
 def _checked(result: Any) -> Result:
@@ -288,22 +308,6 @@ def _checked(result: Any) -> Result:
     if result is DROP:
         return result
     return _fault(result) or result
-
-
-def _apart(results: list[Result]) -> list[Result]:
-    """Copy the records if one, or a document of one, was returned twice: a change to one must not affect another."""
-    records = [made for result in results for made in _records_of(result)]
-    documents = [part for record in records for part in (record.after, record.key, record.before) if type(part) is dict]
-    if len(set(map(id, records))) == len(records) and len(set(map(id, documents))) == len(documents):
-        return results
-    return [
-        list(map(copy, result)) if isinstance(result, list) else copy(result) if isinstance(result, Record) else result
-        for result in results
-    ]
-
-
-def _records_of(result: Result) -> Sequence[Record]:
-    return result if isinstance(result, list) else (result,) if isinstance(result, Record) else ()
 
 
 def _fault(record: Any) -> Nack | None:

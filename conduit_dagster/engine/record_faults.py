@@ -13,8 +13,6 @@ from conduit_dagster.json_values import finite, is_json
 from conduit_dagster.record import OPERATIONS, Nack, Record, structure_fault, structure_faults
 
 _PARTS = ("after", "key", "before")
-
-
 SHOWN = frozenset({"record.invalid", "record.not_json", "format.invalid"})
 """Codes of records of which, once they are nacked at their source, only a form to show is left."""
 
@@ -82,22 +80,21 @@ def unknown_operation(record: Record) -> Nack:
 
 def storable(record: Record) -> Record:
     """Return the record in a form that a dead letter can hold: an author's code may have put anything into it."""
-    if structure_fault(record) is None and all(_is_data(getattr(record, part)) for part in _PARTS):
+    if structure_fault(record) is None and all(map(_is_data, _parts(record))):
         return record
-    made = Record(record.position, _texts(record.metadata), operation=str(record.operation))
-    for part in _PARTS:
-        value = getattr(record, part)
-        setattr(made, part, value if _is_data(value) else _shown(value))
-    return made
+    after, key, before = (part if _is_data(part) else _shown(part) for part in _parts(record))
+    return Record(record.position, _texts(record.metadata), after, key, before, str(record.operation))
 
 
 def loggable(record: Record) -> Record:
     """Return the record in a form that a log can hold: text that JSON lacks is escaped, other values are shown."""
     position, metadata = clean(str(record.position)), jsonable(_texts(record.metadata))
-    made = Record(position, metadata, operation=clean(str(record.operation)))
-    for part in _PARTS:
-        setattr(made, part, _jsonable(getattr(record, part)))
-    return made
+    after, key, before = map(_jsonable, _parts(record))
+    return Record(position, metadata, after, key, before, clean(str(record.operation)))
+
+
+def _parts(record: Record) -> tuple[Any, Any, Any]:
+    return record.after, record.key, record.before
 
 
 def _texts(metadata: Any) -> dict[str, str]:

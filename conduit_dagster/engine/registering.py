@@ -40,7 +40,15 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 class _Owned(FatalError):  # noqa: N818  # it describes the resource
     """Raised for a resource that a consumer of another pipeline owns."""
 
-    pipeline = ""
+    def __init__(self, thing: str, owner: tuple[str, str], node: str) -> None:
+        """``owner``: the other pipeline, and its consumer."""
+        super().__init__(
+            f"{thing} is written by {owner[1]} of pipeline {owner[0]} already",
+            code="destination.owned",
+            node=node,
+            fix="give each destination and dead-letter queue a path of its own",
+        )
+        self.pipeline = owner[0]
 
 
 def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
@@ -101,14 +109,7 @@ def _register(
 
 def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None:
     if other := registry.claim(thing, consumer):
-        error = _Owned(
-            f"{thing} is written by {other[1]} of pipeline {other[0]} already",
-            code="destination.owned",
-            node=node_id(pipeline, consumer),
-            fix="give each destination and dead-letter queue a path of its own",
-        )
-        error.pipeline = other[0]
-        raise error
+        raise _Owned(thing, other, node_id(pipeline, consumer))
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:

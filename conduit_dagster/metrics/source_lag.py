@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conduit_dagster.engine.daemon_threads import answer_within
+from conduit_dagster.engine.daemon_threads import IN_RUN, answer_within
 from conduit_dagster.sdk import Position, Source
 
 
@@ -20,19 +20,15 @@ class SourceLag(NamedTuple):
 UNKNOWN_LAG = SourceLag()
 
 
-LAG_SECONDS = 2.0
-"""Seconds that a run waits for a source's lag."""
-
-
 def lag_amount(source: Source, position: Position) -> int | None:
     """Return only the amount of a source's lag at a position; None if unknown, or if the query fails or hangs."""
     try:
-        return answer_within(source, lambda: source.lag(position), LAG_SECONDS)
+        return answer_within(source, lambda: source.lag(position), IN_RUN)
     except Exception:  # noqa: BLE001  # any plugin's code
         return None
 
 
-def source_lag(source: Source, position: Position, seconds: float = LAG_SECONDS) -> SourceLag:
+def source_lag(source: Source, position: Position, seconds: float = IN_RUN) -> SourceLag:
     """Return the lag of a source at a position, as far as it answers within ``seconds``."""
 
     def query() -> SourceLag:

@@ -24,6 +24,11 @@ def keeps(cls: type[Any], promise: str, methods: Sequence[str]) -> bool:
     return not _is_ours(_giver(cls, promise)) or all(_is_ours(_giver(cls, name)) for name in methods)
 
 
+def is_built_in(cls: type[Any]) -> bool:
+    """Return whether a class is one of this package."""
+    return _is_ours(cls)
+
+
 def _giver(cls: type[Any], name: str) -> type[Any] | None:
     return next((one for one in cls.__mro__ if name in vars(one)), None)
 

@@ -51,12 +51,16 @@ def close_client(spark: SparkSession) -> None:
     stop_client(spark)
 
 
-def stop_client(spark: SparkSession) -> None:
-    """Release the session within two seconds, even if the server is frozen, and close the connection."""
+def stop_client(spark: SparkSession, release: bool = True) -> None:
+    """Release the session within two seconds, even if the server is frozen, and close the connection.
+
+    Without ``release``, for a server that is gone, only the latter.
+    """
     client: Any = spark.client
     try:
-        client.release_session()
-    except Exception as error:  # noqa: BLE001  # a server that is gone has lost the session anyway
+        if release:
+            client.release_session()
+    except Exception as error:  # noqa: BLE001  # a server that has just gone has lost the session anyway
         if "DEADLINE_EXCEEDED" in str(error):
             log.warning("the Spark server does not answer: its session is left open", fix=_FROZEN)
     spark.release_session_on_close = False  # type: ignore[attr-defined]  # pyright: ignore

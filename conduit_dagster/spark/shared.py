@@ -93,12 +93,10 @@ def close_current() -> None:
 def _drop(old: _Open) -> None:
     """Release the session, without a call if the server is gone."""
     _leave(old)
-    if old.server.is_alive():
+    is_alive = old.server.is_alive()
+    if is_alive:
         close_sql_session(old.spark)
-        stop_client(old.spark)
-    else:
-        old.spark.release_session_on_close = False  # type: ignore[attr-defined]  # pyright: ignore
-        old.spark.stop()
+    stop_client(old.spark, release=is_alive)
 
 
 def _leave(old: _Open) -> None:

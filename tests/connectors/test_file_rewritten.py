@@ -16,7 +16,7 @@ from lab.file_reading import MUCH, Reader, append
 from conduit_dagster.connectors.file import line_reader, step_ranges
 from conduit_dagster.connectors.file.listing import FoundFile
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import Block, Limit, ReadOptions
+from conduit_dagster.sdk import Block, Limit, ReadOptions, Split
 
 # -- what a task reads ----------------------------------------------------------------------------------------------
 
@@ -49,12 +49,18 @@ def test_a_rotation_between_plan_and_task(tmp_path: Path, log: Path, after_first
     assert [r.after.decode() for b in found if isinstance(b, Block) for r in b.records] == OLD
 
 
-def test_a_task_reads_the_copy_of_a_truncated_file(tmp_path: Path, log: Path) -> None:
+def planned(tmp_path: Path, log: Path) -> tuple[Reader, Any, Split]:
+    """A source that has read one line of a file, and the plan of a step with the others."""
     write(log, ["first", *OLD])
     source = Reader(tmp_path)
     assert source.step(Limit(1, 100)) == ["first"]
     end = source.source.latest(source.position, MUCH)
     [split] = source.source.split(source.position, end, 1)
+    return source, end, split
+
+
+def test_a_task_reads_the_copy_of_a_truncated_file(tmp_path: Path, log: Path) -> None:
+    source, end, split = planned(tmp_path, log)
     copy_and_truncate(log)
     [block] = source.source.read(split, ReadOptions())
     assert isinstance(block, Block)
@@ -65,11 +71,7 @@ def test_a_task_reads_the_copy_of_a_truncated_file(tmp_path: Path, log: Path) ->
 @pytest.mark.parametrize("change", [replace, overwrite])
 def test_a_task_reads_no_other_file(tmp_path: Path, log: Path, change: Callable[[Path], None]) -> None:
     """Not of another inode, and not of the same one if what was read of it is gone."""
-    write(log, ["first", *OLD])
-    source = Reader(tmp_path)
-    assert source.step(Limit(1, 100)) == ["first"]
-    end = source.source.latest(source.position, MUCH)
-    [split] = source.source.split(source.position, end, 1)
+    source, end, split = planned(tmp_path, log)
     change(log)
     with pytest.raises(TransientError) as raised:
         list(source.source.read(split, ReadOptions()))

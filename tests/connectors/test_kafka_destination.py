@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.kafka_lab import KafkaLab, child, numbered
+from lab.kafka_lab import BY_COLLECTION, KafkaLab, child, numbered
 from lab.kafka_server import KafkaServer
 from lab.kills import at, crashing
 from lab.waiting import wait_until
@@ -22,16 +22,11 @@ from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import AlreadyClaimed, Keys, Rejected
 
 pytestmark = pytest.mark.slow
-BY_COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
 
 
 @pytest.fixture
 def lab(kafka_server: KafkaServer, tmp_path: Path) -> KafkaLab:
     return KafkaLab(kafka_server, tmp_path)
-
-
-def _deliver(lab: KafkaLab, destination: Any, records: list[Record]) -> None:
-    destination.publish(lab.stage(destination, records))
 
 
 # -- what a message holds -----------------------------------------------------------------------------------------
@@ -48,7 +43,7 @@ def test_payloads_and_keys(lab: KafkaLab, strategy: str) -> None:
         Record(2, {}, None, b"gone", operation="delete"),
         Record(3, {}, b"", None),
     ]
-    _deliver(lab, destination, records)
+    lab.deliver(destination, records)
     assert [(m.key(), m.value()) for m in lab.server.read(topic)] == [
         (b"\x00k", b"raw\n\xff"), (b'{"id":7}', b'{"a":1}'), (b"gone", None), (None, b""),
     ]  # fmt: skip
@@ -58,7 +53,7 @@ def test_the_record_as_conduit_writes_it(lab: KafkaLab) -> None:
     """The default format, with base64 for raw data."""
     topic = lab.server.topic()
     destination = lab.destination(topic, **{"sdk.record.format": "opencdc/json"})
-    _deliver(lab, destination, [Record(5, {"m": "x"}, {"text": "a\nb"}, b"k"), Record(6, {}, b"raw")])
+    lab.deliver(destination, [Record(5, {"m": "x"}, {"text": "a\nb"}, b"k"), Record(6, {}, b"raw")])
     first, second = lab.server.values(topic)
     assert first == {
         "position": "NQ==", "operation": "create", "metadata": {"m": "x"}, "key": "aw==",
@@ -70,7 +65,7 @@ def test_the_record_as_conduit_writes_it(lab: KafkaLab) -> None:
 def test_a_template_may_give_several_lines(lab: KafkaLab) -> None:
     topic = lab.server.topic()
     settings = {"sdk.record.format": "template", "sdk.record.format.options": "a\n{{ .Payload.After.i }}"}
-    _deliver(lab, lab.destination(topic, **settings), numbered(2))
+    lab.deliver(lab.destination(topic, **settings), numbered(2))
     assert [m.value() for m in lab.server.read(topic)] == [b"a\n0", b"a\n1"]
 
 
@@ -79,19 +74,19 @@ def test_headers_pass_through_in_order_with_records_that_have_none(lab: KafkaLab
     topic = lab.server.topic()
     plain, headed = {"x": "y"}, {"kafka.header.a": "1", "kafka.header.b.base64": "/w=="}
     records = [Record(i, headed if i in (2, 3) else plain, b"%d" % i, b"k") for i in range(6)]
-    _deliver(lab, lab.destination(topic), records)
+    lab.deliver(lab.destination(topic), records)
     found = lab.server.read(topic)
     assert [m.value() for m in found] == [b"%d" % i for i in range(6)]
     assert [m.headers() for m in found][1:4] == [None, [("a", b"1"), ("b", b"\xff")], [("a", b"1"), ("b", b"\xff")]]
     other = lab.server.topic()
-    _deliver(lab, lab.destination(other, headers="none"), records)
+    lab.deliver(lab.destination(other, headers="none"), records)
     assert not any(m.headers() for m in lab.server.read(other))
 
 
 def test_the_time_of_a_message(lab: KafkaLab) -> None:
     topic = lab.server.topic()
     records = [Record(0, {"opencdc.createdAt": "1600000000123456789"}, b"x"), Record(1, {}, b"y")]
-    _deliver(lab, lab.destination(topic, timestamp="createdAt"), records)
+    lab.deliver(lab.destination(topic, timestamp="createdAt"), records)
     first, second = lab.server.read(topic)
     assert first.timestamp()[1] == 1_600_000_000_123
     assert second.timestamp()[1] > 1_700_000_000_000
@@ -100,7 +95,7 @@ def test_the_time_of_a_message(lab: KafkaLab) -> None:
 def test_keys_go_where_java_clients_send_them(lab: KafkaLab) -> None:
     """Murmur2: the partitions that Kafka's own producer takes for these keys; and in order within each."""
     topic = lab.server.topic(5)
-    _deliver(lab, lab.destination(topic), numbered(700))
+    lab.deliver(lab.destination(topic), numbered(700))
     found = lab.server.read(topic)
     by_key: dict[bytes, list[Any]] = {}
     for message in found:
@@ -124,72 +119,6 @@ def _java(key: bytes, partitions: int) -> int:
         h = (h ^ int.from_bytes(rest, "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
     return ((h ^ h >> 15) & 0x7FFFFFFF) % partitions
-
-
-# -- topics -------------------------------------------------------------------------------------------------------
-
-
-def test_each_record_names_its_topic(lab: KafkaLab) -> None:
-    """A missing topic is created; records of several topics in one block keep their order."""
-    a, b = lab.server.topic(), f"new-{lab.root.name}-{lab.server.port}"
-    names = [{"opencdc.collection": a}, {"opencdc.collection": b}]
-    records = [Record(i, names[i % 2], {"i": i}) for i in range(20)]
-    _deliver(lab, lab.destination(BY_COLLECTION), records)
-    assert [value["i"] for value in lab.server.values(a)] == list(range(0, 20, 2))
-    assert [value["i"] for value in lab.server.values(b)] == list(range(1, 20, 2))
-
-
-def test_a_record_that_names_no_topic_is_refused_while_it_is_staged(lab: KafkaLab) -> None:
-    """So is one that would write where deliveries or Kafka's own offsets are stored."""
-    topic = lab.server.topic()
-    names = [topic, "", "a b", "x" * 250, "..", "conduit-deliveries", "__consumer_offsets", topic]
-    destination = lab.destination(BY_COLLECTION)
-    delivery = lab.stage(destination, [Record(i, {"opencdc.collection": n}, {"i": i}) for i, n in enumerate(names)])
-    assert [(one.place, one.nack.code) for one in lab.refused] == [(i, "kafka.topic_name") for i in range(1, 7)]
-    destination.publish(delivery)
-    assert [value["i"] for value in lab.server.values(topic)] == [0, 7]
-
-
-def test_topics_that_must_not_be_created(lab: KafkaLab) -> None:
-    """One fixed topic: fatal before anything is read. Topics from records: only those are refused, all at once."""
-    topic = lab.server.topic()
-    with pytest.raises(FatalError) as error:
-        lab.destination("none-of-it", create_topics="never").check()
-    assert error.value.code == "kafka.no_topic" and "--create --topic none-of-it" in (error.value.fix or "")
-    destination = lab.destination(BY_COLLECTION, create_topics="never")
-    names = [{"opencdc.collection": topic}, {"opencdc.collection": "missing-1"}]
-    records = [Record(i, names[i in (2, 4)], {"i": i}) for i in range(6)]
-    with pytest.raises(Rejected) as refused:
-        destination.publish(lab.stage(destination, records))
-    assert [(one.place, one.nack.code) for one in refused.value.refusals] == [(i, "kafka.no_topic") for i in (2, 4)]
-    assert lab.server.read(topic) == []
-
-
-@pytest.mark.parametrize("is_named", [False, True])
-def test_a_topic_that_was_deleted_is_created_again_by_the_next_attempt(lab: KafkaLab, is_named: bool) -> None:
-    topic = lab.server.topic()
-    destination = lab.destination(BY_COLLECTION if is_named else topic)
-    first, second = ([Record(i, {"opencdc.collection": topic}, {"i": i})] for i in range(2))
-    _deliver(lab, destination, first)
-    lab.server.delete(topic)
-    destination.close()
-    _deliver(lab, destination, second)
-    assert [value["i"] for value in lab.server.values(topic)] == [1]
-
-
-def test_a_topic_that_is_deleted_during_a_run_is_an_outage(lab: KafkaLab) -> None:
-    """Its records are no nacks, although they name it."""
-    topic = lab.server.topic()
-    destination = lab.destination(BY_COLLECTION)
-    first, second = ([Record(i, {"opencdc.collection": topic}, {"i": i})] for i in range(2))
-    _deliver(lab, destination, first)
-    lab.server.delete(topic)
-    destination.fence(2)  # with a client that has yet to ask for the topic
-    with pytest.raises(TransientError) as error:
-        _deliver(lab, destination, second)
-    assert error.value.code == "kafka.topic_deleted"
-    _deliver(lab, destination, second)
-    assert [value["i"] for value in lab.server.values(topic)] == [1]
 
 
 # -- sizes --------------------------------------------------------------------------------------------------------

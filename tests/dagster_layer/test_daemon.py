@@ -163,7 +163,7 @@ def test_b10_a_stop_during_backoff_wins_and_a_start_ends_it(plant: Plant) -> Non
     assert stop(plant.store, "patient", "test", False, 10, 30)
     assert (plant.row("patient")["status"], plant.row("patient")["reason"]) == ("stopped", "user")
     assert "restarted" not in plant.names("patient")
-    assert ask_start(plant.store, "patient", "test")
+    assert ask_start(plant.store, "patient", "test", 10.0)
     plant.wait(lambda: plant.names("patient").count("started") == 2, "it was started again")
 
 

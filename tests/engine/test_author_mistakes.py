@@ -131,6 +131,15 @@ class Mine(Source):
             if r.after["i"] == 2: MISTAKE
         yield records
 """
+
+
+def mine(lab: Lab, mistake: str, text: str = SOURCE) -> dict[str, Any]:
+    """Write a plugin whose second record has the mistake; return a source of it."""
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "mine.py").write_text(text.replace("MISTAKE", mistake))
+    return {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
+
+
 OF_SOURCES = {
     **MISTAKES,
     "an operation that there is not": "r.operation = 'insert'",
@@ -144,12 +153,10 @@ OF_SOURCES = {
 @pytest.mark.parametrize("mistake", OF_SOURCES.values(), ids=OF_SOURCES)
 def test_a_record_of_a_source_that_no_step_can_hold(lab: Lab, mistake: str, log: str) -> None:
     """The other records go on; so do all records if it is processed, and logged, before anything is sent."""
-    (lab.root / "plugins").mkdir()
-    (lab.root / "plugins" / "mine.py").write_text(SOURCE.replace("MISTAKE", mistake))
-    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
+    own = mine(lab, mistake)
     (lab.root / "own.py").write_text("def f(r): return r\n")
     lab.pipeline(
-        connectors=[mine, DIRECT],
+        connectors=[own, DIRECT],
         processors=[processor("own", "python", function="own:f")],
         delivery={"log": log},
         **{"dead-letter-queue": queue()},
@@ -166,10 +173,8 @@ ONCE = SOURCE.replace('name = "mine"', 'name = "mine"\n    replayable = False')
 @pytest.mark.parametrize("text", [UNCOUNTED, ONCE], ids=["uncounted", "read once"])
 @pytest.mark.parametrize("mistake", OF_SOURCES.values(), ids=OF_SOURCES)
 def test_a_record_of_a_source_that_is_logged_before_a_step_reads_it(lab: Lab, mistake: str, text: str) -> None:
-    (lab.root / "plugins").mkdir()
-    (lab.root / "plugins" / "mine.py").write_text(text.replace("MISTAKE", mistake))
-    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
-    lab.pipeline(connectors=[mine, DIRECT], delivery={"log": "records"}, **{"dead-letter-queue": queue()})
+    own = mine(lab, mistake, text)
+    lab.pipeline(connectors=[own, DIRECT], delivery={"log": "records"}, **{"dead-letter-queue": queue()})
     assert (lab.run().error, states(lab)) == (None, {"done"})
     assert lab.documents("out.jsonl") == [{"i": 1}, {"i": 3}]
     assert [node for node, _, _ in lab.letters()] == ["p:in"]
@@ -177,12 +182,10 @@ def test_a_record_of_a_source_that_is_logged_before_a_step_reads_it(lab: Lab, mi
 
 @pytest.mark.parametrize("processors", [[], [processor("mark", "field.set", field=".Metadata.m", value="1")]])
 def test_a_record_that_no_step_can_hold_is_not_joined(lab: Lab, processors: list[Any]) -> None:
-    (lab.root / "plugins").mkdir()
-    (lab.root / "plugins" / "mine.py").write_text(SOURCE.replace("MISTAKE", "r.after['n'] = object()"))
-    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}, "processors": processors}
+    own = {**mine(lab, "r.after['n'] = object()"), "processors": processors}
     lab.write("other.jsonl", [{"o": o} for o in range(3)])
     other = {**source("./other.jsonl"), "id": "other", "processors": [DECODE]}
-    lab.pipeline(connectors=[mine, other, destination()], **{"fan-in": "join", "dead-letter-queue": queue()})
+    lab.pipeline(connectors=[own, other, destination()], **{"fan-in": "join", "dead-letter-queue": queue()})
     assert (lab.run().error, states(lab)) == (None, {"done"})
     assert lab.documents("out.jsonl") == [{"in": {"i": 1}, "other": {"o": 0}}, {"in": {"i": 3}, "other": {"o": 1}}]
     assert len(lab.letters()) == 1
@@ -191,10 +194,8 @@ def test_a_record_that_no_step_can_hold_is_not_joined(lab: Lab, processors: list
 @pytest.mark.parametrize("start", ["source", "node"])
 @pytest.mark.parametrize("log", ["positions", "records"])
 def test_a_replay_mends_what_was_nacked_at_its_source(lab: Lab, log: str, start: Literal["source", "node"]) -> None:
-    (lab.root / "plugins").mkdir()
-    (lab.root / "plugins" / "mine.py").write_text(SOURCE.replace("MISTAKE", "r.operation = 'insert'"))
-    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
-    lab.pipeline(connectors=[mine, destination()], delivery={"log": log}, **{"dead-letter-queue": queue()})
+    own = mine(lab, "r.operation = 'insert'")
+    lab.pipeline(connectors=[own, destination()], delivery={"log": log}, **{"dead-letter-queue": queue()})
     assert lab.run().error is None
     assert lab.replay(start=start)["replayed"] == 0
     edited = lab.replay(start=start, edits=[parse_edit(".Operation='create'")])
@@ -205,10 +206,8 @@ def test_a_replay_mends_what_was_nacked_at_its_source(lab: Lab, log: str, start:
 @pytest.mark.parametrize("log", ["positions", "records"])
 @pytest.mark.parametrize("mistake", ["r.after['n'] = object()", "r.metadata = None", "r.after['n'] = 10 ** 5000"])
 def test_what_is_shown_of_a_record_is_not_replayed(lab: Lab, mistake: str, log: str) -> None:
-    (lab.root / "plugins").mkdir()
-    (lab.root / "plugins" / "mine.py").write_text(SOURCE.replace("MISTAKE", mistake))
-    mine = {"id": "in", "type": "source", "plugin": "mine", "settings": {}}
-    lab.pipeline(connectors=[mine, destination()], delivery={"log": log}, **{"dead-letter-queue": queue()})
+    own = mine(lab, mistake)
+    lab.pipeline(connectors=[own, destination()], delivery={"log": log}, **{"dead-letter-queue": queue()})
     assert lab.run().error is None
     assert lab.replay()["replayed"] == 0
     assert [one["i"] for one in lab.documents("out.jsonl")] == [1, 3]

@@ -70,7 +70,5 @@ def test_one_that_can_not_be_stored_is_named(lab: Lab, mistake: dict[str, str]) 
 @pytest.mark.parametrize("latest", ["(1, 2)", "{1: 2}"])
 def test_one_that_json_changes_is_taken_as_it_comes_back(lab: Lab, latest: str) -> None:
     for _ in range(2):
-        result = run(lab, initial="[0, 0]", latest=latest)
-        assert result.error is None
-    assert result.progress.read == 0
+        assert run(lab, initial="[0, 0]", latest=latest).error is None
     assert [row["i"] for row in lab.documents("out.jsonl")] == [0, 1, 2]

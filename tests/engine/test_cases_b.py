@@ -233,7 +233,7 @@ def test_a_pending_restart_can_be_had_at_once(lab: Lab) -> None:
     thread, results = in_background(lambda: keep(lab, NEVER))
     wait_until(lambda: waits(lab), "a restart is pending")
     with lab.store() as database:
-        assert ask_start(database, "p", "operator")
+        assert ask_start(database, "p", "operator", 10.0)
     thread.join(60)
     assert [one.status for one in results] == ["stopped"]
     assert ids(lab) == ALL

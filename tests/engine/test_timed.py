@@ -66,7 +66,7 @@ def test_a_long_wait_is_cut_short_by_somebody_who_starts_it(lab: Lab) -> None:
     with timed(lab, SELDOM) as (_, end):
         wait_until(lambda: names(lab)[-1:] == ["stopped"], "the first run has ended")
         with lab.store() as database:
-            assert ask_start(database, "p", "operator")
+            assert ask_start(database, "p", "operator", 10.0)
         wait_until(lambda: starts(lab) == 2, "it began again")
         end()
 

@@ -18,6 +18,10 @@ from lab.kafka_server import KafkaServer
 ALL = Limit(10**9, 10**12)
 
 
+BY_COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
+"""Setting ``topic`` of a destination whose records name their topics."""
+
+
 class KafkaLab:
     """Factory of sources, destinations and deliveries. The hash of a delivery is its step number."""
 
@@ -70,6 +74,10 @@ class KafkaLab:
         """Stage a delivery with one part per task; refusals are added to ``refused``."""
         self.steps += 1
         return self.stage_as(self.steps, destination, *tasks, block=block)
+
+    def deliver(self, destination: KafkaDestination, records: Sequence[Record]) -> None:
+        """Stage and publish a delivery."""
+        destination.publish(self.stage(destination, records))
 
     def stage_as(
         self, step: int, destination: KafkaDestination, *tasks: Sequence[Record], block: int = 1_000

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.http_server import serving
+from lab.schema_registry_server import RegistryServer
 
 from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.connectors.formats import make_format
@@ -34,6 +36,13 @@ def check_loop(plugin: str, settings: Settings, records: list[Record]) -> None:
     subject = make(plugin, settings)
     assert results == [subject.process_block([record])[0] for record in alone]
     assert records == alone
+
+
+@pytest.fixture
+def registry_server(tmp_path: Path) -> Iterator[RegistryServer]:
+    """A schema registry behind HTTP."""
+    with serving(RegistryServer(tmp_path / "behind")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -6,9 +6,6 @@ import base64
 import decimal
 import io
 import json
-from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +13,16 @@ import fastavro
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lab.http_server import QuietHandler, serving
-from lab.waiting import at_once
+from processors.avro_runs import AUTO, FIRST, WIRE, decode, encode, one
 from processors.conftest import make
 from pydantic import ValidationError
 
 from conduit_dagster.processors.avro_encode import AvroEncode
 from conduit_dagster.record import Record
-from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.schemas.confluent_registry import Access, ConfluentRegistry
 from conduit_dagster.schemas.schema_registry import (
     FolderRegistry,
     NoSchemaError,
-    UnknownSchemaError,
     inferred,
 )
 from conduit_dagster.sdk import Nack
@@ -40,84 +34,12 @@ PAIR = json.dumps(
         "fields": [{"name": "myString", "type": "string"}, {"name": "myInt", "type": "int"}],
     }
 )
-AUTO = {"schema.strategy": "autoRegister", "schema.autoRegister.subject": "orders"}
-FIRST = {
-    "schema.strategy": "preRegistered",
-    "schema.preRegistered.subject": "example",
-    "schema.preRegistered.version": "1",
-}
-WIRE = b"\x00\x00\x00\x00\x01"
-
-
-class Registry(ThreadingHTTPServer):
-    """Confluent's API as far as it is used, over a registry in a folder."""
-
-    daemon_threads = True
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.kept = FolderRegistry(str(folder))
-        self.answer: int | None = None
-        self.page: bytes | None = None
-        self.seen: list[tuple[str, str]] = []
-
-    def url(self, login: str = "") -> str:
-        """Its address."""
-        return f"http://{login}127.0.0.1:{self.server_port}"
-
-
-class Handler(QuietHandler):
-    server: Registry
-
-    def respond(self) -> None:
-        """A schema; a new one if it comes with the request."""
-        text = json.loads(self.body)["schema"] if self.command == "POST" else None
-        self.server.seen.append((self.path, self.headers.get("Authorization", "")))
-        if self.server.page is not None:
-            self.answer(self.server.answer or 200, self.server.page)
-            return
-        status, body = self.server.answer, dict[str, Any](message="no")
-        if status is None:
-            try:
-                status, body = 200, self._found(self.path.strip("/").split("/"), text)
-            except UnknownSchemaError:
-                status, body = 404, {"error_code": 40403, "message": "Schema not found"}
-        self.answer(status, json.dumps(body).encode())
-
-    def _found(self, path: list[str], text: str | None) -> dict[str, Any]:
-        kept = self.server.kept
-        if path[0] == "schemas":
-            return {"schema": kept.by_id(int(path[2])).text}
-        schema = kept.register(path[1], text) if text is not None else kept.by_subject(path[1], int(path[3]))
-        return {"id": schema.id, "schema": schema.text}
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Registry]:
-    with serving(Registry(tmp_path / "behind")) as server:
-        yield server
 
 
 @pytest.fixture(params=["folder", "http"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A registry of either kind, empty."""
-    return str(tmp_path / "schemas") if request.param == "folder" else request.getfixturevalue("server").url()
-
-
-def one(name: str, record: Record, more: dict[str, str]) -> Any:
-    """The result for a record."""
-    [result] = make(name, more).process_block([record])
-    return result
-
-
-def encode(record: Record, url: str, **more: str) -> Any:
-    """With schemas derived from the records."""
-    return one("avro.encode", record, {**AUTO, "url": url, **more})
-
-
-def decode(record: Record, url: str, **more: str) -> Any:
-    """Its content."""
-    return one("avro.decode", record, {"url": url, **more})
+    return str(tmp_path / "schemas") if request.param == "folder" else request.getfixturevalue("registry_server").url()
 
 
 def registered(folder: Path, field: dict[str, Any]) -> Any:
@@ -330,73 +252,6 @@ def test_no_value_is_encoded_as_another(tmp_path: Path, kind: Any, value: Any) -
 def test_what_fits_comes_back(tmp_path: Path, kind: Any, value: Any) -> None:
     [record] = encoder(tmp_path, {"name": "f", "type": kind}).process_block([Record("1", {}, {"f": value})])
     assert isinstance(record, Record) and decode(record, str(tmp_path)).after == {"f": value}
-
-
-def test_of_many_that_meet_a_new_schema_at_once_all_have_one_number(tmp_path: Path) -> None:
-    found: list[tuple[int, int]] = []
-
-    def meet(_: int) -> None:
-        for kind in range(20):
-            schema = FolderRegistry(str(tmp_path)).register("s", json.dumps({"type": "string", "n": kind}))
-            found.append((kind, schema.id))
-
-    at_once(meet, 8)
-    registry = FolderRegistry(str(tmp_path))
-    assert len(found) == 160 and len(set(found)) == 20
-    assert all(json.loads(registry.by_id(number).text)["n"] == kind for kind, number in found)
-    assert not list(tmp_path.rglob(".*"))
-
-
-def test_the_registry_is_asked_once_and_let_in_by_its_login(server: Registry) -> None:
-    subject = make("avro.encode", {**AUTO, "url": server.url("user:secret@")})
-    subject.process_block([Record(str(i), {}, {"a": i}) for i in range(5)])
-    assert server.seen == [("/subjects/orders/versions", "Basic " + base64.b64encode(b"user:secret").decode())]
-    encode(Record("1", {}, {"a": 1}), server.url(), **{"auth.basic.username": "u", "auth.basic.password": "p"})
-    assert server.seen[1][1] == "Basic " + base64.b64encode(b"u:p").decode()
-
-
-@pytest.mark.parametrize(
-    ("status", "kind", "code"),
-    [
-        (503, TransientError, "schemas.unreachable"),
-        (401, FatalError, "schemas.refused"),
-        (409, FatalError, "schemas.refused"),
-    ],
-)
-def test_a_registry_that_fails_is_no_records_fault(server: Registry, status: int, kind: Any, code: str) -> None:
-    server.answer = status
-    with pytest.raises(kind) as error:
-        encode(Record("1", {}, {"a": 1}), server.url("user:secret@"))
-    assert error.value.code == code and "secret" not in f"{error.value} {error.value.place}"
-
-
-def test_a_login_may_hold_any_character(server: Registry) -> None:
-    encode(Record("1", {}, {"a": 1}), server.url("us%40er:s%2F%C5%82@"))
-    encode(Record("1", {}, {"a": 1}), server.url(), **{"auth.basic.username": "us@er", "auth.basic.password": "s/ł"})
-    assert {login for _, login in server.seen} == {"Basic " + base64.b64encode("us@er:s/ł".encode()).decode()}
-
-
-PAGES = (b"<html>Sorry</html>", b"", b"[]", b'{"ok": true}')
-NO_ROUTE = b'{"error_code": 404, "message": "HTTP 404 Not Found"}'
-
-
-@pytest.mark.parametrize("ask", [encode, decode])
-@pytest.mark.parametrize(
-    ("status", "page"),
-    [*product((200, 400, 404, 408, 429, 500, 502), PAGES), (404, NO_ROUTE), (500, NO_ROUTE), (200, b"\xff")],
-)
-def test_the_page_of_a_proxy_is_an_outage(server: Registry, ask: Any, status: int, page: bytes) -> None:
-    server.answer, server.page = status, page
-    after = {"a": 1} if ask is encode else WIRE + b"\x02x"
-    with pytest.raises(TransientError) as error:
-        ask(Record("1", {}, after), server.url())
-    assert error.value.code == "schemas.unreachable" and str(status) in error.value.message
-
-
-def test_a_folder_that_is_none_is_an_outage(tmp_path: Path) -> None:
-    (tmp_path / "s").write_text("a file")
-    with pytest.raises(TransientError, match="registry"):
-        encode(Record("1", {}, {"a": 1}), str(tmp_path / "s"))
 
 
 def test_without_a_url_it_is_the_projects() -> None:

@@ -37,7 +37,7 @@ def test_what_the_system_stopped_comes_back_what_a_user_stopped_does_not(locatio
     assert len(location.tick(SENSOR)) == 1
     location.end("stopped", "user")
     assert location.tick(SENSOR) == []
-    assert ask_start(location.store, "orders", "operator")
+    assert ask_start(location.store, "orders", "operator", 10.0)
     (request,) = location.tick(SENSOR)
     location.launch(request)
     assert location.tick(SENSOR) == []
@@ -66,7 +66,7 @@ def test_a_drain_after_a_start_was_asked_for_is_that_start(location: Location) -
     location.write()
     location.begin(digest=digest(location))
     location.end("stopped", "user")
-    assert ask_start(location.store, "orders", "operator")
+    assert ask_start(location.store, "orders", "operator", 10.0)
     location.begin(run="r2", digest=digest(location), drains=True)
     location.end("stopped", "system")
     assert len(location.tick(SENSOR)) == 1
@@ -184,7 +184,7 @@ def test_a_degraded_pipeline_is_started_when_its_file_was_mended(location: Locat
 def test_a_pipeline_that_never_ran_starts_when_asked(location: Location) -> None:
     location.write(status="stopped")
     assert location.tick(SENSOR) == []
-    assert ask_start(location.store, "orders", "operator")
+    assert ask_start(location.store, "orders", "operator", 10.0)
     (request,) = location.tick(SENSOR)
     location.launch(request)
     assert location.tick(SENSOR) == []
@@ -199,7 +199,7 @@ def test_a_drained_pipeline_runs_again_when_asked(location: Location, asked: boo
     location.begin(digest=digest(location))
     location.end("stopped", "system")
     if asked:
-        ask_start(location.store, "orders", "operator")
+        ask_start(location.store, "orders", "operator", 10.0)
     assert len(location.tick(SENSOR)) == (1 if asked else 0)
 
 
@@ -226,7 +226,7 @@ def test_a_deleted_pipeline_is_not_started_by_itself(location: Location) -> None
     assert len(location.tick(SENSOR)) == 1
     delete(subject(location.project, "orders"), "operator")
     assert location.tick(SENSOR) == []
-    assert ask_start(location.store, "orders", "operator")
+    assert ask_start(location.store, "orders", "operator", 10.0)
     assert len(location.tick(SENSOR)) == 1
 
 

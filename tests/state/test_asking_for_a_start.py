@@ -16,10 +16,10 @@ def test_a_run_that_has_ended_and_still_holds_its_lease_is_over(database: sa.Eng
     lease = acquire(database, "p", 30.0)
     life = PipelineStore(database, lease).life
     life.begin(RunStart("first", "p.yaml"))
-    assert not ask_start(database, "p", "operator")
+    assert not ask_start(database, "p", "operator", 10.0)
     assert recovery_rows(database)["p"].asked == ""
     life.ended("stopped")
-    assert ask_start(database, "p", "operator")
+    assert ask_start(database, "p", "operator", 10.0)
     assert recovery_rows(database)["p"].asked == "start"
     # a run that begins meanwhile is the requested start
     life.begin(RunStart("second", "p.yaml"))

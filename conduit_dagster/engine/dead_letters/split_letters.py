@@ -193,7 +193,6 @@ class SplitLetters:
         self, block: Block, nacks: BlockNacks, originals: Sequence[Record | None], ordinal: int
     ) -> Iterator[ArchivedLetter]:
         replayed = block.replayed
-        source = node_id(self._pipeline.program.pipeline, self._source_node.origin)
         for (place, nacked), original in zip(nacks, originals, strict=True):
             node, code, failed, key = nacked.node, nacked.nack.code, keep(nacked.record), (-1, -1)
             if replayed is not None:
@@ -204,13 +203,18 @@ class SplitLetters:
                     # it reached no node of the pipeline: its node and failed record stay unchanged
                     node, failed = replayed.node, replayed.failed[place]
             position, namespace = clean(str(nacked.record.position)), clean(nacked.record.collection)
-            first = b"" if original is None else keep(original) if replayed is None else replayed.originals[place]
-            if nacked.node == source and nacked.nack.code in SHOWN:
-                first = b""  # what the source gave can't be kept, and must not be taken for what is shown of it
+            first = self._kept(nacked, original) if replayed is None else replayed.originals[place]
             yield ArchivedLetter(
                 self._source_node.id, ordinal + place, position, namespace, node, code, said(nacked.nack),
                 self._missed(block, nacks, place), *key, failed, first,
             )  # fmt: skip
+
+    def _kept(self, nacked: Nacked, original: Record | None) -> bytes:
+        """Return the original for the archive; nothing if it can't be kept, so that what is shown of it is not taken
+        for what the source gave."""
+        source = node_id(self._pipeline.program.pipeline, self._source_node.origin)
+        is_only_shown = nacked.node == source and nacked.nack.code in SHOWN
+        return b"" if original is None or is_only_shown else keep(original)
 
     def _missed(self, block: Block, nacks: BlockNacks, place: int) -> str:
         """Return the destinations without a copy: all of them if it was nacked before the fan-out."""

@@ -14,7 +14,7 @@ from conduit_dagster.commit_log.log_reader import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.scalars import masked, parse_age
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.daemon_threads import answer_within
+from conduit_dagster.engine.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.record import Mode
@@ -26,8 +26,6 @@ from conduit_dagster.state.pipeline_state import PipelineState, SourceState, loa
 
 _LAST = 2**63 - 1
 """Latest time that the store can hold, in ns."""
-_PATIENCE = 10.0
-"""Seconds that a source may take to answer a status query."""
 
 
 def moment(text: str, now_ns: int, option: str) -> int:
@@ -213,6 +211,6 @@ def lag_of(source: Source, position: Any) -> int | None:
 def _told(source: Source, ask: Callable[[], T], otherwise: T) -> T:
     """Return the source's answer, or ``otherwise``: a status query must not fail or hang because of a source."""
     try:
-        return answer_within(source, ask, _PATIENCE)
+        return answer_within(source, ask, BY_HAND)
     except Exception:  # noqa: BLE001  # any plugin's code
         return otherwise

@@ -20,7 +20,7 @@ _LOOK = 0.1
 _ENDED = (PipelineStatus.STOPPED, PipelineStatus.DEGRADED)
 
 
-def ask_start(database: sa.Engine, pipeline: str, by: str, lease_seconds: float = 10.0) -> bool:
+def ask_start(database: sa.Engine, pipeline: str, by: str, lease_seconds: float) -> bool:
     """Request a start; return False if the pipeline runs already. Watch an owner elsewhere, which may be dead.
 
     The lifecycle sensor serves the request, or a ``run`` that is waiting for the pipeline's restart.
