@@ -104,8 +104,8 @@ def restart_at(run: dg.DagsterRun) -> int | None:
 
 
 _POLL = 0.1
-_AFTER_STOP = 1.5
-"""Seconds that Dagster's side of a stop may take after the shutdown timeout."""
+_AFTER_STOP = 4.0
+"""Seconds that a stop may take after the shutdown timeout: of the engine (2.25), and of Dagster's side."""
 
 
 class LoadedPipeline(NamedTuple):

@@ -39,8 +39,8 @@ from conduit_dagster.state.store import PipelineStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_RECORDING = 0.3
-"""Seconds for recording the end of a run that hangs."""
+_RECORDING = 2.0
+"""Seconds for recording the end of a run that hangs: enough for a slow disk, and none to a store that hangs as well."""
 
 
 def run_pipeline(

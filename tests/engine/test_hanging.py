@@ -18,6 +18,8 @@ from conduit_dagster.state.overview import newest_events, pipeline_rows
 pytestmark = pytest.mark.slow
 
 TIMEOUT = 1.0
+LONGEST = TIMEOUT + 4
+"""Of which the engine may take 2.25 s: it cancels Spark's jobs, and records the end on a disk that may be slow."""
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_a_stop_ends_in_time_whatever_hangs(lab: Lab, point: str, how: Any) -> N
     build(lab, COUNTING, {**HOLDING, "plugin": "refusing" if point == "claim" else "holding"})
     (lab.root / f"hang-{point}").touch()
     result, seconds = stopped(lab, how)
-    assert seconds < TIMEOUT + 2
+    assert seconds < LONGEST
     assert result.status == ("degraded" if how is StopFlag.force else "stopped")
     assert "hang in" in result.hung
     with lab.store() as database:
@@ -73,7 +75,7 @@ def test_one_of_two_that_publish_side_by_side_is_named(lab: Lab) -> None:
     build(lab, COUNTING, HOLDING, destination("more"))
     (lab.root / "hang-publish").touch()
     result, seconds = stopped(lab, StopFlag.request)
-    assert seconds < TIMEOUT + 2
+    assert seconds < LONGEST
     assert "hang in" in result.hung
     (lab.root / "hang-publish").unlink()
     assert lab.run().error is None
