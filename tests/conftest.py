@@ -97,12 +97,20 @@ def crashes() -> Crashes:
     return run
 
 
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # a name
+
+
 @dataclass(frozen=True)
 class ConnectServer:
     """A running Spark Connect server: its URL, and the environment that a client process needs."""
 
     url: str
     env: dict[str, str]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a command needs in its environment to run pipelines on it, which saves a start of Spark."""
+        return {"CONDUIT_SPARK_URL": self.url, _TOKEN: self.env[_TOKEN]}
 
     def start(self, script: Path, *words: object, **more: Any) -> subprocess.Popen[Any]:
         """Start a script of the tests as a process of its own, with these arguments; ``more`` is for Popen."""
@@ -127,7 +135,7 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
             over=lambda: server.poll() is not None,
             said=lambda: log.read_text()[-3000:],
         )
-        env = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
+        env = {**os.environ, _TOKEN: token}
         # with 127.0.0.1 in it a token makes the client insist on TLS
         yield ConnectServer(f"sc://localhost:{port}", env)
     finally:

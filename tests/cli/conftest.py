@@ -149,13 +149,14 @@ class Shell:
 
     command = (sys.executable, "-m", "conduit_dagster.cli.main")
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        """``settings``: what every command has in its environment."""
+        self.folder, self.settings = folder, settings
 
     def spawn(self, *words: str, **more: Any) -> subprocess.Popen[str]:
         """Starts a command; unless its environment says otherwise it leaves no Spark server behind."""
         own = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        env = {"CI": "true", **(more.pop("env", None) or os.environ)}
+        env = {"CI": "true", **(more.pop("env", None) or os.environ), **self.settings}
         return subprocess.Popen([*self.command, *words], cwd=self.folder, env=env, **{**own, **more})
 
     @contextmanager
@@ -197,7 +198,13 @@ class Shell:
 @pytest.fixture
 def shell(project: Path) -> Shell:
     """Commands in the project, each in a process of its own."""
-    return Shell(project)
+    return Shell(project, {})
+
+
+@pytest.fixture
+def connected_shell(project: Path, connect_server: Any) -> Shell:
+    """The same, with Spark on the tests' own server. Mark tests that ask for it ``slow``."""
+    return Shell(project, connect_server.settings)
 
 
 @pytest.fixture

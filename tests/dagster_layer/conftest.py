@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -16,6 +17,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
         monkeypatch.delenv(name, raising=False)
     with dg.DagsterInstance.ephemeral() as instance:
         yield Folder(tmp_path, instance)
+
+
+@pytest.fixture
+def connected_folder(folder: Folder, connect_server: Any) -> Folder:
+    """The same, with Spark on the tests' own server for Dagster's commands. Mark tests that ask for it ``slow``."""
+    folder.settings = connect_server.settings
+    return folder
 
 
 Evaluations = dict[str, list[bool]]

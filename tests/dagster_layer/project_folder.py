@@ -41,6 +41,8 @@ class Folder:
 
     def __init__(self, root: Path, instance: dg.DagsterInstance) -> None:
         self.root, self.instance = root, instance
+        self.settings = {"CONDUIT_SPARK_URL": "local[2]"}
+        """What Dagster's commands have in their environment. Each has a project of its own, and leaves no server."""
         (root / "pipelines").mkdir()
 
     def write(self, name: str, text: str) -> Path:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster_layer.commands import MODULE, ROOT, call
@@ -13,10 +15,13 @@ from dagster_layer.project_folder import Folder
 from lab.postgres_server import PostgresServer
 
 from conduit_dagster.assets.run_op import read_again
+from conduit_dagster.cli.main import main
 from conduit_dagster.config import Project, references
 from conduit_dagster.config.secret_providers import Unresolved
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.secret_values import forget
 
+Verb = Callable[..., subprocess.CompletedProcess[str]]
 PASSWORD = "zq-pass/word-zq"
 FORMS = (PASSWORD, "zq-pass%2Fword-zq", "pass/word", "sparkvaluezq")
 DATABASE = """
@@ -128,12 +133,28 @@ def content(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
 
 
-def command(folder: Folder, *words: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "true"}
+def command(folder: Folder, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process of its own, with ``more`` in its environment."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "true", **more}
     return subprocess.run(
         [sys.executable, "-m", "conduit_dagster.cli.main", *words],
         cwd=folder.root, env=env, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
+
+
+@pytest.fixture
+def verb(secret_folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verb:
+    """Run a command that needs no Spark in this process, which knows no secret when it begins."""
+    monkeypatch.chdir(secret_folder.root)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        forget()
+        capsys.readouterr()
+        code = main(words)
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(words, code, said.out, said.err)
+
+    return run
 
 
 def database(server: PostgresServer) -> str:
@@ -144,27 +165,28 @@ def database(server: PostgresServer) -> str:
 
 
 @pytest.mark.slow
-def test_a_wrong_password_by_the_command_line(secret_folder: Folder, postgres_server: PostgresServer) -> None:
+def test_a_wrong_password_by_the_command_line(
+    secret_folder: Folder, postgres_server: PostgresServer, connect_server: Any, verb: Verb
+) -> None:
     folder = secret_folder
     (folder.root / "secrets" / "password").write_text("zq-pass%2Fword-zq\n")
     (folder.root / "conduit.yaml").write_text(PROJECT % (folder.root / "events").as_uri())
     (folder.root / "events").mkdir()
     folder.write("p.yaml", PIPELINE % (database(postgres_server), ""))
+    told = command(folder, "doctor", "--deep", "--json"), command(folder, "run", "--once", "--verbose")
+    # a server takes no such settings from its clients
+    (folder.root / "conduit.yaml").unlink()
     done = [
-        command(folder, *words)
-        for words in (
-            ("run", "--once", "--verbose"),
-            ("run", "--once", "--json"),
-            ("pipelines", "describe", "p"),
-            ("pipelines", "describe", "p", "--json"),
-            ("validate", "--json", "--debug"),
-            ("dry-run", "p"),
-            ("doctor", "--deep", "--json"),
-        )
+        *told,
+        command(folder, "run", "--once", "--json", **connect_server.settings),
+        verb("pipelines", "describe", "p"),
+        verb("pipelines", "describe", "p", "--json"),
+        verb("validate", "--json", "--debug"),
+        command(folder, "dry-run", "p"),
     ]
-    assert done[0].returncode == done[1].returncode == 1
-    assert "postgres.login" in done[0].stderr and "postgres.login" in done[1].stdout and "***" in done[2].stdout
-    assert "${file:secrets/password}" in done[3].stdout
+    assert done[1].returncode == done[2].returncode == 1
+    assert "postgres.login" in done[1].stderr and "postgres.login" in done[2].stdout and "***" in done[3].stdout
+    assert "${file:secrets/password}" in done[4].stdout
     assert b"SparkListenerEnvironmentUpdate" in content(folder.root / "events")
     assert leaks(folder.root, *(one.stdout + one.stderr for one in done)) == {}
 
@@ -221,20 +243,19 @@ def test_a_provider_that_fails_is_worth_another_attempt(secret_folder: Folder, m
 
 
 @pytest.mark.slow
-def test_by_the_command_line(secret_folder: Folder) -> None:
+def test_by_the_command_line(secret_folder: Folder, verb: Verb) -> None:
     folder = secret_folder
     cases = {"driver": ("publish", ""), "task": ("fatal task", ""), "nacks": ("nowhere", "nack")}
     for name, (place, fails) in cases.items():
         out = (OUT % place).strip().replace("out.jsonl", f"{name}.jsonl")
         text = (PIPELINE % (out, fails)).replace("id: p", f"id: {name}").replace("dead.jsonl", f"{name}.dead")
         folder.write(f"{name}.yaml", text)
-    verbs = (
-        ("run", "--once", "--verbose"),
-        *(("pipelines", "describe", name) for name in cases),
-        *(("dlq", "list", name) for name in cases),
-        ("dry-run", "nacks"),
-    )
-    done = [command(folder, *words) for words in verbs]
+    done = [
+        command(folder, "run", "--once", "--verbose"),
+        *(verb("pipelines", "describe", name) for name in cases),
+        *(verb("dlq", "list", name) for name in cases),
+        command(folder, "dry-run", "nacks"),
+    ]
     assert "with ***" in done[0].stderr
     assert all("with ***" in one.stdout for one in (*done[1:3], done[6]))
     assert leaks(folder.root, *(one.stdout + one.stderr for one in done)) == {}

@@ -91,14 +91,23 @@ def test_where_nobody_is_warm_dagster_launches_it(folder: Folder) -> None:
         assert not instance.run_launcher.terminate(run.run_id)
 
 
-@pytest.mark.parametrize(("module", "name"), PRIVATE)
-def test_without_a_private_name_dagster_launches_all_runs(folder: Folder, module: str, name: str) -> None:
+WITHOUT = """
+import importlib, os
+import dagster
+
+with dagster.DagsterInstance.from_config({root!r}) as instance:
+    for module, name in {private}:
+        if not os.fork():
+            delattr(importlib.import_module(module), name)
+            print(module, name, type(instance.run_launcher).__name__, flush=True)
+            os._exit(0)
+        os.wait()
+"""
+
+
+def test_without_a_private_name_dagster_launches_all_runs(folder: Folder) -> None:
     (folder.root / "dagster.yaml").write_text(LAUNCHER)
-    code = (
-        f"import dagster, {module}\n"
-        f"with dagster.DagsterInstance.from_config({str(folder.root)!r}) as instance:\n"
-        f"    del {module}.{name}\n"
-        "    print(type(instance.run_launcher).__name__)"
-    )
+    code = WITHOUT.format(private=PRIVATE, root=str(folder.root))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "DefaultRunLauncher"
+    expected = [f"{module} {name} DefaultRunLauncher" for module, name in PRIVATE]
+    assert [line for line in done.stdout.splitlines() if line.startswith("dagster.")] == expected, done.stderr

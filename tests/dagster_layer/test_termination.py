@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -60,8 +61,8 @@ class Live:
 
 
 @contextmanager
-def started(root: Path) -> Iterator[Live]:
-    """Running, with 100 records moved and more to come."""
+def started(root: Path, settings: dict[str, str]) -> Iterator[Live]:
+    """Running, with 100 records moved and more to come. ``settings``: of its environment."""
     home = root / "dagster"
     home.mkdir()
     (home / "dagster.yaml").touch()
@@ -70,7 +71,8 @@ def started(root: Path) -> Iterator[Live]:
             patch.delenv(name, raising=False)
         patch.setenv("DAGSTER_HOME", str(home))
         patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("CONDUIT_SPARK_URL", "local[2]")
+        for name, value in settings.items():
+            patch.setenv(name, value)
         instance = dg.DagsterInstance.get()
         folder = Folder(root, instance)
         folder.numbers(trigger="continuous")
@@ -96,9 +98,9 @@ def _process(folder: Folder) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture(scope="module")
-def terminated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def terminated(tmp_path_factory: pytest.TempPathFactory, connect_server: Any) -> Iterator[Live]:
     """What Dagster's launcher does on "Terminate": it records it and interrupts the worker. The run has ended."""
-    with started(tmp_path_factory.mktemp("terminated")) as live:
+    with started(tmp_path_factory.mktemp("terminated"), connect_server.settings) as live:
         live.instance.report_run_canceling(live.run)
         live.process.send_signal(signal.SIGINT)
         live.process.wait(60)
@@ -119,7 +121,7 @@ def test_a_terminated_run_drains_and_ends_as_cancelled(terminated: Live) -> None
 
 
 def test_a_signal_of_the_system_drains_and_the_pipeline_may_come_back(tmp_path: Path) -> None:
-    with started(tmp_path) as live:
+    with started(tmp_path, {"CONDUIT_SPARK_URL": "local[2]"}) as live:
         live.process.send_signal(signal.SIGTERM)
         assert live.process.wait(60) == 0
         assert live.run.status is dg.DagsterRunStatus.SUCCESS
