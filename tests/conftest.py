@@ -23,6 +23,7 @@ from lab.waiting import wait_until
 
 from conduit_dagster.processes import free_port, is_up
 from conduit_dagster.secret_values import forget
+from conduit_dagster.spark.class_data import archive_options
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
@@ -164,4 +165,5 @@ def _server_env() -> dict[str, str]:
     # the server runs in another folder, where a package that is not installed could not be imported
     root = str(Path(__file__).parent.parent)
     own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": root}
+    own["SPARK_SUBMIT_OPTS"] = " ".join([*archive_options({}), SHORT_LIVED])
     return {**os.environ, **java_environment(), **own}

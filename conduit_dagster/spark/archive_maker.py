@@ -35,6 +35,7 @@ def main() -> None:
     path = archive_path()
     if path is None:
         return
+    path.parent.mkdir(parents=True, exist_ok=True)
     os.nice(19)
     with path.with_suffix(".lock").open("ab") as lock:
         if not try_lock(lock):

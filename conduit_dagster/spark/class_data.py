@@ -24,6 +24,7 @@ from conduit_dagster.spark.spark_settings import spark_home
 # listing the jars and running Java takes a quarter of a second: too long to do twice
 _known: dict[str, Path | None] = {}
 _ANOTHER_TRY = 24 * 3600
+_LATEST_JAVA = 17
 _UNUSED = 30 * 24 * 3600
 # with these the JVM sees other classes and warns about the archive
 _OTHER_CLASSES = ("spark.driver.extraClassPath", "spark.driver.userClassPathFirst")
@@ -41,7 +42,10 @@ def archive_options(conf: Mapping[str, str]) -> list[str]:
 
 
 def archive_path() -> Path | None:
-    """Return the path of the archive for this Spark and Java; ``None`` if it is disabled or unsupported."""
+    """Return the path of the archive for this Spark and Java; ``None`` if it is disabled or unsupported.
+
+    Java 21 takes none: it compares class paths entry by entry, and Spark's names one jar twice.
+    """
     if os.environ.get("CONDUIT_SPARK_ARCHIVE", "").lower() in ("off", "0", "false"):
         return None
     key = "\0".join(os.environ.get(name, "") for name in ("JAVA_HOME", "PATH", "SPARK_HOME", "XDG_CACHE_HOME", "HOME"))
@@ -55,6 +59,8 @@ def _path() -> Path | None:
 
     try:
         java = require_java()
+        if java.major > _LATEST_JAVA:
+            return None
         jars = spark_home() / "jars"
         content = [f"{jar.name} {jar.stat().st_size}" for jar in sorted(jars.iterdir())]
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -113,6 +113,11 @@ class Java:
     version: str
     origin: Origin
 
+    @property
+    def major(self) -> int:
+        """The major version."""
+        return _major(self.version)
+
 
 def find_java(env: Mapping[str, str] | None = None) -> Java | None:
     """Return the first Java that is new enough; report on stderr why a given ``JAVA_HOME`` is not used."""

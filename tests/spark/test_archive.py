@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ print(open_session(SparkSettings("local[1]"), "archive").range(3).count())
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A separate cache, in which an archive failed recently: none is made in the background."""
+    if require_java().major > 17:
+        pytest.skip("this Java takes no archive")
     monkeypatch.delenv("CONDUIT_SPARK_ARCHIVE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = class_data.archive_path()
@@ -67,6 +70,14 @@ def test_archives_that_nobody_reads_are_removed(cache: Path) -> None:
     class_data.forget_unused(cache.parent)
     left = {path.name for path in cache.parent.iterdir()}
     assert left == {new.name, new.with_suffix(".lock").name, cache.name, cache.with_suffix(".failed").name}
+
+
+def test_a_java_that_refuses_it_gets_none(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = require_java()
+    for version, has_one in (("17.0.15", True), ("21.0.8", False)):
+        monkeypatch.setattr(class_data, "require_java", lambda version=version: replace(java, version=version))
+        monkeypatch.setenv("JAVA_HOME", version)  # what is known is kept by this
+        assert (class_data.archive_path() is not None) == has_one
 
 
 @pytest.mark.slow
