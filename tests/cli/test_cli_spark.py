@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lab.jvm_options import archive_switch
 
 from conduit_dagster.cli.verb_session import spark_settings
 from conduit_dagster.config.project import Project
@@ -83,7 +84,7 @@ def test_a_process_with_a_session_keeps_it(folder: Path, free: pytest.MonkeyPatc
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_start_status_stop(shell, monkeypatch) -> None:
-    monkeypatch.setenv("CONDUIT_SPARK_ARCHIVE", "off")
+    monkeypatch.setenv("CONDUIT_SPARK_ARCHIVE", archive_switch())
     first = shell.ended(shell.spawn("spark", "start", "--json"), 600)
     try:
         assert (first.code, first.envelope["result"]["started"]) == (0, True)
@@ -109,7 +110,7 @@ def _lines(project: Path) -> list[str]:
 @pytest.mark.timeout(900)
 def test_a_run_leaves_its_server_to_the_next_one(shell, project: Path) -> None:
     """It says so once; another server, or none, must be requested."""
-    env = {**os.environ, "CI": "", "CONDUIT_SPARK_ARCHIVE": "off"}
+    env = {**os.environ, "CI": "", "CONDUIT_SPARK_ARCHIVE": archive_switch()}
     try:
         first = shell.ended(shell.spawn("run", "--once", env=env), 600)
         pid = shell.run("spark", "status", "--json").envelope["result"]["pid"]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.jvm_options import archive_switch
 from lab.waiting import wait_until
 
 from conduit_dagster.spark.server import server_status, start_server, stop_server
@@ -108,7 +109,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The home of a project whose server the tests share; each leaves one that can be used."""
     folder = tmp_path_factory.mktemp("project") / ".conduit"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CONDUIT_SPARK_ARCHIVE", "off")
+        patch.setenv("CONDUIT_SPARK_ARCHIVE", archive_switch())
         patch.setenv("CONDUIT_WORKER_DAEMON_SECONDS", "1")
         yield folder
         stop_server(folder)
