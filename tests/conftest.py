@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 from lab.jvm_options import SHORT_LIVED
 from lab.kills import crashing
+from lab.one_statement_cache import share_statements
 from lab.postgres_server import PostgresServer, installations
 from lab.support import Crashes, Lab
 from lab.waiting import wait_until
@@ -38,6 +39,7 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
+    share_statements()
     # a busy machine must not fail the test
     settings.register_profile("ours", deadline=None)
     settings.load_profile("ours")
