@@ -112,6 +112,7 @@ def history(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFa
 @example(events=[("added",), ("step", 4), ("take", 0), ("added",), ("step", 4), ("insert", 0), ("commit", 0)])
 def test_every_row_comes_once_in_every_history(history: PostgresReading, column: str, events: list[Any]) -> None:
     """By key: each committed row once; by time: each row in its last state."""
+    history.end_sources()
     history.execute(f"DROP TABLE IF EXISTS a; DROP SEQUENCE IF EXISTS numbers; {TIMED}; CREATE SEQUENCE numbers")
     chosen = {**POLLED, "polling.column": column}
     source = history.source(**chosen)

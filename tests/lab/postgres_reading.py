@@ -47,8 +47,8 @@ class PostgresReading:
         return made
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Run a statement on a new connection and return its rows."""
-        with psycopg.connect(self.url, autocommit=True) as connection:
+        """Run a statement on a new connection and return its rows. A lock that is never free is an error."""
+        with psycopg.connect(self.url, autocommit=True, options="-c lock_timeout=60s") as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
 
@@ -61,10 +61,14 @@ class PostgresReading:
         query = "SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = %s"
         return int(self.execute(query, self.name)[0][0])
 
+    def end_sources(self) -> None:
+        """Close all sources, as their processes would: one that was in a copy holds a lock on its table."""
+        while self.sources:
+            _end(self.sources.pop())
+
     def close(self) -> None:
         """Close the sources, terminate any reader of the slot, and drop it."""
-        for source in self.sources:
-            _end(source)
+        self.end_sources()
         drop_slots(self.url, self.name)
 
 
