@@ -69,6 +69,7 @@ class History:
 
     def __init__(self, lab: PostgresReading, kind: str) -> None:
         self.lab, self.kind = lab, kind
+        lab.end_sources()
         lab.execute(f"DROP TABLE IF EXISTS h; CREATE TABLE h (id {kind} PRIMARY KEY, v int NOT NULL DEFAULT 0)")
         lab.execute("INSERT INTO h SELECT i FROM generate_series(1, 12, 2) i")
         self.source = lab.source(tables="h")
