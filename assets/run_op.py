@@ -19,6 +19,7 @@ from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.bounded import GRACE, RECORDING
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
@@ -104,8 +105,8 @@ def restart_at(run: dg.DagsterRun) -> int | None:
 
 
 _POLL = 0.1
-_AFTER_STOP = 4.0
-"""Seconds that a stop may take after the shutdown timeout: of the engine (2.25), and of Dagster's side."""
+_AFTER_STOP = GRACE + RECORDING + 1.5
+"""Seconds that a stop may take after the shutdown timeout: the engine's, and those of Dagster's side."""
 
 
 class LoadedPipeline(NamedTuple):

@@ -112,7 +112,7 @@ class ConnectServer:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a command needs in its environment to run pipelines on it, which saves a start of Spark."""
+        """What a command needs in its environment to run pipelines on it."""
         return {"CONDUIT_SPARK_URL": self.url, _TOKEN: self.env[_TOKEN]}
 
     def start(self, script: Path, *words: object, **more: Any) -> subprocess.Popen[Any]:
@@ -144,6 +144,13 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
     finally:
         server.terminate()
         server.wait(30)
+
+
+@pytest.fixture
+def connected(connect_server: ConnectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that the test starts use the tests' Connect server, which saves a start of Spark. Mark it ``slow``."""
+    for name, value in connect_server.settings.items():
+        monkeypatch.setenv(name, value)
 
 
 def _command(port: int, token: str) -> list[str]:

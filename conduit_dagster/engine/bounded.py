@@ -25,7 +25,9 @@ from conduit_dagster.state.status_store import RecoveryState, read
 
 T = TypeVar("T")
 GRACE = 0.25
-"""Seconds on top of the shutdown timeout for cancelling jobs and recording the end."""
+"""Seconds on top of the shutdown timeout for cancelling jobs."""
+RECORDING = 2.0
+"""Seconds for recording the end of a run that hangs: enough for a slow disk; the store itself may hang as well."""
 FORCED = 5.0
 """Seconds that a forced stop may take to cancel Spark's jobs; or the shutdown timeout, if that is shorter."""
 _POLL = 0.05

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
+from conduit_dagster.engine.bounded import RECORDING, RunHung, bounded, watching, within
 from conduit_dagster.engine.catch_up import require_no_memory, with_open_work
 from conduit_dagster.engine.closing import close
 from conduit_dagster.engine.idle_wait import IdleWait
@@ -38,9 +38,6 @@ from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_RECORDING = 2.0
-"""Seconds for recording the end of a run that hangs: enough for a slow disk, and none to a store that hangs as well."""
 
 
 def run_pipeline(
@@ -116,7 +113,7 @@ class _Attempt:
             cancelled(connection)
 
         # the store itself may hang; then the next run finds a dead owner, as after SIGKILL
-        within(lambda: lease.abandon(record), _RECORDING, f"end-{self._bound.id}")
+        within(lambda: lease.abandon(record), RECORDING, f"end-{self._bound.id}")
         return result
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from lab.as_owner import ERROR, owned
 from lab.scripted import Script
 from lab.support import Lab
 from lab.terminal import Terminal
+from lab.verbs import Ran, run_here
 from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
 from conduit_dagster.cli import running, verb_session
-from conduit_dagster.cli.main import main
 from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.status_store import RunStart
 
@@ -48,24 +47,6 @@ pipelines:
 
 def _pipeline(name: str = "orders", extra: str = "status: running") -> str:
     return PIPELINE.format(id=name, extra=extra)
-
-
-@dataclass
-class Ran:
-    """What a command left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def envelope(self) -> dict[str, Any]:
-        """The one line of ``--json``."""
-        assert self.out.count("\n") == 1, self.out
-        envelope = json.loads(self.out)
-        assert list(envelope) == ["command", "ok", "summary", "result", "error"]
-        assert envelope["ok"] == (self.code == 0)
-        return envelope
 
 
 Run = Callable[..., Ran]
@@ -135,13 +116,7 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
 def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a command in this process."""
 
-    def run_(*words: str) -> Ran:
-        capsys.readouterr()
-        code = main(words)
-        said = capsys.readouterr()
-        return Ran(code, said.out, said.err)
-
-    return run_
+    return partial(run_here, capsys)
 
 
 class Shell:
@@ -149,14 +124,13 @@ class Shell:
 
     command = (sys.executable, "-m", "conduit_dagster.cli.main")
 
-    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
-        """``settings``: what every command has in its environment."""
-        self.folder, self.settings = folder, settings
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def spawn(self, *words: str, **more: Any) -> subprocess.Popen[str]:
         """Starts a command; unless its environment says otherwise it leaves no Spark server behind."""
         own = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        env = {"CI": "true", **(more.pop("env", None) or os.environ), **self.settings}
+        env = {"CI": "true", **(more.pop("env", None) or os.environ)}
         return subprocess.Popen([*self.command, *words], cwd=self.folder, env=env, **{**own, **more})
 
     @contextmanager
@@ -198,13 +172,12 @@ class Shell:
 @pytest.fixture
 def shell(project: Path) -> Shell:
     """Commands in the project, each in a process of its own."""
-    return Shell(project, {})
+    return Shell(project)
 
 
 @pytest.fixture
-def connected_shell(project: Path, connect_server: Any) -> Shell:
-    """The same, with Spark on the tests' own server. Mark tests that ask for it ``slow``."""
-    return Shell(project, connect_server.settings)
+def connected(folder: Path, connected: None) -> None:
+    """Not before the folder: it removes the caller's settings."""
 
 
 @pytest.fixture

@@ -137,10 +137,11 @@ def test_it_serves_until_it_is_told_to_end(shell, known: Path, free: str, number
 
 
 @pytest.mark.slow
-def test_a_run_serves_what_it_moves(connected_shell, project: Path, free: str) -> None:
+@pytest.mark.usefixtures("connected")
+def test_a_run_serves_what_it_moves(shell, project: Path, free: str) -> None:
     with (project / "in.jsonl").open("a") as file:
         file.write(json.dumps({"id": 3}) + "\n")
-    process = connected_shell.spawn("run", "--metrics", free)
+    process = shell.spawn("run", "--metrics", free)
     samples = (
         'conduit_pipeline_records_read_total{pipeline="orders",source="in"} 4.0\n',
         'conduit_pipeline_records_nacked_total{pipeline="orders",source="in"} 1.0\n',
@@ -149,9 +150,9 @@ def test_a_run_serves_what_it_moves(connected_shell, project: Path, free: str) -
         'conduit_source_lag{pipeline="orders",source="in",unit="bytes"} 0.0\n',
         'conduit_pipeline_status{pipeline="orders",status="running"} 1.0\n',
     )
-    connected_shell.wait_until(process, lambda: "conduit_step_seconds_count" in scraped(free), "a step is done")
+    shell.wait_until(process, lambda: "conduit_step_seconds_count" in scraped(free), "a step is done")
     page = scraped(free)
     assert [one for one in samples if one not in page] == []
     process.send_signal(signal.SIGINT)
-    assert connected_shell.ended(process).code == 0
+    assert shell.ended(process).code == 0
     assert scraped(free) == ""

@@ -108,10 +108,11 @@ def test_a_state_store_that_cannot_be_opened_is_exit_code_3(run, project: Path) 
 
 
 @pytest.mark.slow
-def test_once_drains_all_pipelines_side_by_side(connected_shell, project: Path, pipeline) -> None:
+@pytest.mark.usefixtures("connected")
+def test_once_drains_all_pipelines_side_by_side(shell, project: Path, pipeline) -> None:
     (project / "pipelines" / "second.yaml").write_text(pipeline("second"))
     (project / "pipelines" / "off.yaml").write_text(pipeline("off", "status: stopped"))
-    ran = connected_shell.run("run", "--once", "--json")
+    ran = shell.run("run", "--once", "--json")
     assert ran.code == 0, ran.err
     pipelines = {one["id"]: one for one in ran.envelope["result"]["pipelines"]}
     assert list(pipelines) == ["orders", "second"]
@@ -124,10 +125,11 @@ def test_once_drains_all_pipelines_side_by_side(connected_shell, project: Path, 
 
 
 @pytest.mark.slow
-def test_in_a_pipe_there_is_a_summary_and_no_escape_codes(connected_shell, project: Path, pipeline) -> None:
+@pytest.mark.usefixtures("connected")
+def test_in_a_pipe_there_is_a_summary_and_no_escape_codes(shell, project: Path, pipeline) -> None:
     stopping = pipeline("first-nack").replace("window-size: 0", "window-size: 1")
     (project / "pipelines" / "first-nack.yaml").write_text(stopping)
-    ran = connected_shell.run("run", "--once", env={**os.environ, "FORCE_COLOR": "1"})
+    ran = shell.run("run", "--once", env={**os.environ, "FORCE_COLOR": "1"})
     assert ran.code == 1
     assert "\x1b" not in ran.out + ran.err
     assert "\r" not in ran.out + ran.err
@@ -160,21 +162,20 @@ def test_a_log_destination_prints_on_stderr_in_the_projects_format(shell, projec
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "user"), (signal.SIGTERM, "system")])
-def test_a_signal_stops_a_continuous_run_gracefully(connected_shell, project: Path, number: int, reason: str) -> None:
-    process = connected_shell.spawn("run", "--json")
-    connected_shell.wait_until(process, lambda: len(lines(project / "orders.jsonl")) == 2, "two records are delivered")
+@pytest.mark.usefixtures("connected")
+def test_a_signal_stops_a_continuous_run_gracefully(shell, project: Path, number: int, reason: str) -> None:
+    process = shell.spawn("run", "--json")
+    shell.wait_until(process, lambda: len(lines(project / "orders.jsonl")) == 2, "two records are delivered")
     with (project / "in.jsonl").open("a") as file:
         file.write('{"id":3}\n')
-    connected_shell.wait_until(
-        process, lambda: len(lines(project / "orders.jsonl")) == 3, "the third record is delivered"
-    )
+    shell.wait_until(process, lambda: len(lines(project / "orders.jsonl")) == 3, "the third record is delivered")
     process.send_signal(number)
-    ran = connected_shell.ended(process)
+    ran = shell.ended(process)
     assert ran.code == 0, ran.err
     (one,) = ran.envelope["result"]["pipelines"]
     assert (one["status"], one["reason"], one["records"]["read"]) == ("stopped", reason, 4)
     assert "Traceback" not in ran.err
-    status = connected_shell.run("pipelines", "list", "--json").envelope["result"]["pipelines"][0]
+    status = shell.run("pipelines", "list", "--json").envelope["result"]["pipelines"][0]
     assert (status["status"], status["reason"]) == ("stopped", reason)
 
 
@@ -190,16 +191,17 @@ pipelines:
 
 
 @pytest.mark.slow
-def test_a_run_ends_when_a_pipeline_is_given_up_if_asked_to(connected_shell, project: Path) -> None:
+@pytest.mark.usefixtures("connected")
+def test_a_run_ends_when_a_pipeline_is_given_up_if_asked_to(shell, project: Path) -> None:
     """Not while it is being restarted."""
     (project / "conduit.yaml").write_text("pipelines: {exit-on-degraded: true}\n")
     (project / "pipelines" / "failing.yaml").write_text(FAILING)
-    ran = connected_shell.run("run", "--json")
+    ran = shell.run("run", "--json")
     assert ran.code == 1, ran.err
     ended = {one["id"]: (one["status"], one["reason"]) for one in ran.envelope["result"]["pipelines"]}
     assert ended == {"failing": ("degraded", ""), "orders": ("stopped", "system")}
     assert "Traceback" not in ran.err
-    told = connected_shell.run("pipelines", "history", "failing", "--json").envelope["result"]["events"]
+    told = shell.run("pipelines", "history", "failing", "--json").envelope["result"]["events"]
     again = ["failed", "waiting", "restarted"]
     life = [one["event"] for one in told if one["event"] in {"started", *again, "degraded"}]
     assert life == ["started", *again, *again, "failed", "degraded"]
@@ -220,19 +222,20 @@ class Slow(Processor):
 
 
 @pytest.mark.slow
-def test_a_second_signal_stops_by_force(connected_shell, project: Path, pipeline) -> None:
+@pytest.mark.usefixtures("connected")
+def test_a_second_signal_stops_by_force(shell, project: Path, pipeline) -> None:
     (project / "plugins").mkdir()
     (project / "plugins" / "slow.py").write_text(SLOW_PLUGIN.replace('"reached"', repr(str(project / "reached"))))
     text = pipeline().replace(
         "{id: decode, plugin: json.decode, settings: {field: .Payload.After}}", "{id: s, plugin: slow}"
     )
     (project / "pipelines" / "orders.yaml").write_text(text)
-    process = connected_shell.spawn("run", "--json")
-    connected_shell.wait_until(process, (project / "reached").exists, "the processor has a record")
+    process = shell.spawn("run", "--json")
+    shell.wait_until(process, (project / "reached").exists, "the processor has a record")
     process.send_signal(signal.SIGINT)
     next(line for line in process.stderr if "stopping: the step at hand" in line)
     process.send_signal(signal.SIGTERM)
-    ran = connected_shell.ended(process, 60)
+    ran = shell.ended(process, 60)
     assert ran.code == 143, ran.err
     (one,) = ran.envelope["result"]["pipelines"]
     assert (one["status"], one["error"]["code"]) == ("degraded", "pipeline.forced_stop")
@@ -252,8 +255,9 @@ def test_a_signal_while_spark_starts_ends_the_run_before_it_began(shell, project
 
 
 @pytest.mark.slow
-def test_a_terminal_shows_live_progress(connected_shell, project: Path) -> None:
-    with connected_shell.on_terminal("run") as (process, terminal):
+@pytest.mark.usefixtures("connected")
+def test_a_terminal_shows_live_progress(shell, project: Path) -> None:
+    with shell.on_terminal("run") as (process, terminal):
         terminal.read(lambda text: re.search(r"orders\s+running\s+3\s", text))
         process.send_signal(signal.SIGINT)
         shown = terminal.read()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lab.modules import ROOT
@@ -15,9 +14,10 @@ PAGE = (ROOT / "docs" / "writing-a-processor.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_page_does_what_it_says(folder: Path, connect_server: Any) -> None:
+@pytest.mark.usefixtures("connected")
+def test_the_page_does_what_it_says(folder: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    reader = Reader(folder, {**os.environ, **connect_server.settings, "PATH": path})
+    reader = Reader(folder, {**os.environ, "PATH": path})
     for piece in pieces(PAGE):
         reader.do(piece)
 

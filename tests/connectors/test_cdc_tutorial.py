@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lab.cdc_tutorial import Shop, compare
@@ -13,9 +12,9 @@ from lab.postgres_tables import drop_slots
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def test_the_page_does_what_it_says(postgres_server: PostgresServer, connect_server: Any, tmp_path: Path) -> None:
-    databases = postgres_server.create_database(), postgres_server.create_database()
-    tutorial = Shop(*databases, tmp_path, connect_server.settings)
+@pytest.mark.usefixtures("connected")
+def test_the_page_does_what_it_says(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    tutorial = Shop(postgres_server.create_database(), postgres_server.create_database(), tmp_path)
     said: list[str] = []
     tutorial.follow(said.append)
     assert compare(tutorial) == [], "\n".join(said)

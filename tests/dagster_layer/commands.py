@@ -20,11 +20,12 @@ def call(folder: Folder, *command: str, cwd: Path | None = None, **env: str) -> 
     home = folder.root / "dagster"
     home.mkdir(exist_ok=True)
     (home / "dagster.yaml").touch()
+    # each command has a project of its own: a server would only be left behind
     own = {"DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), "DAGSTER_DISABLE_TELEMETRY": "1"}
     return subprocess.run(
         [str(program), *command[1:]],
         cwd=cwd or folder.root,
-        env={**os.environ, **own, **folder.settings, **env},
+        env={"CONDUIT_SPARK_URL": "local[2]", **os.environ, **own, **env},
         capture_output=True,
         text=True,
         timeout=240,

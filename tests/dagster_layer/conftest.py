@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -20,10 +19,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
 
 
 @pytest.fixture
-def connected_folder(folder: Folder, connect_server: Any) -> Folder:
-    """The same, with Spark on the tests' own server for Dagster's commands. Mark tests that ask for it ``slow``."""
-    folder.settings = connect_server.settings
-    return folder
+def connected(folder: Folder, connected: None) -> None:
+    """Not before the folder: it removes the caller's settings."""
 
 
 Evaluations = dict[str, list[bool]]

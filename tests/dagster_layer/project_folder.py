@@ -31,7 +31,9 @@ pipelines:
       - {{id: even, plugin: filter, condition: "after.n % 2 == 0"}}
     dead-letter-queue: {queue}
 """
-SETTINGS = ("CONDUIT_PIPELINES", "CONDUIT_HOME", "CONDUIT_STATE_URL", "CONDUIT_MATERIALIZE_EVERY")
+SETTINGS = (
+    "CONDUIT_PIPELINES", "CONDUIT_HOME", "CONDUIT_STATE_URL", "CONDUIT_MATERIALIZE_EVERY", "CONDUIT_SPARK_URL",
+)  # fmt: skip
 """Of the caller's environment: no test may see them."""
 TAKES_ALL = "{plugin: builtin:file, window-size: 0, settings: {path: ./dead.jsonl}}"
 
@@ -41,8 +43,6 @@ class Folder:
 
     def __init__(self, root: Path, instance: dg.DagsterInstance) -> None:
         self.root, self.instance = root, instance
-        self.settings = {"CONDUIT_SPARK_URL": "local[2]"}
-        """What Dagster's commands have in their environment. Each has a project of its own, and leaves no server."""
         (root / "pipelines").mkdir()
 
     def write(self, name: str, text: str) -> Path:

@@ -20,8 +20,8 @@ def test_dagster_job_execute(folder: Folder) -> None:
     assert _delivered(folder) == 40
 
 
-def test_dagster_asset_materialize_drains_a_continuous_pipeline(connected_folder: Folder) -> None:
-    folder = connected_folder
+@pytest.mark.usefixtures("connected")
+def test_dagster_asset_materialize_drains_a_continuous_pipeline(folder: Folder) -> None:
     folder.numbers(trigger="continuous")
     done = call(folder, "dagster", "asset", "materialize", *MODULE, "--select", "group:numbers")
     assert done.returncode == 0, done.stderr
@@ -47,8 +47,8 @@ def test_dg_check_defs_passes_with_a_broken_file_beside_a_sound_one(folder: Fold
     assert "torn.yaml" not in listed.stdout.partition("{")[0], "what is wrong goes to stderr"
 
 
-def test_a_failed_job_says_what_to_do_and_shows_no_java(connected_folder: Folder) -> None:
-    folder = connected_folder
+@pytest.mark.usefixtures("connected")
+def test_a_failed_job_says_what_to_do_and_shows_no_java(folder: Folder) -> None:
     folder.numbers()
     (folder.root / "in.jsonl").unlink()
     done = call(folder, "dagster", "job", "execute", *MODULE, "-j", "numbers")
@@ -57,8 +57,8 @@ def test_a_failed_job_says_what_to_do_and_shows_no_java(connected_folder: Folder
     assert "at org.apache" not in done.stderr
 
 
-def test_the_example_pipelines_run_as_they_are(connected_folder: Folder) -> None:
-    folder = connected_folder
+@pytest.mark.usefixtures("connected")
+def test_the_example_pipelines_run_as_they_are(folder: Folder) -> None:
     for file in (ROOT / "pipelines").glob("*.yaml"):
         folder.write(file.name, file.read_text())
     done = call(folder, "dagster", "job", "execute", *MODULE, "-j", "demo")

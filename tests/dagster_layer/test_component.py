@@ -70,9 +70,9 @@ def _dg(folder: Folder, *words: str) -> tuple[int, str]:
     return ran.returncode, ran.stdout + ran.stderr
 
 
-def test_a_project_that_exists_takes_pipelines_in(connected_folder: Folder) -> None:
+@pytest.mark.usefixtures("connected")
+def test_a_project_that_exists_takes_pipelines_in(folder: Folder) -> None:
     """Listed, scaffolded, checked and run by the project's own executor with an asset behind it."""
-    folder = connected_folder
     defs = folder.root / "src" / "theirs" / "defs"
     defs.mkdir(parents=True)
     (folder.root / "pyproject.toml").write_text(PROJECT)

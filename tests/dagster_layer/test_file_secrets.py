@@ -13,15 +13,15 @@ import pytest
 from dagster_layer.commands import MODULE, ROOT, call
 from dagster_layer.project_folder import Folder
 from lab.postgres_server import PostgresServer
+from lab.verbs import Ran, run_here
 
 from conduit_dagster.assets.run_op import read_again
-from conduit_dagster.cli.main import main
 from conduit_dagster.config import Project, references
 from conduit_dagster.config.secret_providers import Unresolved
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.secret_values import forget
 
-Verb = Callable[..., subprocess.CompletedProcess[str]]
+Verb = Callable[..., Ran]
 PASSWORD = "zq-pass/word-zq"
 FORMS = (PASSWORD, "zq-pass%2Fword-zq", "pass/word", "sparkvaluezq")
 DATABASE = """
@@ -133,13 +133,14 @@ def content(root: Path) -> bytes:
     return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
 
 
-def command(folder: Folder, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+def command(folder: Folder, *words: str, **more: str) -> Ran:
     """Run a command in a process of its own, with ``more`` in its environment."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "true", **more}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "conduit_dagster.cli.main", *words],
         cwd=folder.root, env=env, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
+    return Ran(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -147,12 +148,9 @@ def verb(secret_folder: Folder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     """Run a command that needs no Spark in this process, which knows no secret when it begins."""
     monkeypatch.chdir(secret_folder.root)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
+    def run(*words: str) -> Ran:
         forget()
-        capsys.readouterr()
-        code = main(words)
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(words, code, said.out, said.err)
+        return run_here(capsys, *words)
 
     return run
 
@@ -184,11 +182,11 @@ def test_a_wrong_password_by_the_command_line(
         verb("validate", "--json", "--debug"),
         command(folder, "dry-run", "p"),
     ]
-    assert done[1].returncode == done[2].returncode == 1
-    assert "postgres.login" in done[1].stderr and "postgres.login" in done[2].stdout and "***" in done[3].stdout
-    assert "${file:secrets/password}" in done[4].stdout
+    assert done[1].code == done[2].code == 1
+    assert "postgres.login" in done[1].err and "postgres.login" in done[2].out and "***" in done[3].out
+    assert "${file:secrets/password}" in done[4].out
     assert b"SparkListenerEnvironmentUpdate" in content(folder.root / "events")
-    assert leaks(folder.root, *(one.stdout + one.stderr for one in done)) == {}
+    assert leaks(folder.root, *(one.out + one.err for one in done)) == {}
 
 
 @pytest.mark.slow
@@ -256,9 +254,9 @@ def test_by_the_command_line(secret_folder: Folder, verb: Verb) -> None:
         *(verb("dlq", "list", name) for name in cases),
         command(folder, "dry-run", "nacks"),
     ]
-    assert "with ***" in done[0].stderr
-    assert all("with ***" in one.stdout for one in (*done[1:3], done[6]))
-    assert leaks(folder.root, *(one.stdout + one.stderr for one in done)) == {}
+    assert "with ***" in done[0].err
+    assert all("with ***" in one.out for one in (*done[1:3], done[6]))
+    assert leaks(folder.root, *(one.out + one.err for one in done)) == {}
 
 
 FORMATS = """
@@ -291,8 +289,8 @@ def test_spark_shows_no_options_of_a_format(secret_folder: Folder, url: str) -> 
         done = command(folder, "run", "--once", "--json")
     finally:
         command(folder, "spark", "stop")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.code == 0, done.out + done.err
     described = content(folder.root / "events")
     assert (b"Spark Connect - session_id" in described) == (url == "shared") and b"(redacted)" in described
     assert b"InsertIntoHadoopFsRelationCommand" in described
-    assert leaks(folder.root, done.stdout, done.stderr) == {}
+    assert leaks(folder.root, done.out, done.err) == {}

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,23 +34,16 @@ ALL = ["publish", "claim", "check", "latest", "ack"]
 """All of them in all ways is ``make matrix``."""
 
 
-class Project(Lab):
-    """A project of which commands run; ``settings`` is what they have in their environment."""
-
-    settings: Mapping[str, str]
-
-
 @pytest.fixture
-def lab(tmp_path: Path, connect_server: Any) -> Project:
-    lab = Project(tmp_path)
-    lab.settings = connect_server.settings
+def lab(tmp_path: Path, connected: None) -> Lab:
+    lab = Lab(tmp_path)
     (lab.root / "plugins").mkdir()
     (lab.root / "plugins" / "hanging.py").write_text(HANGING)
     build(lab)
     return lab
 
 
-def build(lab: Project, plugin: str = "holding", **more: Any) -> None:
+def build(lab: Lab, plugin: str = "holding", **more: Any) -> None:
     delivery = {"strategy": "exactly-once", "shutdown-timeout": f"{TIMEOUT}s"}
     lab.pipeline(
         connectors=[COUNTING, {**HOLDING, "plugin": plugin}],
@@ -60,8 +53,8 @@ def build(lab: Project, plugin: str = "holding", **more: Any) -> None:
 
 
 @contextmanager
-def started(lab: Project, *words: str, output: str = "output.log", **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    own = {"PYTHONPATH": str(ROOT), "CONDUIT_WARM_SECONDS": "0", **lab.settings, **env}
+def started(lab: Lab, *words: str, output: str = "output.log", **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    own = {"PYTHONPATH": str(ROOT), "CONDUIT_WARM_SECONDS": "0", **env}
     with (lab.root / output).open("wb") as log:
         # a shell without job control leaves SIGINT ignored
         process = subprocess.Popen(
@@ -78,7 +71,7 @@ def conduit(*words: str) -> list[str]:
     return [str(BIN / "conduit-dagster"), *words]
 
 
-def in_dagster(lab: Project) -> list[str]:
+def in_dagster(lab: Lab) -> list[str]:
     """The command, and a folder for Dagster's own files."""
     home = lab.root / "dagster"
     home.mkdir()
@@ -86,18 +79,18 @@ def in_dagster(lab: Project) -> list[str]:
     return [str(BIN / "dagster"), "job", "execute", "-m", "conduit_dagster.definitions", "-j", "p"]
 
 
-def spark_of(lab: Project, point: str) -> dict[str, str]:
-    """In the environment: one point with a local session, whose JVM ends too, the others on a server."""
-    return {"CONDUIT_SPARK_URL": "local[1]"} if point == "publish" else dict(lab.settings)
+def spark_of(point: str) -> dict[str, str]:
+    """In the environment: one point has a local session, whose JVM must end too."""
+    return {"CONDUIT_SPARK_URL": "local[1]"} if point == "publish" else {}
 
 
-def hanging(lab: Project, point: str) -> None:
+def hanging(lab: Lab, point: str) -> None:
     """The pipeline hangs there. Only refused records are claimed."""
     build(lab, "refusing" if point == "claim" else "holding")
     (lab.root / f"hang-{point}").touch()
 
 
-def was_left(lab: Project) -> None:
+def was_left(lab: Lab) -> None:
     """The run reports where it hung, and has ended as stopped."""
     assert "hang in plugins/hanging.py" in (lab.root / "output.log").read_text()
     with lab.store() as database:
@@ -105,7 +98,7 @@ def was_left(lab: Project) -> None:
     assert (row["status"], row["owner"]) == ("stopped", None)
 
 
-def wait_until_it_hangs(lab: Project, process: subprocess.Popen[bytes]) -> None:
+def wait_until_it_hangs(lab: Lab, process: subprocess.Popen[bytes]) -> None:
     wait_until(
         lambda: (lab.root / "hangs").exists(),
         "it hangs",
@@ -125,9 +118,9 @@ def seconds_to_end(process: subprocess.Popen[bytes], number: int) -> float:
 
 
 @pytest.mark.parametrize("point", ALL if FULL else ["publish", "ack"])
-def test_run_ends_at_a_signal(lab: Project, point: str) -> None:
+def test_run_ends_at_a_signal(lab: Lab, point: str) -> None:
     hanging(lab, point)
-    with started(lab, *conduit("run"), **spark_of(lab, point)) as process:
+    with started(lab, *conduit("run"), **spark_of(point)) as process:
         wait_until_it_hangs(lab, process)
         assert seconds_to_end(process, signal.SIGTERM) < LONGEST
         assert process.returncode == 0
@@ -135,7 +128,7 @@ def test_run_ends_at_a_signal(lab: Project, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", ALL if FULL else ["claim", "latest"])
-def test_pipelines_stop_ends_it(lab: Project, point: str) -> None:
+def test_pipelines_stop_ends_it(lab: Lab, point: str) -> None:
     hanging(lab, point)
     with started(lab, *conduit("run")) as process:
         wait_until_it_hangs(lab, process)
@@ -154,16 +147,16 @@ def test_pipelines_stop_ends_it(lab: Project, point: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM] if FULL else [signal.SIGTERM])
 @pytest.mark.parametrize("point", ALL if FULL else ["check", "publish"])
-def test_a_run_in_dagster_ends(lab: Project, point: str, number: int) -> None:
+def test_a_run_in_dagster_ends(lab: Lab, point: str, number: int) -> None:
     hanging(lab, point)
-    with started(lab, *in_dagster(lab), DAGSTER_HOME=str(lab.root / "dagster"), **spark_of(lab, point)) as process:
+    with started(lab, *in_dagster(lab), DAGSTER_HOME=str(lab.root / "dagster"), **spark_of(point)) as process:
         wait_until_it_hangs(lab, process)
         assert seconds_to_end(process, number) < LONGEST, (lab.root / "output.log").read_text()[-3000:]
     was_left(lab)
 
 
 @pytest.mark.parametrize("way", ["run", "dagster"])
-def test_a_source_whose_lag_hangs_is_delivered_and_stops_in_order(lab: Project, way: str) -> None:
+def test_a_source_whose_lag_hangs_is_delivered_and_stops_in_order(lab: Lab, way: str) -> None:
     (lab.root / "hang-lag").touch()
     command = conduit("run") if way == "run" else in_dagster(lab)
     with started(lab, *command, DAGSTER_HOME=str(lab.root / "dagster")) as process:
@@ -177,7 +170,7 @@ def test_a_source_whose_lag_hangs_is_delivered_and_stops_in_order(lab: Project, 
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_spark_server_that_is_frozen(lab: Project, busy: bool) -> None:
+def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
     lab.write("in.jsonl", [{"i": 1}])
     delivery = {"shutdown-timeout": f"{TIMEOUT}s"}
     lab.pipeline(connectors=[source(), destination()], delivery=delivery, trigger="continuous")
@@ -202,12 +195,12 @@ def test_a_spark_server_that_is_frozen(lab: Project, busy: bool) -> None:
     assert ("still in action" if busy else "the Spark server does not answer") in said
 
 
-def acked(lab: Project) -> int:
+def acked(lab: Lab) -> int:
     with lab.store() as database:
         return sum(row["acked"] for row in source_rows(database, "p"))
 
 
-def planned(lab: Project) -> int:
+def planned(lab: Lab) -> int:
     with lab.store() as database:
         return pipeline_rows(database)["p"]["step"]
 
@@ -225,7 +218,7 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.mark.parametrize("way", ["run", "dagster"])
-def test_a_state_store_that_is_frozen(lab: Project, server: PostgresServer, way: str) -> None:
+def test_a_state_store_that_is_frozen(lab: Lab, server: PostgresServer, way: str) -> None:
     """The stop can't be recorded: the next run finds a dead owner, as after a kill."""
     hanging(lab, "publish")
     words = in_dagster(lab) if way == "dagster" else conduit("run")
@@ -239,7 +232,7 @@ def test_a_state_store_that_is_frozen(lab: Project, server: PostgresServer, way:
 
 
 @pytest.mark.skipif(not FULL, reason="a minute, of which the driver waits half: make matrix")
-def test_pipelines_stop_with_a_state_store_that_freezes(lab: Project, server: PostgresServer) -> None:
+def test_pipelines_stop_with_a_state_store_that_freezes(lab: Lab, server: PostgresServer) -> None:
     """The run has received it, and ends in time; the command reports that the state store does not answer."""
     hanging(lab, "publish")
     env = {"CONDUIT_STATE_URL": server.create_database()}
@@ -262,7 +255,7 @@ def test_pipelines_stop_with_a_state_store_that_freezes(lab: Project, server: Po
     next_run_delivers(lab, **env)
 
 
-def next_run_delivers(lab: Project, **env: str) -> None:
+def next_run_delivers(lab: Lab, **env: str) -> None:
     """All existing records, each once."""
     build(lab, trigger="available-now")
     with started(lab, *conduit("run", "--once"), **env) as process:

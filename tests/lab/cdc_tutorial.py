@@ -8,10 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import psycopg
@@ -34,8 +33,6 @@ class Shop(NamedTuple):
     shop: str
     warehouse: str
     folder: Path
-    settings: Mapping[str, str] = MappingProxyType({})
-    """More of the commands' environment."""
 
     def follow(self, say: Callable[[str], object]) -> None:
         """Follow the page's instructions in order."""
@@ -59,7 +56,7 @@ class Shop(NamedTuple):
         ran = subprocess.run(
             command.split(),
             cwd=self.folder,
-            env={**os.environ, **own, **self.settings, "PATH": path},
+            env={**os.environ, **own, "PATH": path},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -23,12 +23,11 @@ print(open_session(SparkSettings("local[1]"), "archive").range(3).count())
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A separate cache, in which an archive failed recently: none is made in the background."""
-    if require_java().major > 17:
-        pytest.skip("this Java takes no archive")
     monkeypatch.delenv("CONDUIT_SPARK_ARCHIVE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = class_data.archive_path()
-    assert path is not None
+    if path is None:
+        pytest.skip("this Java takes no archive")
     assert path.is_relative_to(tmp_path)
     path.parent.mkdir(parents=True)
     class_data.mark_failed(path)
