@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dagster as dg
+import sqlalchemy as sa
 
 from conduit_dagster.assets.asset_checks import CheckResult, as_result
 from conduit_dagster.assets.events import RunSnapshot
@@ -15,8 +16,10 @@ from conduit_dagster.assets.names import GROUP
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
@@ -94,13 +97,21 @@ def _asked(bound: BoundPipeline | None, source: str, state: StateResource) -> Ch
         return CheckResult(READABLE, False, text, {}, _ERROR, source)
     try:
         database = state.database
-        known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
-        attach_kept_to_look(bound.compiled, database)
-        lag = blamed(node_id(bound.id, source), node.lag, known)
+        lag = answer_within(node.source, lambda: _lag(bound, node, database), BY_HAND)
     except ConduitError as error:
         return _unreadable(source, error)
-    finally:
-        SourceAcks(bound.compiled).close()
+    except TimeoutError as error:
+        return CheckResult(READABLE, False, f"it hangs when asked how much waits: {error}", {}, _ERROR, source)
     if lag is None:
         return CheckResult(READABLE, False, "it can't report how much waits: only a run finds out", {}, source=source)
     return _readable(source, _TELLS, **{f"lag_{node.source.lag_unit}": lag})
+
+
+def _lag(bound: BoundPipeline, node: SourceNode, database: sa.Engine) -> int | None:
+    """Return the source's lag, and close the pipeline's sources: a connector that hangs may do so there as well."""
+    try:
+        known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
+        attach_kept_to_look(bound.compiled, database)
+        return blamed(node_id(bound.id, node.id), node.lag, known)
+    finally:
+        SourceAcks(bound.compiled).close()

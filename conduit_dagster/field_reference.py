@@ -147,7 +147,10 @@ class _DataReference(Reference):
             self.parent(record)
 
     def parent(self, record: Record) -> Document:
-        """Return the document that holds the field. Missing or null values on the path become documents."""
+        """Return the document that holds the field. Missing or null values on the path become documents.
+
+        Those inside the payload are replaced by copies: an author's code may have put one into many records.
+        """
         document = getattr(record, self.root)
         if document is None:
             setattr(record, self.root, document := Document())
@@ -155,8 +158,8 @@ class _DataReference(Reference):
             if not isinstance(document, dict):
                 break
             inner = document.get(name)
-            if inner is None:
-                inner = document[name] = Document()
+            if inner is None or type(inner) is dict:
+                inner = document[name] = {} if inner is None else inner.copy()
             document = inner
         if not isinstance(document, dict):
             raise self._blocked(record)

@@ -189,6 +189,17 @@ def copy(record: Record) -> Record:
     )
 
 
+def share_documents(records: Iterable[Record]) -> bool:
+    """Return whether two of the records are the same one, or have a whole payload or key in common."""
+    seen = [
+        id(part)
+        for record in records
+        for part in (record, record.after, record.key, record.before)
+        if type(part) is dict or part is record
+    ]
+    return len(set(seen)) < len(seen)
+
+
 def copy_data(value: Data) -> Data:
     """Return a copy of a payload or key that shares no dict or list with ``value``."""
     if not isinstance(value, dict):

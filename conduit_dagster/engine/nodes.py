@@ -13,7 +13,7 @@ from conduit_dagster.json_values import is_json
 from conduit_dagster.lazy_records import as_list
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.payload_code import DROPPING, PayloadCode, conditional
-from conduit_dagster.record import OPERATIONS, Nack, Record, copy, structure_fault
+from conduit_dagster.record import OPERATIONS, Nack, Record, copy, share_documents, structure_fault
 from conduit_dagster.recovery.classify import blame
 from conduit_dagster.sdk import DROP, Processor, Result, Results
 
@@ -274,16 +274,13 @@ def _own(positions: Sequence[int | str], records: Sequence[Record], results: Seq
 
     Each has the position of the record that it was made of, as keys and origins are made of it.
     """
-    ids: list[int] = []
+    every: list[Record] = []
     for position, record, result in zip(positions, records, results, strict=True):
         record.position = position
         for made in (result,) if type(result) is Record else result if type(result) is list else ():
             made.position = position
-            ids.append(id(made))
-            for part in (made.after, made.key, made.before):
-                if type(part) is dict:
-                    ids.append(id(part))
-    if len(set(ids)) == len(ids):
+            every.append(made)
+    if not share_documents(every):
         return results
     return [_copied(result, position) for position, result in zip(positions, results, strict=True)]
 

@@ -11,7 +11,7 @@ from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.position_checks import own_positions
 from conduit_dagster.engine.record_faults import source_faults, storable
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record, copy, share_documents
 from conduit_dagster.recovery.classify import blamed_each
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, LazyRecords, Payloads, ReadOptions, Source, Split
@@ -63,7 +63,7 @@ def read_blocks(
         if block.records:
             # a replay's records are checked after its edits
             if not (source.gives_json or isinstance(block.records, LazyRecords) or block.replayed):
-                block = _without_faults(node, block)
+                block = _own_documents(_without_faults(node, block))
             if isinstance(block.records, Payloads):
                 _check_payloads(node, source, block.records)
             elif not source.sets_metadata:
@@ -99,6 +99,13 @@ def _without_faults(node: str, block: Block) -> Block:
         records[place] = storable(records[place])
     nacks = {**block.nacks, **{place: (node, nack) for place, nack in faults.items()}}
     return block._replace(records=records, nacks=nacks, again=None)
+
+
+def _own_documents(block: Block) -> Block:
+    """Return the block with documents of its own for each record: processors change them in place."""
+    if not share_documents(block.records):
+        return block
+    return block._replace(records=[copy(record) for record in block.records], again=None)
 
 
 def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> None:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.util import Retry, Timeout
 
-from conduit_dagster.config.scalars import Duration, PositiveDuration
+from conduit_dagster.config.scalars import ByteSize, Duration, PositiveDuration
 from conduit_dagster.expressions import Compiled, compile_template, reads_key
 from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
@@ -99,6 +99,11 @@ class WebhookHttpSettings(ConduitSettings):
     )
     response_status: ChangeableField | None = Describe(
         default=None, alias="response.status", description="The field that takes the status; without it, none does."
+    )
+    max_size: ByteSize = Describe(
+        default=64_000_000,
+        alias="response.maxSize",
+        description="How long a response may be (ours); a longer one is an error. A task holds those of a whole block.",
     )
     retries: float = Describe(
         default=0, alias="backoffRetry.count", gt=-1, description="How often to try again after an error."
@@ -227,6 +232,8 @@ class WebhookHttp(Processor):
             data = bytearray()
             while piece := answer.read1(_PIECE):
                 data += piece
+                if len(data) > self.settings.max_size:
+                    raise ValueError(f"the response has more than {self.settings.max_size} bytes (response.maxSize)")
                 if time.monotonic() > end:
                     raise TimeoutError(f"the response was not complete after {self.settings.timeout:g}s")
         except BaseException:

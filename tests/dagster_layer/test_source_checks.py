@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import dagster as dg
 import pytest
 from dagster_layer.project_folder import Folder
 from pyspark.sql import SparkSession
 
+from conduit_dagster.assets import source_checks
+from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.resources import spark_resource
 
 KEY = dg.AssetCheckKey(dg.AssetKey(["numbers", "in"]), "readable")
@@ -75,6 +79,19 @@ def test_by_itself_it_asks_the_source_and_moves_nothing(folder: Folder) -> None:
     folder.write("numbers.yaml", "a: [\n")
     definitions = folder.definitions
     assert KEY not in definitions.resolve_asset_graph().asset_check_keys
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_by_itself_it_waits_only_so_long_for_a_source(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.numbers()
+    released = threading.Event()
+    monkeypatch.setattr(FileSource, "lag", lambda *_: released.wait(60))
+    monkeypatch.setattr(source_checks, "BY_HAND", 0.2)
+    try:
+        assert _ask(folder).success
+        assert _shown(folder) == (False, "it hangs when asked how much waits: no answer within 0.2 s")
+    finally:
+        released.set()
 
 
 @pytest.mark.usefixtures("no_spark")

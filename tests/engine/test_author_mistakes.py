@@ -96,6 +96,17 @@ def test_records_share_no_document_that_a_function_returns_for_each(lab: Lab, bo
     assert len({row["at"] for row in found}) == 3 and [*found[-1]] == ["a", "at"]
 
 
+@pytest.mark.parametrize("field", [".Payload.After.in.at", ".Payload.After.in.deep.at"])
+def test_a_change_inside_a_document_that_records_share_is_one_record_s(lab: Lab, field: str) -> None:
+    lab.write("in.jsonl", [{"a": i} for i in range(3)])
+    body = "IN = {'deep': {}}\ndef f(r):\n    r.after['in'] = IN\n    return r\n"
+    number = processor("number", "field.set", field=field, expression="after.a")
+    through(lab, body, destination(), "record", number, processor("name", "field.rename", mapping=f"{field}:was"))
+    assert lab.run().error is None
+    found = [row["in"].get("was", row["in"]["deep"].get("was")) for row in lab.documents("out.jsonl")]
+    assert found == [0, 1, 2]
+
+
 def test_a_table_has_the_fields_of_all_records(lab: Lab) -> None:
     lab.write("in.jsonl", [{"i": 0}, {"i": 1, "note": "kept"}])
     through(lab, "def f(table):\n    return table\n", destination(), "arrow")
@@ -164,6 +175,14 @@ def test_a_record_of_a_source_that_no_step_can_hold(lab: Lab, mistake: str, log:
     assert (lab.run().error, states(lab)) == (None, {"done"})
     assert lab.documents("out.jsonl") == [{"i": 1}, {"i": 3}]
     assert len(lab.letters()) == 1
+
+
+def test_records_of_a_source_share_no_document(lab: Lab) -> None:
+    own = mine(lab, "pass", SOURCE.replace('{"i": n})', "ONE)").replace("class Mine", "ONE = {'i': 2}\nclass Mine"))
+    number = processor("number", "field.set", field=".Payload.After.at", expression="position")
+    lab.pipeline(connectors=[own, destination()], processors=[number])
+    assert lab.run().error is None
+    assert [row["at"] for row in lab.documents("out.jsonl")] == ["1", "2", "3"]
 
 
 UNCOUNTED = SOURCE.replace("Split(start, 0, end - start, 10,", "Split(start, 0, None, 10,")

@@ -230,6 +230,15 @@ def test_an_answer_that_does_not_end_in_time_is_none(server: Server) -> None:
     assert isinstance(nack, Nack) and nack.code == "webhook.unreachable" and "after 0.5s" in nack.message
 
 
+@pytest.mark.parametrize(("size", "is_taken"), [("12", True), ("11", False)])
+def test_an_answer_that_is_too_long_is_none(server: Server, size: str, is_taken: bool) -> None:
+    [result] = sent({"request.url": f"{server.url}/long", "response.maxSize": size}, Record("1", {}))
+    if is_taken:
+        assert result.after == b"hello, /long"
+    else:
+        assert isinstance(result, Nack) and result.code == "webhook.unreachable" and "response.maxSize" in result.message
+
+
 def test_half_an_answer_is_none(server: Server) -> None:
     [nack] = sent({"request.url": f"{server.url}/cut"}, Record("1", {}))
     assert isinstance(nack, Nack) and nack.code == "webhook.unreachable"
