@@ -12,6 +12,7 @@ from conduit_dagster.state.connector_registrations import Generations
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.pipeline_state import CATCH_UP, SENT_AGAIN
+from conduit_dagster.state.row_statements import insert, update
 from conduit_dagster.state.tables import consumers, sources
 
 _BEFORE = "before"
@@ -74,7 +75,7 @@ class CatchUps:
         log, upto = LogStore(self._id), self._position(source)
         end = log.state(self._connection, source).next_offset
         first = min(upto, whole_from(log.parts(self._connection, source), end))
-        self._connection.execute(sa.delete(sources).where(*self._source(name)))
+        self._connection.execute(sa.delete(sources).filter_by(**self._source(name)))
         self._begin(CatchUp(name, source, consumer, first, upto), [])
         record_event(self._connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
 
@@ -89,7 +90,7 @@ class CatchUps:
             _, unit, position = last
             self._tell_rest(unit, position)
             before = merged(sent_ranges({**unit, "upto": min(position, unit["upto"])}))
-        self._connection.execute(sa.delete(sources).where(*self._source(wanted.name)))
+        self._connection.execute(sa.delete(sources).filter_by(**self._source(wanted.name)))
         generation = self._begin(wanted, before, SENT_AGAIN)
         detail = {"consumer": wanted.destination, "source": wanted.source, "first": wanted.first, "upto": wanted.upto}
         record_event(self._connection, self._id, "sent_again", **detail, generation=generation, by=by)
@@ -102,8 +103,8 @@ class CatchUps:
         fresh = {"records": wanted.first, "acked": 0, "filtered": 0, "nacked": 0}
         # never an earlier generation: the destination must get everything again
         generation = Generations(self._connection, self._id).new(wanted.name, json.dumps(named))
-        values = {"pipeline": self._id, "source": wanted.name, "unit": unit, "position": json.dumps(wanted.first)}
-        self._connection.execute(sources.insert().values(**values, **fresh, generation=generation))
+        values = {**self._source(wanted.name), "unit": unit, "position": json.dumps(wanted.first)}
+        insert(self._connection, sources, [{**values, **fresh, "generation": generation}])
         return generation
 
     def drop_others(self, present: set[str]) -> None:
@@ -126,7 +127,7 @@ class CatchUps:
         for name, unit, position in _stored(self._connection, self._id):
             if unit["destination"] not in consumers:
                 self._tell_rest(unit, position)
-                self._connection.execute(sa.delete(sources).where(*self._source(name)))
+                self._connection.execute(sa.delete(sources).filter_by(**self._source(name)))
 
     def end_at(self, source: str, offset: int) -> None:
         """End every catch-up from a source at the offset where a rewound source continues for all destinations.
@@ -143,7 +144,7 @@ class CatchUps:
 
     def _change(self, name: str, unit: dict[str, Any], position: int | None = None) -> None:
         values = {"unit": json.dumps(unit), **({} if position is None else {"position": json.dumps(position)})}
-        self._connection.execute(sa.update(sources).where(*self._source(name)).values(**values))
+        update(self._connection, sources, self._source(name), values)
 
     def _tell_rest(self, unit: dict[str, Any], position: int) -> None:
         if position < unit["upto"]:
@@ -151,11 +152,11 @@ class CatchUps:
             record_event(self._connection, self._id, "catch_up_dropped", consumer=unit["destination"], **left)
 
     def _position(self, source: str) -> int:
-        found = sa.select(sources.c.position).where(*self._source(source))
+        found = sa.select(sources.c.position).filter_by(**self._source(source))
         return json.loads(self._connection.execute(found).scalar_one())
 
-    def _source(self, source: str) -> tuple[sa.ColumnElement[bool], ...]:
-        return sources.c.pipeline == self._id, sources.c.source == source
+    def _source(self, source: str) -> dict[str, Any]:
+        return {"pipeline": self._id, "source": source}
 
 
 def _stored(connection: sa.Connection, pipeline: str) -> list[tuple[str, dict[str, Any], int]]:

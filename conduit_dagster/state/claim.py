@@ -20,7 +20,6 @@ from conduit_dagster.config.findings import UNSET
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state.database import (
     NoStore,
-    insert_if_absent,
     is_outage,
     loss_of,
     open_database,
@@ -29,6 +28,7 @@ from conduit_dagster.state.database import (
     unreachable,
 )
 from conduit_dagster.state.history import HistoryRetention, retain
+from conduit_dagster.state.row_statements import insert_if_absent
 from conduit_dagster.state.store_file import ACCEPT, replaced
 from conduit_dagster.state.tables import meta, pipelines
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _FILE = "project"
 _AGE_FILE = "state-age"
 _STORED = sa.select(meta.c.value).where(meta.c.name == "project")
+IS_CLAIMED = sa.exists(_STORED.where(meta.c.value == sa.bindparam("project", type_=meta.c.value.type)))
+"""The SQL condition that the store still has the id ``project``."""
 _AGE = sa.select(sa.func.coalesce(sa.func.sum(pipelines.c.heartbeat), 0))
 """Age of a store: the heartbeats of all pipelines. It only grows, with every transaction of a run."""
 _BACKUP = f"restore the store from a backup, or correct CONDUIT_STATE_URL or state.url; {ACCEPT}"
@@ -51,10 +53,6 @@ class StoreClaim:
         self.project, self._home = project, home
         self._place = place_of(engine)
         self._noted = 0
-
-    def condition(self) -> sa.ColumnElement[bool]:
-        """Return the SQL condition that the store still has the project's id."""
-        return sa.exists(_STORED.where(meta.c.value == self.project))
 
     def require(self, connection: sa.Connection) -> None:
         """Raise ``FatalError`` (``state.replaced``) if the store has lost its id, or has a different one."""

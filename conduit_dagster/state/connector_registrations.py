@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from conduit_dagster.state.database import insert_if_absent, put
 from conduit_dagster.state.dead_letters import forget_missed
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import is_free
 from conduit_dagster.state.pipeline_state import DROPPED, OPEN
 from conduit_dagster.state.readers import ReaderRegistry
+from conduit_dagster.state.row_statements import insert, insert_if_absent, put, update
 from conduit_dagster.state.tables import consumers, deliveries, generations, offsets, owners, pipelines, sources, steps
 
 LOGGED = "log"
@@ -143,26 +143,26 @@ class Registry:
 
     def register_source(self, source: str, unit: SourceUnit, initial: Any) -> None:
         """Register a source. If it now reads other data, resume where that data was left, or at its beginning."""
-        mine = (sources.c.pipeline == self._id, sources.c.source == source)
-        row = self._connection.execute(sa.select(sources).where(*mine)).mappings().first()
+        key = {"pipeline": self._id, "source": source}
+        row = self._connection.execute(sa.select(sources).filter_by(**key)).mappings().first()
         text = unit.text()
         if row is None:
             fresh = {"generation": self._generations.new(source, text), "records": 0, "acked": 0}
-            values = {"pipeline": self._id, "source": source, "unit": text, "position": json.dumps(initial)}
-            self._connection.execute(sources.insert().values(**values, **fresh, filtered=0, nacked=0))
+            values = {**key, "unit": text, "position": json.dumps(initial)}
+            insert(self._connection, sources, [{**values, **fresh, "filtered": 0, "nacked": 0}])
         elif unit.is_same_as(json.loads(row["unit"])):
-            self._connection.execute(sa.update(sources).where(*mine).values(unit=text))
+            update(self._connection, sources, key, {"unit": text})
         else:
             left = change_unit(self._connection, self._id, row, json.loads(row["position"]), unit, initial)
             values = {"unit": text, "position": json.dumps(left.position), "generation": left.generation}
-            self._connection.execute(sa.update(sources).where(*mine).values(**values))
+            update(self._connection, sources, key, values)
 
     def register_consumer(self, consumer: str, kind: str) -> None:
         """Register a destination or the dead-letter queue; a new one starts at the current boundary."""
         mine = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
         if self._connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is None:
             fresh = {"kind": kind, "delivered": 0, "step": 0, "target": ""}
-            self._connection.execute(consumers.insert().values(pipeline=self._id, consumer=consumer, **fresh))
+            insert(self._connection, consumers, [{"pipeline": self._id, "consumer": consumer, **fresh}])
             record_event(self._connection, self._id, "consumer_added", consumer=consumer)
 
     def retire(self, present: set[str]) -> list[str]:
@@ -211,7 +211,7 @@ class Registry:
         if (other := (str(row["pipeline"]), str(row["consumer"]))) != (self._id, consumer):
             if other[0] != self._id and self._is_active(other[0]):
                 return other
-            self._connection.execute(sa.update(owners).where(owners.c.thing == thing).values(**mine))
+            update(self._connection, owners, {"thing": thing}, mine)
             record_event(self._connection, self._id, "taken_over", thing=thing, was=other[0])
         return None
 

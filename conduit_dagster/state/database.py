@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -16,9 +15,6 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.secret_values import hide
 from conduit_dagster.state import migrations, tables
 from conduit_dagster.state.store_file import ACCEPT, StoreFile, create_file, replaced, sqlite_file
-
-if TYPE_CHECKING:
-    from sqlalchemy.dialects import postgresql, sqlite
 
 # SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN and PROTOCOL, as primary result codes
 _SQLITE = frozenset({5, 6, 7, 8, 10, 13, 14, 15})
@@ -260,35 +256,3 @@ def reading(engine: sa.Engine) -> sa.Connection:
     if engine.dialect.name == "sqlite":
         return engine.execution_options(**{_READS: True}).connect()
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True).connect()
-
-
-def insert_if_absent(connection: sa.Connection, table: sa.Table, **values: Any) -> bool:
-    """Insert a row unless its key exists; return whether it was inserted. Of two concurrent calls one inserts."""
-    row = _insert(connection, table).values(**values).on_conflict_do_nothing().returning(sa.literal_column("1"))
-    return connection.execute(row).first() is not None
-
-
-def put(
-    connection: sa.Connection,
-    table: sa.Table,
-    rows: Sequence[Mapping[str, Any]],
-    only: Callable[[Any], sa.ColumnElement[bool]] | None = None,
-) -> None:
-    """Insert or update rows in one statement; ``only`` builds the condition for an update from the new values."""
-    if not rows:
-        return
-    insert, keys = _insert(connection, table), [column.name for column in table.primary_key]
-    changed = {name: insert.excluded[name] for name in rows[0] if name not in keys}
-    where = None if only is None else only(insert.excluded)
-    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=changed, where=where), list(rows))
-
-
-def _insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    # an SQLite store needs nothing that the other dialect imports
-    if connection.dialect.name == "sqlite":
-        from sqlalchemy.dialects import sqlite
-
-        return sqlite.insert(table)
-    from sqlalchemy.dialects import postgresql
-
-    return postgresql.insert(table)

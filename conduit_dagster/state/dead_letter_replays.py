@@ -14,6 +14,7 @@ from conduit_dagster.state.dead_letters import DeadLetterQuery, Key, behind, con
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.pipeline_state import REPLAY
+from conduit_dagster.state.row_statements import insert
 from conduit_dagster.state.steps import LetterPart, Plan
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, sources
 
@@ -64,7 +65,7 @@ class LetterReplays:
             values = {"pipeline": self._id, "source": name, "generation": replay, "position": "null"}
             text = json.dumps({"plugin": REPLAY, "origin": origin, **unit})
             counts = {"records": 0, "acked": 0, "filtered": 0, "nacked": 0}
-            connection.execute(sources.insert().values(**values, unit=text, **counts))
+            insert(connection, sources, [{**values, "unit": text, **counts}])
 
     def last(self) -> int:
         """Return the highest id of a replay in the index; 0 without replays."""

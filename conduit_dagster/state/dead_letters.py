@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.row_statements import insert
 from conduit_dagster.state.steps import EDIT_FAILED, DeadLetter, LetterPart
 from conduit_dagster.state.tables import LONGEST, LONGEST_CODE, dead_letter_parts, dead_letters, words
 
@@ -139,8 +140,7 @@ def insert_parts(
         }
         for part in parts
     ]  # fmt: skip
-    if values:
-        connection.execute(dead_letter_parts.insert(), values)
+    insert(connection, dead_letter_parts, values)
 
 
 Key = tuple[int, int]

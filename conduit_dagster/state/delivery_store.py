@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from conduit_dagster.state.database import put
 from conduit_dagster.state.dead_letters import MissedCopy, add_letters, add_missed, fail_again, insert_parts
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
+from conduit_dagster.state.row_statements import insert, put, update
 from conduit_dagster.state.steps import DeadLetter, DeliveryProgress, LastInNamespace, LateLetter, LetterPart, Plan
 from conduit_dagster.state.tables import collections, consumers, dead_letters, deliveries, offsets, sources
 
@@ -33,7 +33,7 @@ def move_offsets(connection: sa.Connection, pipeline: str, consumers: Sequence[s
         for source, wanted in moves.items()
         for row in _rows(pipeline, consumer, source, wanted, time.time_ns())
     ]
-    put(connection, offsets, rows, lambda new: offsets.c.offset < new.offset)
+    put(connection, offsets, rows, rising="offset")
 
 
 def offsets_of(connection: sa.Connection, pipeline: str, source: str) -> ByConsumer:
@@ -164,15 +164,14 @@ class DeliveryStore:
     def _count_nacks(self, connection: sa.Connection, counts: Mapping[str, int]) -> None:
         # the step's counts are added when it is done, with these records among the acked ones
         for source, nacks in counts.items():
-            mine = (sources.c.pipeline == self._id, sources.c.source == source)
-            values = {"acked": sources.c.acked - nacks, "nacked": sources.c.nacked + nacks}
-            connection.execute(sa.update(sources).where(*mine).values(**values))
+            mine = {"pipeline": self._id, "source": source}
+            update(connection, sources, mine, add={"acked": -nacks, "nacked": nacks})
 
     def _add_delivery(self, connection: sa.Connection, step: int, letter: LateLetter) -> None:
         own = {"pipeline": self._id, "step": step, "consumer": letter.delivery.consumer}
         values = {"skip": letter.delivery.skip, "hash": letter.delivery.hash, "state": "open", "handled": 0}
         text = msgspec.json.encode(letter).decode()
-        connection.execute(deliveries.insert().values(**own, **values, pending="", staged=text))
+        insert(connection, deliveries, [{**own, **values, "pending": "", "staged": text}])
 
     def split(self, step: int, consumer: str, progress: DeliveryProgress, cause: str) -> None:
         """Split a delivery after a bulk error that names no record: its rest is sent as children."""
@@ -189,7 +188,7 @@ class DeliveryStore:
 
         def work(connection: sa.Connection) -> None:
             mine = _delivery(self._id, step, letter.delivery.consumer, letter.delivery.skip)
-            connection.execute(sa.update(deliveries).where(*mine).values(staged=text))
+            update(connection, deliveries, mine, {"staged": text})
 
         self._run(work)
 
@@ -227,8 +226,7 @@ class DeliveryStore:
         detail = {"step": step, "consumer": consumer, "records": records, "cause": cause[:500]}
 
         def work(connection: sa.Connection) -> None:
-            who = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
-            connection.execute(sa.update(consumers).where(*who).values(delivered=consumers.c.delivered - records))
+            update(connection, consumers, {"pipeline": self._id, "consumer": consumer}, add={"delivered": -records})
             record_event(connection, self._id, "dropped", **detail)
 
         self._run(work)
@@ -241,7 +239,7 @@ def put_progress(
     values: dict[str, Any] = {"handled": progress.handled, "pending": msgspec.json.encode(progress).decode()}
     if progress.split:
         values["state"] = "split"
-    connection.execute(sa.update(deliveries).where(*_delivery(pipeline, step, consumer)).values(**values))
+    update(connection, deliveries, _delivery(pipeline, step, consumer), values)
 
 
 def end_delivery(
@@ -254,14 +252,11 @@ def end_delivery(
     skip: int = 0,
 ) -> None:
     """Mark a delivery as done, with ``records`` records delivered; do nothing if it is done already."""
-    still = (*_delivery(pipeline, step, consumer, skip), deliveries.c.state.in_(("open", "split")))
-    first = connection.execute(sa.update(deliveries).where(*still).values(state="done", pending="", handled=records))
-    if first.rowcount:
-        who = (consumers.c.pipeline == pipeline, consumers.c.consumer == consumer)
-        values = {"delivered": consumers.c.delivered + records, "step": step, "target": json.dumps(target)}
-        connection.execute(sa.update(consumers).where(*who).values(**values))
+    still = {**_delivery(pipeline, step, consumer, skip), "state": ("open", "split")}
+    if update(connection, deliveries, still, {"state": "done", "pending": "", "handled": records}):
+        who, values = {"pipeline": pipeline, "consumer": consumer}, {"step": step, "target": json.dumps(target)}
+        update(connection, consumers, who, values, add={"delivered": records})
 
 
-def _delivery(pipeline: str, step: int, consumer: str, skip: int = 0) -> tuple[sa.ColumnElement[bool], ...]:
-    own = (deliveries.c.pipeline == pipeline, deliveries.c.step == step)
-    return (*own, deliveries.c.consumer == consumer, deliveries.c.skip == skip)
+def _delivery(pipeline: str, step: int, consumer: str, skip: int = 0) -> dict[str, Any]:
+    return {"pipeline": pipeline, "step": step, "consumer": consumer, "skip": skip}

@@ -46,11 +46,14 @@ def retention_of(options: Any) -> HistoryRetention:
     return found if isinstance(found, HistoryRetention) else HistoryRetention()
 
 
+_EVENT = sa.insert(history).returning(history.c.id)
+
+
 def record_event(connection: sa.Connection, pipeline: str, event: str, **detail: Any) -> None:
     """Add an event, in the transaction of its change. About every 64th event prunes the pipeline's old ones."""
     now = time.time_ns()
     values = {"pipeline": pipeline, "at_ns": now, "event": event, "detail": json.dumps(hide_in(detail))}
-    number = connection.execute(history.insert().values(**values).returning(history.c.id)).scalar_one()
+    number = connection.execute(_EVENT, values).scalar_one()
     if _is_due(number):
         prune(connection, pipeline, retention_of(connection.get_execution_options()), now)
 

@@ -8,8 +8,9 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from conduit_dagster.state.database import put, reading
+from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import Transactions
+from conduit_dagster.state.row_statements import put
 from conduit_dagster.state.tables import generations, kept_values, log_parts, logs, sources, steps
 
 _DAY = 24 * 3600 * 10**9

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
@@ -20,8 +21,9 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from conduit_dagster.processes import identity, is_dead, is_running
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.state.claim import claim_of
-from conduit_dagster.state.database import BUSY, insert_if_absent, is_outage, loss_of, place_of, reading, unreachable
+from conduit_dagster.state.claim import IS_CLAIMED, claim_of
+from conduit_dagster.state.database import BUSY, is_outage, loss_of, place_of, reading, unreachable
+from conduit_dagster.state.row_statements import bound_to, insert_if_absent, new_values
 from conduit_dagster.state.store_file import replaced
 from conduit_dagster.state.tables import pipelines
 
@@ -47,7 +49,7 @@ class Lease:
         while not self._ended.wait(self.seconds / 4):
             try:
                 with self._engine.begin() as connection:
-                    beat = connection.execute(self._beating()).scalar_one_or_none()
+                    beat = self._heartbeat(connection)
                     age = 0 if self._claim is None else self._claim.note(connection)
                 self._remember(beat, age)
             except Exception:  # noqa: BLE001  # no passing error may end the heartbeat, as of a disk that is away
@@ -58,14 +60,11 @@ class Lease:
         if beat is not None and self._claim is not None:
             self._claim.remember(age)
 
-    def _mine(self) -> sa.Update:
-        mine = (pipelines.c.pipeline == self.pipeline, pipelines.c.epoch == self.epoch)
-        known = () if self._claim is None else (self._claim.condition(),)
-        return sa.update(pipelines).where(*mine, *known)
-
-    def _beating(self, **values: Any) -> ReturningUpdate[int]:
-        beat = pipelines.c.heartbeat + 1
-        return self._mine().values(heartbeat=beat, **values).returning(pipelines.c.heartbeat)
+    def _heartbeat(self, connection: sa.Connection, **values: Any) -> int | None:
+        """Count a heartbeat and set ``values``; return the number of heartbeats, or None if the row is not ours."""
+        project = {} if self._claim is None else {"project": self._claim.project}
+        bound = {"mine": self.pipeline, "under": self.epoch, **project, **new_values(values)}
+        return connection.execute(_heartbeat(tuple(values), bool(project)), bound).scalar_one_or_none()
 
     def guard(self, connection: sa.Connection, **values: Any) -> None:
         """Raise ``LeaseLost`` unless the epoch is still ours. Part of every transaction of the protocol.
@@ -75,7 +74,7 @@ class Lease:
         # read before the statement: a heartbeat that is committed meanwhile is higher than the statement's own
         floor = self._last_beat
         # counts as a heartbeat too: on SQLite the heartbeat thread waits for a transaction, however long that takes
-        beat = connection.execute(self._beating(updated_ns=time.time_ns(), **values)).scalar_one_or_none()
+        beat = self._heartbeat(connection, updated_ns=time.time_ns(), **values)
         if beat is None:
             raise self._gone(connection)
         if beat <= floor:
@@ -108,7 +107,7 @@ class Lease:
         """
         self._ended.set()
         with self._engine.begin() as connection:
-            if connection.execute(self._mine().values(epoch=self.epoch + 1, owner="")).rowcount == 1:
+            if self._heartbeat(connection, epoch=self.epoch + 1, owner="") is not None:
                 last(connection)
 
     def release(self) -> None:
@@ -117,11 +116,29 @@ class Lease:
         self._thread.join()
         try:
             with self._engine.begin() as connection:
-                beat = connection.execute(self._beating(owner="")).scalar_one_or_none()
+                beat = self._heartbeat(connection, owner="")
                 age = 0 if self._claim is None else self._claim.note(connection)
         except (SQLAlchemyError, ConduitError):
             return  # the next owner waits until the lease times out
         self._remember(beat, age)
+
+
+@cache
+def _heartbeat(names: tuple[str, ...], is_claimed: bool) -> ReturningUpdate[int]:
+    """Return the update of an owner's row that also sets the columns ``names``; built once."""
+    column = pipelines.c
+    mine = (
+        column.pipeline == sa.bindparam("mine", type_=column.pipeline.type),
+        column.epoch == sa.bindparam("under", type_=column.epoch.type),
+    )
+    known = (IS_CLAIMED,) if is_claimed else ()
+    new = {name: bound_to(column[name]) for name in names}
+    return (
+        sa.update(pipelines)
+        .where(*mine, *known)
+        .values(heartbeat=column.heartbeat + 1, **new)
+        .returning(column.heartbeat)
+    )
 
 
 def acquire(

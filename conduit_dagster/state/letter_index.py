@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.state.dead_letters import fail_again, insert_rows
 from conduit_dagster.state.lease import Transactions
+from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.steps import DeadLetter, Plan
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, steps
 
@@ -71,8 +72,8 @@ class LetterIndex:
             else:
                 own = self._id, part.plan.step, part.plan.clock_ns
                 insert_rows(connection, own, part.first + line, rows)
-            mine = (dead_letter_parts.c.pipeline == self._id, dead_letter_parts.c.part == part.name)
-            connection.execute(sa.update(dead_letter_parts).where(*mine).values(indexed=line + len(rows)))
+            mine = {"pipeline": self._id, "part": part.name}
+            update(connection, dead_letter_parts, mine, {"indexed": line + len(rows)})
 
         self._run(work)
 

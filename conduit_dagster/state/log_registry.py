@@ -11,6 +11,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.catch_ups import CatchUps
 from conduit_dagster.state.connector_registrations import LOGGED, Generations, SourceUnit, change_unit
 from conduit_dagster.state.log_store import LogStore
+from conduit_dagster.state.row_statements import insert, update
 from conduit_dagster.state.tables import log_parts, logs, sources
 
 
@@ -29,11 +30,11 @@ class LogRegistry:
         A source that was read without a log continues at its position. One that now reads other data is logged from
         where that data was left, otherwise from its beginning, and appended to its log.
         """
-        row = self._connection.execute(sa.select(sources).where(*self._source(source))).mappings().first()
+        row = self._connection.execute(sa.select(sources).filter_by(**self._source(source))).mappings().first()
         if row is None:
             fresh = {"generation": self._generations.new(source, unit.text()), "records": 0, "acked": 0}
-            own = {"pipeline": self._id, "source": source, "unit": unit.text(logged=True), "position": "0"}
-            self._connection.execute(sources.insert().values(**own, **fresh, filtered=0, nacked=0))
+            own = {**self._source(source), "unit": unit.text(logged=True), "position": "0"}
+            insert(self._connection, sources, [{**own, **fresh, "filtered": 0, "nacked": 0}])
             self._begin(source, 0, initial)
             return
         values: dict[str, Any] = {"unit": unit.text(logged=True)}
@@ -44,40 +45,38 @@ class LogRegistry:
             left = change_unit(self._connection, self._id, row, position, unit, initial)
             values["generation"], position = left
             # positions of the old data are meaningless for the new source: it must not be acked at them
-            old = (log_parts.c.pipeline == self._id, log_parts.c.source == source)
-            self._connection.execute(sa.update(log_parts).where(*old).values(position="null"))
+            update(self._connection, log_parts, self._source(source), {"position": "null"})
         if is_logged:
-            mine = (logs.c.pipeline == self._id, logs.c.source == source)
-            self._connection.execute(sa.update(logs).where(*mine).values(position=json.dumps(position)))
+            update(self._connection, logs, self._source(source), {"position": json.dumps(position)})
         else:
             self._begin(source, row["records"], position)
             values["position"] = json.dumps(row["records"])
-        self._connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
+        update(self._connection, sources, self._source(source), values)
 
     def _read_position(self, source: str) -> Any:
         """Return the source's own position up to which it is logged."""
         return LogStore(self._id).state(self._connection, source).position
 
     def _begin(self, source: str, offset: int, position: Any) -> None:
-        values = {"pipeline": self._id, "source": source, "next_offset": offset, "position": json.dumps(position)}
-        self._connection.execute(logs.insert().values(**values))
+        values = {**self._source(source), "next_offset": offset, "position": json.dumps(position)}
+        insert(self._connection, logs, [values])
 
     def register_joined(self, joined: str, unit: SourceUnit, members: list[str]) -> None:
         """Register several logs that are read as one; starts at the offsets of its members."""
         text = unit.text()
-        row = self._connection.execute(sa.select(sources.c.unit).where(*self._source(joined))).first()
+        row = self._connection.execute(sa.select(sources.c.unit).filter_by(**self._source(joined))).first()
         if row is None:
             start = {name: self._offset(name) for name in members}
             fresh = {"generation": self._generations.new(joined, text), "records": 0, "acked": 0}
-            values = {"pipeline": self._id, "source": joined, "unit": text, "position": json.dumps(start)}
-            self._connection.execute(sources.insert().values(**values, **fresh, filtered=0, nacked=0))
+            values = {**self._source(joined), "unit": text, "position": json.dumps(start)}
+            insert(self._connection, sources, [{**values, **fresh, "filtered": 0, "nacked": 0}])
         elif not unit.is_same_as(json.loads(row[0])):
             values = {"unit": text, "generation": self._generations.new(joined, text)}
-            self._connection.execute(sa.update(sources).where(*self._source(joined)).values(**values))
+            update(self._connection, sources, self._source(joined), values)
 
     def _offset(self, source: str) -> int:
         return json.loads(
-            self._connection.execute(sa.select(sources.c.position).where(*self._source(source))).scalar_one()
+            self._connection.execute(sa.select(sources.c.position).filter_by(**self._source(source))).scalar_one()
         )
 
     def leave(self, present: set[str]) -> None:
@@ -88,26 +87,25 @@ class LogRegistry:
                 continue
             for name, offset in json.loads(row["position"]).items():
                 values = {"position": json.dumps(offset), "records": offset}
-                self._connection.execute(sa.update(sources).where(*self._source(name)).values(**values))
-            self._connection.execute(sa.delete(sources).where(*self._source(row["source"])))
+                update(self._connection, sources, self._source(name), values)
+            self._connection.execute(sa.delete(sources).filter_by(**self._source(row["source"])))
 
     def unlog(self, source: str) -> None:
         """Switch a source to reading without its log. Raises ``FatalError`` if the log is not fully read."""
-        row = self._connection.execute(sa.select(sources).where(*self._source(source))).mappings().first()
+        row = self._connection.execute(sa.select(sources).filter_by(**self._source(source))).mappings().first()
         unit = {} if row is None else json.loads(row["unit"])
         if row is None or unit.pop(LOGGED, None) is None:
             return
-        mine = (logs.c.pipeline == self._id, logs.c.source == source)
-        log = self._connection.execute(sa.select(logs).where(*mine)).mappings().one()
+        log = self._connection.execute(sa.select(logs).filter_by(**self._source(source))).mappings().one()
         if json.loads(row["position"]) != log["next_offset"]:
             raise _not_read_up(source)
         # the position belongs to the data that was logged, whatever the file refers to now
         values = {"unit": json.dumps(unit, sort_keys=True), "position": log["position"]}
-        self._connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
-        self._connection.execute(sa.delete(logs).where(*mine))
+        update(self._connection, sources, self._source(source), values)
+        self._connection.execute(sa.delete(logs).filter_by(**self._source(source)))
 
-    def _source(self, source: str) -> tuple[sa.ColumnElement[bool], ...]:
-        return sources.c.pipeline == self._id, sources.c.source == source
+    def _source(self, source: str) -> dict[str, Any]:
+        return {"pipeline": self._id, "source": source}
 
 
 def _not_read_up(source: str) -> FatalError:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.database import put
+from conduit_dagster.state.row_statements import insert, put
 from conduit_dagster.state.tables import log_parts, logs
 
 DEFAULT_SEGMENT_BYTES = 1_000_000_000
@@ -105,8 +105,7 @@ class LogStore:
             if part.first != offset or part.next <= part.first:
                 raise _gap(source, offset, part)
             offset = part.next
-        if parts:
-            connection.execute(log_parts.insert(), [self._row(source, part) for part in parts])
+        insert(connection, log_parts, [self._row(source, part) for part in parts])
         own = {"pipeline": self._pipeline, "source": source}
         put(connection, logs, [{**own, "next_offset": offset, "position": json.dumps(position)}])
 
@@ -138,7 +137,7 @@ class LogStore:
         if names != {part.name for part in old}:
             return False
         connection.execute(sa.delete(log_parts).where(*mine))
-        connection.execute(log_parts.insert().values(**self._row(source, new)))
+        insert(connection, log_parts, [self._row(source, new)])
         return True
 
     def _log(self, source: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -16,6 +16,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.pipeline_state import DROPPED, OPEN
+from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.tables import logs, pipelines, sources, steps
 
 PLUGIN = "pipeline"
@@ -85,11 +86,11 @@ def drop(connection: sa.Connection, reader: ReadingSource, by: str) -> None:
 
 
 def _mark(connection: sa.Connection, reader: ReadingSource, dropped: bool) -> None:
-    mine = (sources.c.pipeline == reader.pipeline, sources.c.source == reader.connector)
-    unit = json.loads(connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one())
+    mine = {"pipeline": reader.pipeline, "source": reader.connector}
+    unit = json.loads(connection.execute(sa.select(sources.c.unit).filter_by(**mine)).scalar_one())
     unit.pop(DROPPED, None)
     text = json.dumps({**unit, **({DROPPED: True} if dropped else {})}, sort_keys=True)
-    connection.execute(sa.update(sources).where(*mine).values(unit=text))
+    update(connection, sources, mine, {"unit": text})
 
 
 class ReaderRegistry:

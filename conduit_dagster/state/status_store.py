@@ -12,9 +12,10 @@ import sqlalchemy as sa
 
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH, GiveUp, Policy, RestartHistory, Wait, decide
-from conduit_dagster.state.database import insert_if_absent, reading
+from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import provision, record_event, restarts_of
 from conduit_dagster.state.lease import Transactions
+from conduit_dagster.state.row_statements import insert_if_absent, update
 from conduit_dagster.state.tables import pipelines, recoveries
 
 Error = Mapping[str, Any]
@@ -215,7 +216,7 @@ class StatusStore:
         """``reason`` None: that of a drain by hand is kept."""
         reason = self._kept_reason(connection) if reason is None else reason
         values = {"status": status, "reason": reason, "error": json.dumps(dict(error)) if error else ""}
-        connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == self._id).values(**values))
+        update(connection, pipelines, {"pipeline": self._id}, values)
 
     def _event(self, connection: sa.Connection, event: str, **detail: Any) -> None:
         record_event(connection, self._id, event, **detail)
@@ -303,7 +304,7 @@ def write(connection: sa.Connection, pipeline: str, **values: Any) -> None:
         "restart_at_ns": 0, "cause": "", "asked": "", "asked_ns": 0, "digest": "",
     }  # fmt: skip
     insert_if_absent(connection, recoveries, **fresh)
-    connection.execute(sa.update(recoveries).where(recoveries.c.pipeline == pipeline).values(**values))
+    update(connection, recoveries, {"pipeline": pipeline}, values)
 
 
 def pass_over(connection: sa.Connection, pipeline: str, run: str, delay: float) -> None:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from conduit_dagster.state.connector_registrations import Registry
-from conduit_dagster.state.database import put
 from conduit_dagster.state.dead_letter_replays import LetterReplays, close_letters
 from conduit_dagster.state.dead_letters import insert_parts
 from conduit_dagster.state.delivery_store import DeliveryStore, Moves, move_collections, move_offsets
@@ -21,6 +20,7 @@ from conduit_dagster.state.lease import Lease, Transactions
 from conduit_dagster.state.letter_index import LetterIndex
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.pipeline_state import PipelineState, load
+from conduit_dagster.state.row_statements import insert, put, update
 from conduit_dagster.state.status_store import StatusStore
 from conduit_dagster.state.steps import Decision, LetterPart, Plan, SourceCount, StagedDelivery, encode
 from conduit_dagster.state.tables import consumers, deliveries, meta, sources, steps
@@ -110,11 +110,10 @@ class PipelineStore:
 
     def _insert(self, connection: sa.Connection, plan: Plan) -> None:
         values = {"pipeline": self._id, "step": plan.step, "state": "planned", "plan": encode(plan), "decision": ""}
-        connection.execute(steps.insert().values(**values, planned_ns=time.time_ns(), done_ns=0))
+        insert(connection, steps, [{**values, "planned_ns": time.time_ns(), "done_ns": 0}])
 
     def _set_state(self, connection: sa.Connection, step: int, state: str, **values: Any) -> None:
-        mine = (steps.c.pipeline == self._id, steps.c.step == step)
-        connection.execute(sa.update(steps).where(*mine).values(state=state, **values))
+        update(connection, steps, {"pipeline": self._id, "step": step}, {"state": state, **values})
 
     def _void_from(self, connection: sa.Connection, step: int) -> None:
         # only steps that were never prepared: a prepared step is never taken back
@@ -140,7 +139,7 @@ class PipelineStore:
         def work(connection: sa.Connection) -> None:
             self._set_state(connection, plan.step, "prepared", decision=encode(decision))
             rows = [self._delivery(plan, delivery, moves is not None) for delivery in decision.deliveries]
-            connection.execute(deliveries.insert(), rows)
+            insert(connection, deliveries, rows)
             insert_parts(connection, self._id, plan.step, letters)
             if moves is not None:
                 self._hand_over(connection, plan.step, decision, moves)
@@ -160,10 +159,9 @@ class PipelineStore:
         move_offsets(connection, self._id, [delivery.consumer for delivery in decision.deliveries], moves)
         for delivery in decision.deliveries:
             if delivery.parts:
-                mine = (consumers.c.pipeline == self._id, consumers.c.consumer == delivery.consumer)
-                values: dict[str, Any] = {"delivered": consumers.c.delivered + delivery.records, "step": step}
-                target = json.dumps(delivery.expected)
-                connection.execute(sa.update(consumers).where(*mine).values(**values, target=target))
+                mine = {"pipeline": self._id, "consumer": delivery.consumer}
+                values = {"step": step, "target": json.dumps(delivery.expected)}
+                update(connection, consumers, mine, values, add={"delivered": delivery.records})
 
     def retarget(self, plan: Plan, decision: Decision) -> None:
         """Change the targets of unpublished deliveries, as the settings require. Nothing else changes."""
@@ -201,16 +199,14 @@ class PipelineStore:
         self._set_state(connection, plan.step, "done", done_ns=time.time_ns())
         for span in plan.ranges:
             count = decision.sources.get(span.source, SourceCount())
-            mine = (sources.c.pipeline == self._id, sources.c.source == span.source)
-            values = {
-                "position": json.dumps(span.end),
-                "records": sources.c.records + count.read,
-                "acked": sources.c.acked + count.read - count.nacked,
-                "filtered": sources.c.filtered + count.filtered,
-                "nacked": sources.c.nacked + count.nacked,
+            current = {"pipeline": self._id, "source": span.source, "generation": span.generation}
+            counts = {
+                "records": count.read,
+                "acked": count.read - count.nacked,
+                "filtered": count.filtered,
+                "nacked": count.nacked,
             }
-            current = (*mine, sources.c.generation == span.generation)
-            connection.execute(sa.update(sources).where(*current).values(**values))
+            update(connection, sources, current, {"position": json.dumps(span.end)}, counts)
         if not plan.only and not plan.replay:
             seen = {span.source: (span.offset, decision.namespaces.get(span.source, {})) for span in plan.ranges}
             move_collections(connection, self._id, seen)

@@ -236,7 +236,9 @@ def test_an_answer_that_is_too_long_is_none(server: Server, size: str, is_taken:
     if is_taken:
         assert result.after == b"hello, /long"
     else:
-        assert isinstance(result, Nack) and result.code == "webhook.unreachable" and "response.maxSize" in result.message
+        assert (
+            isinstance(result, Nack) and result.code == "webhook.unreachable" and "response.maxSize" in result.message
+        )
 
 
 def test_half_an_answer_is_none(server: Server) -> None:

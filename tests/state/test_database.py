@@ -13,7 +13,8 @@ from lab.waiting import at_once
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state import tables
 from conduit_dagster.state.claim import claim_store
-from conduit_dagster.state.database import insert_if_absent, make_engine, open_database, reading
+from conduit_dagster.state.database import make_engine, open_database, reading
+from conduit_dagster.state.row_statements import insert_if_absent
 
 # waits for its input to close, so that all of them open the store at the same moment
 OPEN = """

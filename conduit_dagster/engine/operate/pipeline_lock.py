@@ -31,6 +31,7 @@ from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.delivery_store import EVERYTHING, set_offsets
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.overview import pipeline_rows
+from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.store import PipelineStore
 from conduit_dagster.state.tables import collections, consumers, logs, offsets, sources, steps
 
@@ -153,27 +154,26 @@ def move_source(connection: sa.Connection, pipeline: str, source: str, position:
     values: dict[str, Any] = {"position": json.dumps(position)}
     if records is not None:
         values["records"] = records
-    connection.execute(sa.update(sources).where(*_source(pipeline, source)).values(**values))
+    update(connection, sources, _source(pipeline, source), values)
 
 
 def renew_source(connection: sa.Connection, pipeline: str, source: str) -> int:
     """Give a source a new generation, so that new delivery hashes never collide with old ones; return it."""
     mine = _source(pipeline, source)
-    unit = json.loads(connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one())
+    unit = json.loads(connection.execute(sa.select(sources.c.unit).filter_by(**mine)).scalar_one())
     unit.pop(LOGGED, None)
     generation = Generations(connection, pipeline).new(source, json.dumps(unit, sort_keys=True))
-    connection.execute(sa.update(sources).where(*mine).values(generation=generation))
+    update(connection, sources, mine, {"generation": generation})
     return generation
 
 
-def _source(pipeline: str, source: str) -> tuple[sa.ColumnElement[bool], ...]:
-    return sources.c.pipeline == pipeline, sources.c.source == source
+def _source(pipeline: str, source: str) -> dict[str, Any]:
+    return {"pipeline": pipeline, "source": source}
 
 
 def drop_planned(connection: sa.Connection, pipeline: str) -> None:
     """Void the steps that are planned but not prepared: a prepared one is never taken back."""
-    planned = (steps.c.pipeline == pipeline, steps.c.state == "planned")
-    connection.execute(sa.update(steps).where(*planned).values(state="void"))
+    update(connection, steps, {"pipeline": pipeline, "state": "planned"}, {"state": "void"})
 
 
 def forget_collections(connection: sa.Connection, pipeline: str, source: str, first: int) -> None:
@@ -184,5 +184,4 @@ def forget_collections(connection: sa.Connection, pipeline: str, source: str, fi
 
 def begin_log_at(connection: sa.Connection, pipeline: str, source: str, offset: int) -> None:
     """Set the offset of the log's next entry; earlier offsets were never in this log."""
-    mine = (logs.c.pipeline == pipeline, logs.c.source == source)
-    connection.execute(sa.update(logs).where(*mine).values(next_offset=offset))
+    update(connection, logs, _source(pipeline, source), {"next_offset": offset})
