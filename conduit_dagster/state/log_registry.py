@@ -79,16 +79,34 @@ class LogRegistry:
             self._connection.execute(sa.select(sources.c.position).filter_by(**self._source(source))).scalar_one()
         )
 
+    def require_logged_for(self, source: str, joined: bool) -> None:
+        """Raise ``FatalError`` if a source's log holds unread entries that were logged for the other kind of fan-in.
+
+        A join's log holds records that have passed the source's processors, any other log those that have not. Call
+        before :meth:`leave`.
+        """
+        log = self._connection.execute(sa.select(logs).filter_by(**self._source(source))).mappings().first()
+        offset = next((position[source] for _, position in self._joins() if source in position), None)
+        if log is None or joined == (offset is not None):
+            return
+        if (self._offset(source) if offset is None else offset) < log["next_offset"]:
+            raise _logged_otherwise(source, joined)
+
+    def _joins(self) -> list[tuple[str, dict[str, int]]]:
+        """Return each joined source with the offset of each member."""
+        rows = self._connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings().all()
+        joins = [row for row in rows if json.loads(row["unit"]).get("plugin") == "join"]
+        return [(row["source"], json.loads(row["position"])) for row in joins]
+
     def leave(self, present: set[str]) -> None:
         """Split joined sources that are read separately again: each continues at the join's position."""
-        rows = self._connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings().all()
-        for row in rows:
-            if row["source"] in present or json.loads(row["unit"]).get("plugin") != "join":
+        for joined, position in self._joins():
+            if joined in present:
                 continue
-            for name, offset in json.loads(row["position"]).items():
+            for name, offset in position.items():
                 values = {"position": json.dumps(offset), "records": offset}
                 update(self._connection, sources, self._source(name), values)
-            self._connection.execute(sa.delete(sources).filter_by(**self._source(row["source"])))
+            self._connection.execute(sa.delete(sources).filter_by(**self._source(joined)))
 
     def unlog(self, source: str) -> None:
         """Switch a source to reading without its log. Raises ``FatalError`` if the log is not fully read."""
@@ -114,4 +132,17 @@ def _not_read_up(source: str) -> FatalError:
         code="log.not_read_up",
         node=source,
         fix="set delivery.log: records again, run with --once, then change it",
+    )
+
+
+def _logged_otherwise(source: str, joined: bool) -> FatalError:
+    what = "passed its processors for a join, and would pass them again"
+    fix = "set fan-in: join again, and run until they are joined, or skip them with conduit-dagster positions rewind"
+    if joined:
+        what, fix = "did not pass its processors, as a join needs them", "set fan-in back and run with --once"
+    return FatalError(
+        f"the log of {source} holds unread records that {what}",
+        code="log.not_read_up",
+        node=source,
+        fix=f"{fix}; then change it",
     )

@@ -208,6 +208,14 @@ def test_a_join_goes_back_with_all_its_members(run, lab: Lab, script: Script) ->
     run("positions", "rewind", "p", "--to-start")
     assert lab.run().error is None
     assert len(lab.lines("out.jsonl")) == 7
+    merged: dict[str, Any] = {"connectors": [*sources, destination()], "delivery": {"log": "records"}}
+    lab.pipeline(**merged)
+    refused = lab.run().error
+    assert refused is not None and "positions rewind" in refused.fix, "a record of b waits, decoded"
+    lab.pipeline(connectors=[*sources, destination()], **{"fan-in": "join"})
+    run("positions", "rewind", "p", "--to", '{"a": 3, "b": 4}', "--force")
+    lab.pipeline(**merged)
+    assert lab.run().error is None
 
 
 def test_a_second_pass_reaches_a_destination_that_keeps_hashes(run, lab: Lab, script: Script) -> None:

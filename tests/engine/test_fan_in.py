@@ -27,6 +27,7 @@ def xs(*numbers: int) -> list[dict[str, int]]:
     return [{"x": n} for n in numbers]
 
 
+PLUS = processor("plus", "field.set", field=".Payload.After.x", expression="after.x + 1")
 SUM = total("after.s1.x + after.s2.x")
 
 
@@ -98,6 +99,46 @@ def test_a_join_pairs_what_the_source_processors_let_through(lab: Lab) -> None:
     lab.write("s1.jsonl", xs(100, 101), mode="a")
     assert lab.run().error is None
     assert sums(lab) == [11, 25, 37, 49, 151]
+
+
+def test_records_that_wait_for_a_join_pass_their_processors_once(lab: Lab) -> None:
+    lab.write("s1.jsonl", xs(1, 2, 3))
+    lab.write("s2.jsonl", xs(10))
+    sources = [number("s1", PLUS), number("s2")]
+    join(lab, sources=sources)
+    assert lab.run().error is None
+    lab.pipeline(connectors=[*sources, destination()], delivery={"log": "records"})
+    error = lab.run().error
+    assert error is not None
+    assert (error.code, error.node) == ("log.not_read_up", "s1")
+    lab.write("s2.jsonl", xs(20, 30), mode="a")
+    join(lab, sources=sources)
+    assert lab.run().error is None
+    assert sums(lab) == [12, 23, 34]
+    lab.write("s1.jsonl", xs(4), mode="a")
+    lab.pipeline(connectors=[*sources, destination()], delivery={"log": "records"})
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl")[3:] == xs(5)
+
+
+def test_a_join_takes_no_record_that_did_not_pass_its_processors(lab: Lab, crashes: Crashes) -> None:
+    lab.write("s1.jsonl", xs(1, 2))
+    lab.write("s2.jsonl", xs(10, 20))
+    sources = [number("s1", PLUS), number("s2")]
+    merged = {"connectors": [*sources, destination()], "delivery": {"log": "records"}}
+    lab.pipeline(**merged)
+    crashes(lab, "after-log")
+    join(lab, sources=sources)
+    error = lab.run().error
+    assert error is not None and error.code == "log.not_read_up"
+    lab.pipeline(**merged)
+    assert lab.run().error is None
+    lab.write("s1.jsonl", xs(3), mode="a")
+    lab.write("s2.jsonl", xs(30), mode="a")
+    join(lab, sources=sources)
+    assert lab.run().error is None
+    assert sorted(row["x"] for row in lab.documents("out.jsonl")[:-1]) == [2, 3, 10, 20]
+    assert lab.documents("out.jsonl")[-1] == {"sum": 34}
 
 
 def test_a_nack_of_a_join_covers_all_its_inputs(lab: Lab) -> None:
