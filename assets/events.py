@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from conduit_dagster.assets.names import ACKS
 from conduit_dagster.assets.offset_gaps import offset_gaps
 from conduit_dagster.assets.translator import AssetKeys
+from conduit_dagster.daemon_threads import IN_RUN, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
-from conduit_dagster.engine.daemon_threads import IN_RUN, answer_within
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons

@@ -14,9 +14,9 @@ from conduit_dagster.assets.asset_checks import CheckResult, as_result
 from conduit_dagster.assets.events import RunSnapshot
 from conduit_dagster.assets.names import GROUP
 from conduit_dagster.assets.translator import AssetKeys
+from conduit_dagster.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
-from conduit_dagster.engine.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.source_nodes import SourceNode

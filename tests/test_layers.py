@@ -34,6 +34,7 @@ LAYERS = [
     {"conduit_dagster.warm"},
     {"conduit_dagster.readable", "conduit_dagster.payload_code"},
     {
+        "conduit_dagster.daemon_threads",
         "conduit_dagster.idempotency_keys",
         "conduit_dagster.processes",
         "conduit_dagster.file_locks",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.scalars import masked
+from conduit_dagster.daemon_threads import BY_HAND
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.daemon_threads import BY_HAND
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.metrics.source_lag import source_lag
 from conduit_dagster.processes import is_dead

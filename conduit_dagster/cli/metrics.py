@@ -58,8 +58,8 @@ def _stored(store: sa.Engine, paths: list[str]) -> StoredMetrics:
 def _lags(paths: list[str]) -> Lags:
     """Return a function that asks sources for their lag, as the pipelines' files define them now."""
     from conduit_dagster.config.project import Project
+    from conduit_dagster.daemon_threads import BY_HAND
     from conduit_dagster.engine.catalogue import open_catalogue
-    from conduit_dagster.engine.daemon_threads import BY_HAND
     from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, source_lag
 
     catalogue = open_catalogue(Project.find(Path.cwd()), paths)

@@ -6,12 +6,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from conduit_dagster.cli.signals import CommandSignals
 from conduit_dagster.cli.terminal import console
-from conduit_dagster.engine.bounded import left_behind
+from conduit_dagster.engine.bounded import left_behind, within
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.spark.java import require_java
 from conduit_dagster.spark.server_files import ServerFiles
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
 
 _NAME = "conduit-dagster"
+_CLOSING = 4.0
+"""Seconds for Spark to end; a JVM that takes longer ends with the process. A server is given up sooner."""
 
 
 def spark_settings(project: Project, verbose: bool = False, server: bool = True) -> SparkSettings:
@@ -82,8 +84,7 @@ def spark_session(
     finally:
         # a session that an abandoned thread still uses may not close; it ends with the process
         if not left_behind():
-            _close(spark)
-            close_current()
+            within(lambda: _close(spark), _CLOSING, "close-spark")
 
 
 def _open(settings: SparkSettings, signals: CommandSignals | None) -> SparkSession:
@@ -112,7 +113,7 @@ def _no_spark(settings: SparkSettings, error: Exception) -> FatalError:
 
 
 def _close(spark: SparkSession) -> None:
-    try:
+    # the work is done and its result known: a JVM that died, or is frozen, is no failure of it
+    with suppress(Exception):
         close_session(spark)
-    except Exception:  # noqa: BLE001  # the work is done and its result known; a JVM that died is no failure of it
-        pass
+    close_current()

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.engine.daemon_threads import fulfil, has_ended, in_daemon
+from conduit_dagster.daemon_threads import fulfil, has_ended, in_daemon
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
@@ -70,7 +70,11 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
 
 def within(work: Callable[[], None], seconds: float, name: str) -> bool:
     """Return whether ``work`` ended within ``seconds``, by success or error; otherwise its thread is abandoned."""
-    return has_ended(in_daemon(work, _below(name)), seconds)
+    name = _below(name)
+    is_over = has_ended(in_daemon(work, name), seconds)
+    if not is_over:
+        _left.append(name)
+    return is_over
 
 
 def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:

@@ -50,17 +50,17 @@ def await_restart(
     return _await(at_ns / 1e9, longest, instead, stop)
 
 
-def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) -> Awaited:
+def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag, was_stopped: bool = False) -> Awaited:
     """Wait between two runs of a timed pipeline, which is stopped meanwhile. ``at``: seconds since the epoch.
 
-    A clock that is set back does not stretch the wait.
+    ``was_stopped``: a user had stopped it before, which ends no wait. A clock that is set back does not stretch it.
     """
 
     def instead() -> Awaited | None:
         state = _look(database, pipeline)
         if state is not None and state.asked == "start":
             return "now"
-        return "superseded" if _stopped_by_user(database, pipeline) else None
+        return "superseded" if not was_stopped and _stopped_by_user(database, pipeline) else None
 
     return _await(at, at - time.time(), instead, stop)
 
@@ -149,10 +149,12 @@ class RestartLoop:
 
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
         """Run at every tick until stopped or degraded. A tick that comes during a run starts nothing."""
-        at = first_tick(trigger, utc())
+        at = first_tick(trigger, utc()).timestamp()
         # a user's earlier stop must not prevent the first run at its time
-        awaited: Awaited = "stopped" if self._stop.wait((at - utc()).total_seconds()) else "due"
-        result = RunResult(self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress)
+        was_stopped = _stopped_by_user(self._database, self._bound.id)
+        awaited = await_tick(self._database, self._bound.id, at, self._stop, was_stopped)
+        reason = "user" if awaited == "superseded" else self._stop.reason
+        result = RunResult(self._bound.id, PipelineStatus.STOPPED, reason, None, self._progress)
         has_run = False
         while awaited in ("due", "now"):
             began = utc()

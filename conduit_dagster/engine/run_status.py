@@ -49,6 +49,8 @@ class RunOrigin:
     """Number of the failure after which this run is the restart; None if it was started on request."""
     past: RestartHistory = FRESH
     """The restarts before this one; overridden by the store's own count if the store knows the failure."""
+    since_ns: int | None = None
+    """When it began to take the lease."""
 
 
 SOMEBODY = RunOrigin()
@@ -66,12 +68,13 @@ class RunStatusWriter:
         """The step that failed, if any; later steps that were staged ahead end with the run."""
 
     def begin(self, file: str, digest: str, drains: bool = False) -> bool:
-        """Record the start; return False, with nothing changed, if this run is a restart that is no longer wanted.
+        """Record the start; return False if this run is no longer wanted: a restart, or one that was stopped meanwhile.
 
         ``drains``: it only drains the sources by hand.
         """
         about = self._about
-        state = self._store.life.begin(RunStart(about.run, file, digest, about.restart, about.past, drains))
+        start = RunStart(about.run, file, digest, about.restart, about.past, drains, about.since_ns)
+        state = self._store.life.begin(start)
         if state is None:
             return False
         self._state, self._recovering = state, state.past.attempt > 0
@@ -95,8 +98,8 @@ class RunStatusWriter:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def superseded(self) -> RunResult:
-        """Return the result of a restart that is no longer wanted."""
-        log.info("the restart is no longer wanted: it was stopped, or restarted already", pipeline=self._id)
+        """Return the result of a run that is no longer wanted."""
+        log.info("the run is no longer wanted: it was stopped, or restarted already", pipeline=self._id)
         return RunResult(self._id, PipelineStatus.STOPPED, "", None, self.progress)
 
     def stopped(self, has_more: bool = False) -> RunResult:

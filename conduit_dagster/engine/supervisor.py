@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -74,7 +75,7 @@ class _Attempt:
 
     def run(self) -> RunResult:
         request, bound, options = self._request, self._bound, self._request.options
-        about, database, progress = options.about, request.database, self._progress
+        about, database, progress = replace(options.about, since_ns=time.time_ns()), request.database, self._progress
         try:
             lease = acquire(database, bound.id, options.lease_seconds, lambda: self._stop.requested)
         except SQLAlchemyError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conduit_dagster.engine.daemon_threads import IN_RUN, answer_within
+from conduit_dagster.daemon_threads import IN_RUN, answer_within
 from conduit_dagster.sdk import Position, Source
 
 

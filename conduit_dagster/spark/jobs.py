@@ -6,10 +6,11 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from conduit_dagster.daemon_threads import has_ended, in_daemon
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.classic import jvm_ended
@@ -207,8 +208,9 @@ def cancel_jobs_of(pipeline: str) -> None:
     """
     with _lock:
         running = dict(_running.get(pipeline, {}))
-    # one thread each: none may wait for the end of another
-    with ThreadPoolExecutor(max(1, len(running))) as pool:
-        asked = [pool.submit(cancel_job, spark, tag) for tag, spark in running.items()]
+    # one thread each: none may wait for the end of another, nor the process for one that hangs
+    asked = [in_daemon(partial(cancel_job, spark, tag), f"cancel-{tag}") for tag, spark in running.items()]
+    for one in asked:
+        has_ended(one, None)
     for one in asked:
         one.result()

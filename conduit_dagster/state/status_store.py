@@ -36,6 +36,8 @@ class RunStart:
     """Initial count of a requested start: restarts that could not be recorded."""
     drains: bool = False
     """Whether it only drains the sources by hand: that is no start of a pipeline that a user stopped."""
+    since_ns: int | None = None
+    """When the run began to take its lease: a stop that was requested later ends it. None: none does."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,13 @@ class StatusStore:
 
         return self._transactions.run(work, **({"file": start.file} if start.file else {}))
 
-    def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState:
+    def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState | None:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
         before = read(connection, self._id)
+        if before.asked in _ENDS and start.since_ns is not None and before.asked_ns > start.since_ns:
+            # it was stopped while this run took the lease; an earlier request had no run to end
+            self._end(connection, PipelineStatus.STOPPED, "user", None)
+            return None
         # the reason outlasts the run, however that ends
         is_unasked = start.drains and before.run and before.asked != "start"
         stays_stopped = is_unasked and self._standing(connection)[1] == "user"

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from lab.hanging_plugin import COUNTING, HANGING, HOLDING
 from lab.postgres_server import PostgresServer, installations
@@ -193,6 +194,27 @@ def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
         stop_server(home)
     said = (lab.root / "output.log").read_text()
     assert ("still in action" if busy else "the Spark server does not answer") in said
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_jvm_of_its_own_that_is_frozen(lab: Lab, busy: bool) -> None:
+    lab.write("in.jsonl", [{"i": 1}])
+    delivery = {"shutdown-timeout": f"{TIMEOUT}s"}
+    lab.pipeline(connectors=[source(), destination()], delivery=delivery, trigger="continuous")
+    with started(lab, *conduit("run"), CONDUIT_SPARK_URL="local[1]") as process:
+        wait_until(lambda: (lab.root / ".conduit" / "state.db").exists() and acked(lab) == 1, "a record is acked", 150)
+        [jvm] = [child for child in psutil.Process(process.pid).children() if child.name() == "java"]
+        jvm.suspend()
+        try:
+            if busy:
+                lab.write("in.jsonl", [{"i": 2}], mode="a")
+                wait_until(lambda: planned(lab) > 1, "it has begun a step", 20)
+            assert seconds_to_end(process, signal.SIGTERM) < LONGEST
+        finally:
+            jvm.resume()
+            jvm.wait(20)  # it ends with the process that started it
+    said = (lab.root / "output.log").read_text()
+    assert ("still in" in said) == busy
 
 
 def acked(lab: Lab) -> int:

@@ -82,6 +82,21 @@ def test_a_users_stop_between_two_ticks_ends_it(lab: Lab) -> None:
     assert status(lab) == ("stopped", "user")
 
 
+def test_a_users_stop_before_the_first_tick_ends_it(lab: Lab) -> None:
+    """One from before it was started does not."""
+    build(lab)
+    assert lab.run().error is None
+    with timed(lab, NIGHTLY) as (results, _):
+        with lab.store() as database:
+            assert stop(database, "p", "operator", False, 10, 20)
+        wait_until(lambda: bool(results), "it ended")
+    assert [(one.status, one.reason) for one in results] == [("stopped", "user")]
+    with timed(lab, NIGHTLY) as (results, _):
+        with lab.store() as database:
+            assert ask_start(database, "p", "operator", 10.0)
+        wait_until(lambda: starts(lab) == 2, "it began")
+
+
 def test_a_failure_is_recovered_within_its_tick(lab: Lab) -> None:
     build(lab, {"fail-on": "read", "times": "once"})
     with timed(lab, SELDOM):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import sqlalchemy as sa
 from lab.leases import change_owner, silence
 
 from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import RunStart, recovery_rows
+from conduit_dagster.state.status_store import RunStart, ask, recovery_rows
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -51,3 +54,35 @@ def test_a_run_that_died_elsewhere_can_be_stopped(database: sa.Engine) -> None:
     assert stop(database, "p", "operator", False, 0.4, 20.0)
     row = pipeline_rows(database)["p"]
     assert (row["status"], row["reason"], row["owner"]) == ("stopped", "user", None)
+
+
+def ended(database: sa.Engine, reason: str) -> None:
+    lease = acquire(database, "p", 30.0)
+    life = PipelineStore(database, lease).life
+    life.begin(RunStart("before"))
+    life.ended(PipelineStatus.STOPPED, reason)
+    lease.release()
+
+
+def test_a_stop_withdraws_a_start_that_has_not_begun(database: sa.Engine) -> None:
+    ended(database, "user")
+    assert not stop(database, "p", "operator", False, 10.0, 20.0)
+    assert ask_start(database, "p", "operator", 10.0)
+    assert stop(database, "p", "operator", False, 10.0, 20.0)
+    assert recovery_rows(database)["p"].asked == ""
+
+
+def test_a_stop_while_a_run_takes_the_lease_ends_that_run(database: sa.Engine) -> None:
+    """A request from before, which had no run to end, does not."""
+    ended(database, "system")
+    ask(database, "p", "stop", "operator")
+    began = time.time_ns()
+    lease = acquire(database, "p", 30.0)
+    life = PipelineStore(database, lease).life
+    assert life.begin(RunStart("first", since_ns=began)) is not None
+    ask(database, "p", "stop", "operator")
+    assert life.begin(RunStart("second", since_ns=began)) is None
+    assert recovery_rows(database)["p"].asked == ""
+    lease.release()
+    row = pipeline_rows(database)["p"]
+    assert (row["status"], row["reason"]) == ("stopped", "user")

@@ -13,8 +13,8 @@ from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
 from conduit_dagster.commit_log.log_reader import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.scalars import masked, parse_age
+from conduit_dagster.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.record import Mode

@@ -14,7 +14,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.lease import free_silent
 from conduit_dagster.state.overview import locked_row, pipeline_rows
-from conduit_dagster.state.status_store import ask, read, recovery_rows
+from conduit_dagster.state.status_store import NEVER, ask, read, recovery_rows
 
 _LOOK = 0.1
 _ENDED = (PipelineStatus.STOPPED, PipelineStatus.DEGRADED)
@@ -47,7 +47,9 @@ def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds
     row = pipeline_rows(database).get(pipeline)
     if row is None:
         raise never_ran(pipeline)
-    if (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row):
+    is_stopped = (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row)
+    # otherwise a start that was requested, and has not begun yet, is withdrawn
+    if is_stopped and recovery_rows(database).get(pipeline, NEVER).asked != "start":
         return False
     ask(database, pipeline, "force" if force else "stop", by)
     end = time.monotonic() + longest
