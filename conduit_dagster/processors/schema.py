@@ -17,8 +17,8 @@ from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.transporter_documents import document_of
 from conduit_dagster.record import Document
-from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record, Result
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk.processor import StepError
 
 Mode = Literal["evolve", "freeze", "discard_row", "discard_value"]
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
@@ -175,16 +175,6 @@ class SchemaProcessor(InPlaceProcessor):
         return PayloadCode(source, names)
 
     @override
-    def process_block(self, records: list[Record]) -> list[Result]:
-        try:
-            return super().process_block(records)
-        except _Frozen as error:
-            # not a nack: a frozen contract stops the step, and with it the pipeline
-            raise FatalError(
-                error.message, code=error.code, fix="change the contract or the data, and run again"
-            ) from None
-
-    @override
     def change(self, record: Record) -> None:
         document = document_of(record)
         if document is None:
@@ -213,18 +203,11 @@ class SchemaProcessor(InPlaceProcessor):
                     del document[name]
 
 
-class _Frozen(BaseException):
-    """Raised for a breach of a frozen contract; bypasses the handlers that turn errors into nacks."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
-
-
 def _broken(mode: Mode, code: str, message: str) -> bool:
     """Return whether a breach discards only the value. Raises if it discards the record or stops the step."""
     if mode == "freeze":
-        raise _Frozen(code, f"the contract is frozen: {message}")
+        fix = "change the contract or the data, and run again"
+        raise StepError(f"the contract is frozen: {message}", code=code, fix=fix)
     if mode == "discard_row" or (mode == "discard_value" and code == "schema.table"):
         raise ProcessError(message, code=code)
     return mode == "discard_value"

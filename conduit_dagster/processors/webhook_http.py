@@ -170,9 +170,9 @@ class WebhookHttp(Processor):
         return reads_key(self._url.names | self._body.names | {self._into.root})
 
     @override
-    def process_block(self, records: list[Record]) -> list[Result]:
+    def _each(self, records: list[Record]) -> list[Result]:
         if self.settings.concurrency == 1 or len(records) == 1:
-            return super().process_block(records)
+            return super()._each(records)
         with ThreadPoolExecutor(self.settings.concurrency) as threads:
             return list(threads.map(self._one, records))
 

@@ -94,6 +94,10 @@ class ProcessError(Exception):
         self.code, self.message = str(code), str(message)  # authors also pass an exception
 
 
+class StepError(FatalError):
+    """Raised by a processor whose error is no single record's fault: it stops the pipeline instead of nacking."""
+
+
 @dataclass(frozen=True)
 class Example:
     """Example of a processor: one record before and after. ``processors describe`` shows it, and a test runs it."""
@@ -106,6 +110,8 @@ class Example:
 
 
 _PROMISES = ("shares_records", "keyless", "keeps_fields", "reads_key", "reads_position", "made_of")
+_ONE_RECORD = ("process", "change", "changed")
+"""Methods that process one record, of ``Processor`` and of the built-in base classes."""
 
 
 class Processor:
@@ -145,7 +151,9 @@ class Processor:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        withdraw(cls, Processor, _PROMISES, ("process", "process_block", "change", "changed"))
+        withdraw(cls, Processor, _PROMISES, (*_ONE_RECORD, "process_block"))
+        # a built-in's may leave out the methods that the class overrides
+        withdraw(cls, Processor, ("process_block",), _ONE_RECORD)
 
     def __init__(self, settings: ProcessorSettings, context: ProcessorContext) -> None:
         self.settings = settings
@@ -202,6 +210,10 @@ class Processor:
         Returning the same list object that was passed in means that all records were changed in place and none was
         dropped.
         """
+        return self._each(records)
+
+    def _each(self, records: list[Record]) -> list[Result]:
+        """Return what :meth:`process` gives for each record; in any way that leaves out no overridden method."""
         return [self._one(record) for record in records]
 
     def _one(self, record: Record) -> Result:
@@ -209,7 +221,7 @@ class Processor:
             return self.process(record)
         except ProcessError as error:
             return Nack(error.code, error.message)
-        except TransientError:
+        except (TransientError, StepError):
             raise  # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
         except FatalError as error:
             return Nack(str(error.code), error.message)

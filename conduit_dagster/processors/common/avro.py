@@ -28,7 +28,8 @@ from conduit_dagster.schemas.schema_registry import (
     SchemaRegistry,
     UnknownSchemaError,
 )
-from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, Record, Result
+from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, Record
+from conduit_dagster.sdk.processor import StepError
 
 MAGIC: Final = b"\x00"
 ID_BYTES: Final = 4
@@ -89,14 +90,6 @@ class AvroProcessor(Processor):
     def reads_key(self) -> bool:
         return self.field.root == "key"
 
-    @override
-    def process_block(self, records: list[Record]) -> list[Result]:
-        try:
-            return [self._one(record) for record in records]
-        except _Refused as error:
-            # not the fault of one record
-            raise error.error from None
-
     @lazy_property
     def registry(self) -> SchemaRegistry:
         """Registry of the schemas, queried only once per schema."""
@@ -129,14 +122,6 @@ class AvroProcessor(Processor):
             self.field.set(record, value)
 
 
-class _Refused(BaseException):
-    """Carries an error past the handlers that turn errors into nacks."""
-
-    def __init__(self, error: FatalError) -> None:
-        super().__init__()
-        self.error = error
-
-
 def asking(ask: Callable[..., Schema], *arguments: Any) -> Schema:
     """Return the registry's answer.
 
@@ -147,7 +132,7 @@ def asking(ask: Callable[..., Schema], *arguments: Any) -> Schema:
     except UnknownSchemaError as error:
         raise ProcessError(str(error), code="avro.unknown_schema") from None
     except FatalError as error:
-        raise _Refused(error) from None
+        raise StepError(error.message, code=error.code, place=error.place, fix=error.fix) from None
 
 
 def parsed(text: str) -> Parsed:

@@ -81,7 +81,7 @@ class InPlaceProcessor(Processor, ABC):
         return record
 
     @override
-    def process_block(self, records: list[Record]) -> list[Result]:
+    def _each(self, records: list[Record]) -> list[Result]:
         loop = self._own_loop
         # a single record is mostly one that a loop has left
         if loop is not None and len(records) > 1:
@@ -92,7 +92,8 @@ class InPlaceProcessor(Processor, ABC):
     @lazy_property
     def _own_loop(self) -> Loop | None:
         """The fast path; None if a class outside this package changes records in another way."""
-        return self.loop or self._code_loop if keeps(type(self), "payload_code", ("process", "change")) else None
+        is_own = keeps(type(self), "payload_code", ("process", "change", "changed"))
+        return self.loop or self._code_loop if is_own else None
 
     @lazy_property
     def _code_loop(self) -> Loop | None:
