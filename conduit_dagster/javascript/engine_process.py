@@ -33,7 +33,7 @@ THROWN: Final = 1
 UNFIT: Final = 2
 """The record can't be passed to a script; with the reason."""
 NO_MEMORY: Final = 3
-"""The record exceeded the memory limit; the script's state is lost."""
+"""The record alone exceeded the memory limit; the script's state is lost."""
 UNUSABLE: Final = 4
 """The script can't be used; with the reason."""
 
@@ -57,6 +57,7 @@ class _Engine:
         self._now = 0
         self._begin: Callable[[int], None] | None = None
         self._call: Callable[[str, int], str] | None = None
+        self._had_records = False
 
     def load(self) -> str | None:
         """Compile the script and run its top level; return why it can't be used, or None."""
@@ -75,6 +76,7 @@ class _Engine:
             return _unusable(error, self._seconds, self.limit)
         begin(self._now)
         self._begin, self._call = begin, call
+        arm(self.kill_seconds)  # the time of the top level is not the record's
         return None
 
     def begin(self, now_ms: int) -> None:
@@ -83,12 +85,20 @@ class _Engine:
             self._begin(now_ms)
 
     def run(self, text: str, seed: int) -> tuple[int, str]:
+        """Run the script on one record, once more in a new engine if earlier records may have filled the memory."""
+        had_records = self._had_records
+        answer = self._run_once(text, seed)
+        return self._run_once(text, seed) if self._call is None and had_records else answer
+
+    def _run_once(self, text: str, seed: int) -> tuple[int, str]:
+        """Run the script on one record; discard the engine if that took all memory."""
         if self._call is None and (wrong := self.load()) is not None:
             return UNUSABLE, wrong
+        self._had_records = True
         try:
             answer = self._call(text, seed)  # pyright: ignore[reportOptionalCall]
             if answer.startswith(_CAUGHT):
-                self._call = self._begin = None
+                self._discard()
             return ANSWER, answer
         except quickjs.JSException as error:
             if not out_of_memory(str(error)):
@@ -97,8 +107,12 @@ class _Engine:
             pass
         except (UnicodeError, TypeError, OverflowError) as error:
             return UNFIT, str(error)
-        self._call = self._begin = None
+        self._discard()
         return NO_MEMORY, ""
+
+    def _discard(self) -> None:
+        self._call = self._begin = None
+        self._had_records = False
 
 
 def out_of_memory(text: str) -> bool:

@@ -94,6 +94,7 @@ class Script:
         ``seeds``: seeds of ``Math.random``. ``now_ns``: the script's clock, the time of the step, so that a repeat
         gives the same result. A record at which the process is ended fails, and the others continue; the script has
         then lost its state, as after running out of memory, and records before that one may have been processed twice.
+        A record that runs out of memory is run again without the state that earlier records left.
         """
         outcomes: list[Outcome] = [None] * len(records)
         given: list[tuple[str, int]] = []

@@ -64,12 +64,13 @@ class CustomJavascript(Processor):
 
     Numbers are JavaScript's: integers beyond 2^53 lose digits, as in Conduit. ``Date`` is the time of the step, and
     ``Math.random`` depends on the record alone, so that a repeat gives the same result. A script must not rely on state
-    kept between records: any record may be the first, and a record may be processed twice.
+    kept between records: any record may be the first, and a record may be processed twice. Where its records together
+    fill `limit.memory`, it is loaded again: its global variables start anew, and the record runs once more.
 
-    Scripts run in a separate process, one per worker. A record that exceeds `limit.time` or `limit.memory` is nacked
-    (`javascript.too_long`, `javascript.memory`), and the others continue; `validate` refuses a script whose top level
-    exceeds them. A log entry's field gets the prefix `script_` if its name is reserved by the log, such as `event`. The
-    amount of logging is not limited.
+    Scripts run in a separate process, one per worker. A record that alone exceeds `limit.time` or `limit.memory` is
+    nacked (`javascript.too_long`, `javascript.memory`), and the others continue; `validate` refuses a script whose top
+    level exceeds them. A log entry's field gets the prefix `script_` if its name is reserved by the log, such as
+    `event`. The amount of logging is not limited.
     """
 
     name: ClassVar[str] = "custom.javascript"

@@ -81,6 +81,29 @@ def test_a_script_keeps_its_state_between_records_that_stay_within_the_limits() 
     assert (first.after, nack.code, last.after) == ({"n": 1}, "javascript.too_long", {"n": 3})
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "const known = {}; function process(r) { known[r.Payload.After.i] = Array(2000).fill(r); return r }",
+        "const table = Array(80000).fill(1); function process(r) { logger.Info().Str('a', 'b').Msg('x'); return r }",
+    ],
+    ids=["a table that grows", "cycles that are collected late"],
+)
+def test_memory_that_records_fill_together_is_no_nack(script: str) -> None:
+    subject = make("custom.javascript", {"script": script, "limit.memory": "2"})
+    results = subject.process_block([Record(str(i), {}, {"i": i}) for i in range(2000)])
+    assert [result for result in results if not isinstance(result, Record)] == []
+
+
+def test_a_record_that_takes_all_memory_by_itself_is_the_only_nack() -> None:
+    grow = "if (r.Payload.After.i == 3) for (;;) known.push(Array(1000).fill(1));"
+    script = f"const known = []; function process(r) {{ {grow} known.push(Array(20000).fill(1)); return r }}"
+    subject = make("custom.javascript", {"script": script, "limit.memory": "1", "limit.time": "20s"})
+    results = subject.process_block([Record(str(i), {}, {"i": i}) for i in range(20)])
+    nacks = [(i, result.code) for i, result in enumerate(results) if isinstance(result, Nack)]
+    assert nacks == [(3, "javascript.memory")]
+
+
 def test_an_engine_process_that_is_killed_is_replaced() -> None:
     subject = make("custom.javascript", {"script": "function process(r) { return r }"})
     pid = engine_pid()
