@@ -144,7 +144,8 @@ class SplitRun:
 
     def filtered(self, node: str, origin: int) -> None:
         """Count a dropped record."""
-        del origin
+        if node in self._pipeline.remembering:
+            self._nacks.dropped(self._rank, origin)
         self._filtered[node] = self._filtered.get(node, 0) + 1
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:

@@ -373,3 +373,20 @@ def test_what_fails_again_for_a_destination_that_came_late_has_a_letter_for_it(
     assert done(run, "replay", "p")["replayed"] == 6
     assert delivered(lab) == Counter(range(20)) and sorted(script.values("late")) == list(BAD)
     assert len(lab.lines("dead.jsonl")) == 3
+
+
+def test_a_piece_that_was_dropped_as_a_duplicate_is_not_sent_by_a_replay(run, lab: Lab) -> None:
+    """The replay would pass by deduplicate, which has seen the piece that failed behind it."""
+    lab.write("in.jsonl", [{"items": [{"k": 1, "n": "1"}]}, {"items": [{"k": 1, "n": "1"}, {"k": 2, "n": "x"}]}])
+    each = processor("each", "split", field=".Payload.After.items")
+    once = processor("once", "deduplicate", **{"key": "after.items.k", "window.records": "100"})
+    number = processor("number", "field.convert", field=".Payload.After.items.n", type="int")
+    usual = {"connectors": [source(), destination()], "dead-letter-queue": queue()}
+    lab.pipeline(processors=[DECODE, each, once, number], **usual)
+    assert lab.run().error is None
+    before = lab.lines("out.jsonl")
+    lab.pipeline(processors=[DECODE, each, once], **usual)
+    for start in ("source", "node"):
+        assert done(run, "replay", "p", "--from", start)["replayed"] == 0
+    assert {row["code"] for row in letters(run)} == {"dead_letters.in_pieces"}
+    assert lab.lines("out.jsonl") == before and len(before) == 1

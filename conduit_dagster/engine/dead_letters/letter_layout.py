@@ -106,7 +106,7 @@ def clean(text: str) -> str:
 
 
 PIECES = "~pieces"
-"""Marker in the list: a processor split the record, and other pieces of it passed or failed too."""
+"""Marker in the list: a processor split the record, and other pieces of it passed, failed too, or were duplicates."""
 NOBODY = "~nobody"
 """Marker: every destination of the file has the record by now, so a replay has nothing to send."""
 

@@ -45,7 +45,7 @@ def way_of(pipeline: CompiledPipeline, source_node: SourceNode, replayed: Replay
     If no such route exists any more, return a nack with the reason.
     """
     if PIECES in replayed.missed:
-        message = "it failed in pieces, of which others went on: export it, and send what is missing yourself"
+        message = "it failed in pieces, others went on or were duplicates: export it, and send what is missing yourself"
         return Nack("dead_letters.in_pieces", message)
     branches = list(_branches(pipeline, replayed.missed))
     if not branches:

@@ -51,6 +51,7 @@ class BlockNacks:
         self._of: dict[int, Nacked] = {}
         self._missed: dict[int, set[int]] = {}
         self._pieces: set[int] = set()
+        self._duplicates: set[tuple[int, int]] = set()
 
     def __len__(self) -> int:
         return len(self._of)
@@ -88,6 +89,14 @@ class BlockNacks:
         if self._of and not isinstance(places, range):
             self._pieces.update(place for place in self.among(places) if rank in self._missed[place])
 
+    def dropped(self, rank: int, place: int) -> None:
+        """Note that a stateful processor dropped a copy of the record, before any copy failed there.
+
+        A replay leaves that processor out, and would send what it had dropped.
+        """
+        if rank not in self._missed.get(place, ()):
+            self._duplicates.add((rank, place))
+
     def among(self, places: Sequence[int]) -> list[int]:
         """Return those of the places, which ascend, whose records are nacked."""
         return [place for place in self._of if _is_among(place, places)]
@@ -97,8 +106,8 @@ class BlockNacks:
         return sorted(self._missed[place])
 
     def in_pieces(self, place: int) -> bool:
-        """Return whether a piece of the record failed while another one passed or failed too."""
-        return place in self._pieces
+        """Return whether a piece of the record failed while another one passed, failed too, or was a duplicate."""
+        return place in self._pieces or any((rank, place) in self._duplicates for rank in {0, *self._missed[place]})
 
     def say(self, place: int, nack: Nack) -> None:
         """Replace a record's nack, for example to change its text."""
