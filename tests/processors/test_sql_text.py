@@ -62,6 +62,7 @@ def refused(columns: str, query: str) -> tuple[str, int]:
         ("SELECT a AS x, CURRENT_TIMESTAMP AS y FROM record", "current_timestamp() gives something else", None),
         ("SELECT TIMESTAMP 'now' AS x FROM record", "now gives another time at each evaluation", None),
         ("SELECT CAST(' Today' AS DATE) AS x FROM record", " Today gives another time at each evaluation", None),
+        ("SELECT session_user AS x FROM record", "session_user() looks beyond the record", "session_user"),
         ("SELECT monotonically_increasing_id() AS x FROM record", "monotonically_increasing_id() looks beyond", None),
         ("SELECT java_method('java.lang.System', 'exit', 1) AS x FROM record", "java_method() looks beyond", None),
         ("SELECT map_from_entries(l) AS x FROM record", "map_from_entries() may give the same key twice", None),
@@ -83,6 +84,65 @@ def test_a_query_that_is_refused(query: str, message: str | None, at: str | None
     assert message is None or said.startswith(message)
     if at is not None:
         assert query[place:].startswith(at)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "datediff('today', d)",
+        "datediff(d, (r'today'))",
+        "date_add('tomorrow', 1)",
+        "to_date('yesterday')",
+        "ts < 'now'",
+        "ts BETWEEN '2024-01-01' AND ('now')",
+        "d IN ('2024-01-01', 'today')",
+        "coalesce(ts, 'now')",
+        "nullif('today', d)",
+        "if(b = 'x', ts, 'now')",
+        "CASE WHEN b = 'x' THEN 'now' ELSE ts END",
+        "CASE WHEN b = 'x' THEN 'a' ELSE coalesce('now', ts) END",
+        "CASE d WHEN 'today' THEN 1 END",
+        "times['a'] < 'now'",
+        "events[0].at = 'now'",
+        "greatest('now', ts)",
+        "array('now', ts)",
+        "CAST(('now') AS DATE)",
+        "CAST(concat('to', lower('TODAY')) AS DATE)",
+        "CAST(coalesce('now', 'x') AS TIMESTAMP)",
+        "hour('now')",
+    ],
+)
+def test_a_text_that_may_be_taken_for_the_current_time_is_refused(expression: str) -> None:
+    columns = "b STRING, d DATE, ts TIMESTAMP, times MAP<STRING, TIMESTAMP>, events ARRAY<STRUCT<at: TIMESTAMP>>"
+    query = f"SELECT b, {expression} AS x FROM record"
+    message, place = refused(columns, query)
+    assert "gives another time at each evaluation" in message and query[place:].startswith(("'", "r'"))
+    assert refused(columns, f"SELECT b FROM record WHERE {expression} IS NOT NULL")[0] == message
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'now'",
+        "b = 'now'",
+        "lower(trim(b)) IN ('today', 'tomorrow')",
+        "b LIKE 'today%'",
+        "coalesce(b, 'now')",
+        "nullif(b, 'today')",
+        "if(a > 1, 'now', 'later')",
+        "CASE WHEN a > 1 THEN 'today' WHEN a > 0 THEN 'yesterday' ELSE b END",
+        "CASE b WHEN 'today' THEN 1 ELSE 0 END",
+        "concat('now ', b)",
+        "length(concat_ws(' now ', b, 'now'))",
+        "s.y = 'now'",
+        "_metadata['now'] = 'now'",
+        "array_contains(tags, 'now')",
+        "replace(b, 'today', '')",
+    ],
+)
+def test_a_text_that_stays_text_may_say_now(expression: str) -> None:
+    columns = "a INT, b STRING, tags ARRAY<STRING>, s STRUCT<y: STRING>"
+    SqlSettings.model_validate({"columns": columns, "query": f"SELECT {expression} AS x FROM record"})
 
 
 @pytest.mark.parametrize(

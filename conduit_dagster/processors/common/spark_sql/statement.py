@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conduit_dagster.processors.common.spark_sql.clock_text import check_clock_text
 from conduit_dagster.processors.common.spark_sql.column_types import SqlTextError
 from conduit_dagster.processors.common.spark_sql.text import Text
 from conduit_dagster.record import Record, copy_document
@@ -138,7 +139,9 @@ class Statement:
 
 def parse_statement(query: str, columns: Mapping[str, ColumnType]) -> Statement:
     """Parse a query over these columns. Raises :class:`SqlTextError`."""
-    return _Reader(Text(query), columns).statement()
+    text = Text(query)
+    check_clock_text(text, {**columns, **PARTS})
+    return _Reader(text, columns).statement()
 
 
 class _Reader:

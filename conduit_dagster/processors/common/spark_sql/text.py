@@ -51,7 +51,8 @@ _NO_FUNCTIONS = frozenset(
         "interval",
     ]
 )
-_SPECIAL = re.compile(r"\s*(now|today|tomorrow|yesterday)\b.*", re.IGNORECASE | re.DOTALL)
+_BARE = ("current_", "local", "session_user")
+"""Beginnings of the refused functions that Spark also calls without parentheses."""
 _CLAUSES = {
     "with_": "WITH", "with": "WITH", "distinct": "DISTINCT", "joins": "JOIN", "laterals": "LATERAL VIEW",
     "group": "GROUP BY", "having": "HAVING", "qualify": "QUALIFY", "windows": "WINDOW", "order": "ORDER BY",
@@ -122,9 +123,6 @@ class Text:
             raise SqlTextError(f"{kind} looks beyond one record", _ONE_BY_ONE, self._first(node))
         if isinstance(node, exp.Map | exp.VarMap):
             self._check_map(node)
-        if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and _SPECIAL.fullmatch(node.this.name):
-            message = f"{node.this.name} gives another time at each evaluation"
-            raise SqlTextError(message, "set the time before, in field.set, by the expression now", self._first(node))
 
     def _check_map(self, node: Any) -> None:
         """Check that a map's keys are distinct literals: see ``transform_keys``."""
@@ -140,7 +138,7 @@ class Text:
             name = token.text.lower()
             if token.token_type.name in ("STRING", "IDENTIFIER", "NUMBER") or not _WORD.fullmatch(name):
                 continue
-            if before == "." or (after != "(" and (name not in REFUSED or not name.startswith(("current_", "local")))):
+            if before == "." or (after != "(" and (name not in REFUSED or not name.startswith(_BARE))):
                 continue
             if name in ALLOWED or name in _NO_FUNCTIONS:
                 continue
@@ -162,6 +160,11 @@ class Text:
     def _word(self, word: str) -> int:
         first = word.split()[0]
         return next((token.start for token in self._tokens if token.text.upper().split()[:1] == [first]), 0)
+
+    def place_of_string(self, value: str) -> int:
+        """Return the offset of a text constant."""
+        tokens = (token for token in self._tokens if token.text == value and token.token_type.name.endswith("STRING"))
+        return next((token.start for token in tokens), 0)
 
     def _first(self, node: Any) -> int:
         from sqlglot import exp
