@@ -51,7 +51,7 @@ _FATAL: Final = {
     "run": "config",
     "schemas": "refused",
     "source": "collection_unsafe count_wrong payloads_unchecked position_invalid removed",
-    "spark": "hash_column_taken landing_removed no_data_source no_session session_taken tag_in_use",
+    "spark": "hash_column_taken landing_lost landing_removed no_data_source no_session session_taken tag_in_use",
     "split": "miscounted",
     "sql": "query",
     "state": "damaged foreign lost not_installed older replaced unusable url version",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -194,6 +195,38 @@ def test_what_was_acked_goes_after_a_while(lab: Lab, monkeypatch: pytest.MonkeyP
     assert main(("positions", "rewind", "p", "--to-start")) == 0
     error = lab.run().error
     assert error is not None and error.fatal and error.code == "spark.landing_removed"
+
+
+@pytest.mark.parametrize("lost", ["moved", "gone"])
+def test_a_landing_that_was_read_and_is_not_there(lab: Lab, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    """Nothing lands in another folder, where it would count as read. Back in its place, the landing is read on."""
+
+    def run(upto: int) -> Any:
+        (lab.root / "upto").write_text(str(upto))
+        build(lab, given("counting", read="stream", upto=str(lab.root / "upto"), **COUNTING), destination())
+        return lab.run().error
+
+    log, settings = lab.root / ".conduit" / "log", lab.root / "conduit.yaml"
+    assert [run(5), run(10)] == [None, None]
+    if lost == "moved":
+        settings.write_text("state: {log: ./elsewhere}\n")
+    else:
+        log.rename(lab.root / "away")
+    for _ in range(2):
+        error = run(15)
+        assert error is not None and error.fatal and error.code == "spark.landing_lost"
+    if lost == "moved":
+        settings.unlink()
+    else:
+        shutil.rmtree(log, ignore_errors=True)
+        (lab.root / "away").rename(log)
+    assert run(15) is None
+    assert lab.documents("out.jsonl") == ROWS[:15]
+    shutil.rmtree(log)
+    monkeypatch.chdir(lab.root)
+    assert main(("positions", "rewind", "p", "--to-start")) == 0
+    assert run(20) is None
+    assert lab.documents("out.jsonl") == ROWS[:15] + ROWS[:20]
 
 
 def test_a_rewind_reads_what_has_landed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import ConnectorContext, Limit, Position
+from conduit_dagster.sdk import ConnectorContext, Limit, Position, ResumeState
 from conduit_dagster.spark.jobs import JobCancelled
 
 
@@ -66,6 +66,10 @@ class SparkSource(RowFiles):
         """Format, and a digest of its options without credentials."""
         return {"plugin": self.name, "data": self._identity}
 
+    def resume(self, state: ResumeState) -> None:
+        """Raise ``FatalError`` if what was read is not in this landing, before anything lands there."""
+        self._require_rest(state.position)
+
     def horizon(self) -> Any:
         """Land available rows and return the files that exist then; without a Spark session, those landed before.
 
@@ -105,8 +109,18 @@ class SparkSource(RowFiles):
         return super().latest(start, limit)
 
     def _require_rest(self, start: Position) -> None:
-        """Raise ``FatalError`` if batches after the position were removed, as happens with an old position."""
+        """Raise ``FatalError`` if batches after the position were removed, or if those before it are not there."""
         there, read = self._landing.batches(), _batch_of(start)
+        # the newest batch is never removed; a new landing begins at 1 again, and its rows would count as read
+        newest = there[-1].number if there else 0
+        if newest < read:
+            raise FatalError(
+                f"batches up to {read} of what landed were read, but the newest one there is {newest}",
+                code="spark.landing_lost",
+                place=self._landing.url,
+                fix="put that folder back, or set state.log or state.staging back; if it is lost, read everything "
+                "again with conduit-dagster positions rewind --to-start",
+            )
         if there and there[0].number > read + 1:
             raise FatalError(
                 f"batches {read + 1} to {there[0].number - 1} of what landed were removed, for they had been acked",
