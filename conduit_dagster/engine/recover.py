@@ -118,8 +118,8 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
 
 def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     plan, started = step.plan, time.monotonic()
-    if step.letters:
-        _require_same(plan, DEAD_LETTERS, loop.context.pipeline.dead_letters)
+    for letter in step.letters:
+        _require_same(plan, DEAD_LETTERS, loop.context.pipeline.dead_letters, letter.queue)
     shipments = prepared(loop, step, decision)
     # recorded dead letters that are not published yet come before any destination continues
     for letter in step.letters:
@@ -154,13 +154,15 @@ def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, stag
     return Shipment(step.plan, decision, staged, known, is_recovered=True)
 
 
-def _require_same(plan: Plan, consumer: str, destination: Destination) -> None:
+def _require_same(
+    plan: Plan, consumer: str, destination: Destination, prepared_for: dict[str, str | None] | None = None
+) -> None:
     """Raise ``FatalError``, naming both targets, if a prepared step's target has changed.
 
-    Source: DELIVERY.md, Destinations.
+    ``prepared_for``: the target, if it is not the one of the plan. Source: DELIVERY.md, Destinations.
     """
     now = identity(destination)
-    was = plan.targets.get(consumer, now)
+    was = prepared_for or plan.targets.get(consumer, now)
     if was != now:
         raise FatalError(
             f"step {plan.step} was prepared for {_named(was)}, but {consumer} is {_named(now)} now",

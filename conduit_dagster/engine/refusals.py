@@ -15,6 +15,7 @@ from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import Offsets, offset_of, origin_of, span_of
+from conduit_dagster.engine.plan import identity
 from conduit_dagster.engine.resolve import refusal
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.step_context import StepContext
@@ -188,7 +189,7 @@ class Refusals:
         fresh, again, missed = _sorted_out(nacked, bool(plan.replay))
         staged = self._letters.stage(shipment, [(one.record, one.nack) for one in fresh]) if fresh else None
         rows, part = self._keep(shipment, fresh, again, staged.hash if staged else "")
-        letter = _late_letter(shipment, staged, fresh, part) if staged and part else None
+        letter = self._late_letter(shipment, staged, fresh, part) if staged and part else None
         window = self._window_after(len(fresh))
         copies = [MissedCopy(one.source, one.offset, one.missed) for one in missed]
         counts = Counter(one.record.source for one in (*fresh, *again))
@@ -201,6 +202,15 @@ class Refusals:
         self._rows.setdefault(shipment.consumer, []).extend(one.row for one in _in_order(fresh, again))
         if letter is not None:
             self._publish(shipment, letter)
+
+    def _late_letter(
+        self, shipment: Shipment, staged: StagedDelivery, fresh: Sequence[_Refused], part: LetterPart
+    ) -> LateLetter:
+        first, *others = fresh
+        more = [(one.place, one.nack.code, one.nack.message) for one in others]
+        nack = first.nack.code, first.nack.message
+        queue = identity(self._context.pipeline.dead_letters)
+        return LateLetter(staged, shipment.consumer, first.place, nack, (part.name, 0), more, queue)
 
     def _publish(self, shipment: Shipment, letter: LateLetter) -> None:
         try:
@@ -249,13 +259,6 @@ class Refusals:
             record.source, record.ordinal, row.position, namespace, row.node, row.code, row.message,
             encode_missed(refused.missed), *key, keep(record.record), refused.original,
         )  # fmt: skip
-
-
-def _late_letter(shipment: Shipment, staged: StagedDelivery, fresh: Sequence[_Refused], part: LetterPart) -> LateLetter:
-    first, *others = fresh
-    more = [(one.place, one.nack.code, one.nack.message) for one in others]
-    nack = first.nack.code, first.nack.message
-    return LateLetter(staged, shipment.consumer, first.place, nack, (part.name, 0), more)
 
 
 def _sorted_out(nacked: Sequence[_Refused], is_replay: bool) -> tuple[list[_Refused], list[_Refused], list[_Refused]]:

@@ -195,6 +195,10 @@ class LateLetter(msgspec.Struct, frozen=True):
     """
     more: list[tuple[int, str, str]] = []
     """Place, code and message of every further record that was refused together with the first."""
+    queue: dict[str, str | None] = {}
+    """The dead-letter queue when the records were refused: its plugin and its target. It may have been edited since the
+    step was planned. Empty in letters of an older version: the queue of the plan.
+    """
 
     @property
     def nacks(self) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from lab.file_changes import pack
+from lab.scripted import Script, scripted
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
 
@@ -205,3 +206,27 @@ def test_an_old_owner_cleans_nothing_of_a_newer_one(lab: Lab, crash: Callable[[s
     assert len(list(folder.iterdir())) == len(epochs)
     clean(epochs[-1] + 1)
     assert list(folder.iterdir()) == []
+
+
+def test_letters_of_a_step_that_was_prepared_for_another_queue(lab: Lab, crash: Callable[[str], None]) -> None:
+    """The queue may change while nothing is unwritten: letters are bound to the queue that was there for them."""
+    script = Script(lab)
+
+    def built(path: str) -> None:
+        dead = {"dead-letter-queue": queue(path=path)}
+        lab.pipeline(connectors=[source(), scripted()], processors=[DECODE], **dead)
+
+    built("./old.jsonl")
+    script.says(outage=[1])
+    assert lab.run().error is not None
+    built("./new.jsonl")
+    script.says(refuse=[1])
+    crash("after-nack")
+    built("./old.jsonl")
+    result = lab.run()
+    assert code_of(result) == "delivery.target_changed"
+    assert result.error is not None and "new.jsonl, but dead_letters is" in result.error.message
+    built("./new.jsonl")
+    assert lab.run().error is None
+    assert [after["i"] for _, _, after in lab.letters("new.jsonl")] == [1]
+    assert lab.lines("old.jsonl") == []
