@@ -25,7 +25,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
 # every code of these families means a bad configuration
 _FATAL_FAMILIES: Final = frozenset({"config", "environment", "option", "plugin", "setting", "usage", "validation"})
 _FATAL: Final = {
-    "chain": "log_gap log_gone no_record output_gone which_connector",
+    "chain": "log_gap log_gone no_record not_readable output_gone which_connector",
     "dagster": "load_failed refused reload_refused translator",
     "dead_letters": "damaged refused unknown",
     "memory": "damaged",

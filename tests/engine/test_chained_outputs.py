@@ -215,6 +215,44 @@ def test_published_folders_that_were_read_to_their_end_may_go(lab: Lab) -> None:
     assert lab.documents("out.jsonl") == [*ROWS, *more]
 
 
+@pytest.mark.parametrize("layout", list(SETTINGS))
+def test_lines_are_read_in_the_format_that_they_were_written_in(lab: Lab, crashes: Crashes, layout: str) -> None:
+    """Unread ones as well, whatever the file says by now; a step that is published after an edit has the old format."""
+    whole = {**SETTINGS[layout], "sdk.record.format": "opencdc/json"}
+    reads(lab)
+    lab.write("in.jsonl", ROWS[:30])
+    writes(lab, SETTINGS[layout])
+    runs(lab, "a", "p")
+    lab.write("in.jsonl", ROWS[30:60], mode="a")
+    with crashing("after-prepare"):
+        lab.run("a")
+    lab.write("in.jsonl", ROWS[60:], mode="a")
+    writes(lab, whole)
+    runs(lab, "a")
+    lab.write("in.jsonl", [{"i": 100}], mode="a")
+    writes(lab, SETTINGS[layout])
+    runs(lab, "a")
+    writes(lab, whole)
+    crashes(lab, "after-prepare")
+    shutil.rmtree(lab.root / ".conduit" / "staging" / "p")
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 100}]
+
+
+def test_lines_in_a_format_that_cannot_be_read_back_are_named(lab: Lab) -> None:
+    reads(lab)
+    writes(lab)
+    runs(lab, "a", "p")
+    lab.write("in.jsonl", [{"i": 100}], mode="a")
+    writes(lab, {**SETTINGS["file"], "sdk.record.format": "debezium/json"})
+    runs(lab, "a")
+    writes(lab)
+    result = lab.run()
+    assert result.error is not None and result.error.fatal
+    assert (result.error.code, (result.error.place or "").endswith("line 101")) == ("chain.not_readable", True)
+    assert lab.documents("out.jsonl") == ROWS
+
+
 def test_lines_that_are_no_records_are_an_error_with_their_place(lab: Lab) -> None:
     lab.write("first.jsonl", ["not ours"])
     upstream(lab, source(), destination("first", settings={"path": "./first.jsonl"}), delivery={"log": "positions"})

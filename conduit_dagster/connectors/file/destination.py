@@ -9,15 +9,18 @@ from typing import Any
 
 from conduit_dagster.connectors.file.folder_rows import count_lines, last_documents
 from conduit_dagster.connectors.file.ordered import OrderedFile
+from conduit_dagster.connectors.file.output_history import moved, planned, published, without_history
 from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
 from conduit_dagster.connectors.formats import OpenCdcJson, PayloadAsJson, PayloadJson, Template, make_format
 from conduit_dagster.sdk import (
     ConnectorContext,
+    Delivery,
     Keys,
     StagedWriter,
     Strategy,
+    Target,
     Writer,
     WriterTask,
 )
@@ -70,6 +73,28 @@ class FileDestination(PathDestination):
             # unlike Path.is_dir, never raises: a path that can't be examined is reported when it is opened
             return self._settings.path.endswith("/") or os.path.isdir(path)  # noqa: PTH112
         return self._settings.layout == "folder"
+
+    def target(self, previous: Target | None) -> Target:
+        """Return the exact target of this delivery, and the format of its lines."""
+        made = super().target(without_history(previous))
+        return planned(made, previous or {}, self._settings.format)
+
+    def retarget(self, delivery: Delivery) -> Target | None:
+        """Return another target, only for one ordered file with ``if-changed: adopt``."""
+        made = super().retarget(delivery)
+        return made and moved(made, delivery.target)
+
+    def publish(self, delivery: Delivery) -> Target:
+        """Publish all of the delivery, or nothing that a later step could follow; any process may repeat it."""
+        return published(super().publish(delivery), delivery)
+
+    def settled(self, delivery: Delivery) -> Target:
+        """Make the delivery durable and return the target after it."""
+        return published(super().settled(delivery), delivery)
+
+    def expected(self, delivery: Delivery) -> Target:
+        """Return the future result of :meth:`settled`, whether or not the delivery succeeds."""
+        return published(super().expected(delivery), delivery)
 
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer that stages encoded lines."""

@@ -15,7 +15,15 @@ from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_f
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach
 from conduit_dagster.connectors.pipeline.published import Piece, ProjectView, Published, parser, step_of
-from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, Upstream, no_record, output_gone
+from conduit_dagster.connectors.pipeline.read_mode import (
+    READABLE,
+    Labels,
+    ReadMode,
+    Upstream,
+    no_record,
+    not_readable,
+    output_gone,
+)
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -93,8 +101,7 @@ class OutputReadMode(ReadMode):
         self._path = Path(storage.local_path(path) or path)
         self._log, self._reader = (pipeline, destination), context.full_id
         self._published = Published(pipeline, destination, self._path, project)
-        self._parse = parser(written.format)
-        self._counts_lines = written.format != "opencdc/json"
+        self._format = written.format
 
     @property
     def unit(self) -> dict[str, Any]:
@@ -251,13 +258,25 @@ class OutputReadMode(ReadMode):
         for piece in pieces:
             low = at.line_end if piece.name == at.file else Mark(0, 0)
             with self._open(piece, at, last) as opened:
-                for high in _cuts(opened, low, piece.length, share):
-                    detail = {"path": piece.path, "to": high.offset}
+                for high, name in self._ends(opened, low, piece, share):
+                    detail = {"path": piece.path, "to": high.offset, "format": name}
                     before = self._at(piece, opened, low, before)
                     count = high.line - low.line
                     splits.append(Split(before.as_json(), ordinal, count, high.offset - low.offset, detail))
                     low, ordinal = high, ordinal + count
         return splits
+
+    def _ends(self, opened: OpenFile, low: Mark, piece: Piece, share: int) -> Iterator[tuple[Mark, str]]:
+        """Yield the ends of a file's splits, each with the format of its lines: it may have been edited in between.
+
+        Raises ``FatalError`` (``chain.not_readable``) for lines that can't be read back.
+        """
+        for upto, name in piece.stretches or [(piece.length, self._format)]:
+            if low.offset < upto and name not in READABLE:
+                raise not_readable(":".join(self._log), self._reader, f"{piece.path}, line {low.line + 1}", name)
+            for high in _cuts(opened, low, min(upto, piece.length), share) if low.offset < upto else ():
+                yield high, name
+                low = high
 
     def relocate(self, split: Split) -> Split:
         """Return the split unchanged: files are not moved."""
@@ -269,7 +288,7 @@ class OutputReadMode(ReadMode):
         """Yield the lines as records. Raises ``FatalError`` (``chain.no_record``) for a line that is not a record."""
         at, path = _place(split.start), split.detail["path"]
         byte, line, to = at.byte, at.line, split.detail["to"]
-        opened = self._opened(path)
+        opened, lines_of = self._opened(path), _Lines(split.detail.get("format", self._format), at.file, path)
         self._compare(opened, at, to)
         for lines in read_lines(opened, byte, to, options.block_bytes):
             for first in range(0, len(lines), options.block_records):
@@ -278,7 +297,7 @@ class OutputReadMode(ReadMode):
                 for text in some:
                     byte, line = byte + len(text) + 1, line + 1
                     marks.append(Mark(byte, line))
-                records = [self._record(text, mark, at, path) for text, mark in zip(some, marks, strict=True)]
+                records = [lines_of.record(text, mark) for text, mark in zip(some, marks, strict=True)]
                 labels.label(records)
                 yield Block(records, self._boundary(opened, at, marks, some))
 
@@ -290,13 +309,23 @@ class OutputReadMode(ReadMode):
 
         return boundary
 
-    def _record(self, text: bytes, mark: Mark, at: _Place, path: str) -> Record:
+
+class _Lines:
+    """Lines of one format in one file."""
+
+    def __init__(self, name: str, file: str, path: str) -> None:
+        """``file``: its name in the folder of parts; empty for one ordered file."""
+        self._parse, self._counts = parser(name), name != "opencdc/json"
+        self._file, self._path = file, path
+
+    def record(self, text: bytes, mark: Mark) -> Record:
+        """Return the record of the line before the mark. Raises ``FatalError`` (``chain.no_record``)."""
         try:
             record = self._parse(text)
         except ValueError as error:
-            raise no_record(f"{path}, line {mark.line}", str(error)) from error
-        record.position = f"{at.file}:{mark.offset}" if at.file else mark.offset
-        if self._counts_lines:
+            raise no_record(f"{self._path}, line {mark.line}", str(error)) from error
+        record.position = f"{self._file}:{mark.offset}" if self._file else mark.offset
+        if self._counts:
             record.key = b"%d" % mark.line
         return record
 

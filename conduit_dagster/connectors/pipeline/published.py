@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file import birth
+from conduit_dagster.connectors.file.output_history import stretches
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, decode
 from conduit_dagster.state.claim import has_claim, project_store
@@ -69,6 +70,8 @@ class Piece(NamedTuple):
     inode: int
     birth: int
     """Birth time in nanoseconds; 0 if unknown."""
+    stretches: Sequence[tuple[int, str]] = ()
+    """Where each format of its lines ends, in bytes, and its name; empty if unknown."""
 
 
 class Published:
@@ -92,7 +95,9 @@ class Published:
         target: dict[str, Any] = json.loads(row[0]) if row[0] else {}
         if target.get("path") != str(self._path):
             return []
-        return list(self._ordered(target) if "length" in target else self._parts(int(row[1]), after.partition("/")[0]))
+        return list(
+            self._ordered(target) if "length" in target else self._parts(target, int(row[1]), after.partition("/")[0])
+        )
 
     def steps_between(self, first: int, last: int) -> list[int]:
         """Return the steps after ``first`` and before ``last`` that published records, even if their files are gone."""
@@ -112,16 +117,21 @@ class Published:
 
     def _ordered(self, target: dict[str, Any]) -> Iterator[Piece]:
         # with at-most-once, bytes after the base may be missing until the next delivery has repaired them
-        yield Piece("", str(self._path), target.get("base", target["length"]), target["inode"], target.get("birth", 0))
+        length = target.get("base", target["length"])
+        birthtime, formats = target.get("birth", 0), stretches(target, 0, length)
+        yield Piece("", str(self._path), length, target["inode"], birthtime, formats)
 
-    def _parts(self, step: int, after: str) -> Iterator[Piece]:
+    def _parts(self, target: dict[str, Any], step: int, after: str) -> Iterator[Piece]:
         """Yield the parts in name order, without steps that are not done. A folder becomes visible by one rename."""
         for folder in sorted(one for one in self._path.glob("step=*") if one.name >= after):
-            if step_of(folder.name) > step:
+            number = step_of(folder.name)
+            if number > step:
                 return
+            names = [name for _, name in stretches(target, number, number + 1)]
             for part in sorted(folder.glob("part-*")):
                 found, made = part.stat(), birth.birth_of(str(part))
-                yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino, made)
+                formats = [(found.st_size, name) for name in names]
+                yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino, made, formats)
 
 
 def step_of(name: str) -> int:

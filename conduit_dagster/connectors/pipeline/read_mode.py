@@ -18,6 +18,8 @@ PLUGIN = "pipeline"
 """
 KEY = "~upstream"
 """Setting that the planner adds. No file can contain it, since a file's settings are checked by name."""
+READABLE = ("opencdc/json", "payload/json", "template")
+"""Formats of an output that can be read back, the default first."""
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -85,6 +87,16 @@ def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
         code="chain.output_gone",
         place=place,
         fix=f"put it back; or begin anew with what is there: {_rewind(reader)} --to-start",
+    )
+
+
+def not_readable(output: str, reader: str, place: str, name: str) -> FatalError:
+    """Return the error for unread lines in a format that can't be read back."""
+    return FatalError(
+        f"{output} wrote {name} from here on, which can't be read back as records, and {reader} has not read it",
+        code="chain.not_readable",
+        place=place,
+        fix=f"let it write {READABLE[0]} to another path, and give the source that reads it another id",
     )
 
 

@@ -11,11 +11,10 @@ from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
-from conduit_dagster.connectors.pipeline.read_mode import PLUGIN, Upstream
+from conduit_dagster.connectors.pipeline.read_mode import PLUGIN, READABLE, Upstream
 from conduit_dagster.engine.bound_pipeline import Upstreams, choose_log
 from conduit_dagster.engine.plugin_loading import Plugins
 
-_READABLE = ("opencdc/json", "payload/json", "template")
 Elsewhere = Callable[[], Iterable[ParsedPipeline]]
 """Loader of the pipelines in the project's own folder; called only for a name that is not loaded yet."""
 
@@ -162,11 +161,9 @@ class _Reading:
             message = f"{name} is a {destination.plugin}: what it has published can't be read back from here"
             fix = "read the log of a source instead (delivery: {log: records} there), or a second destination, a file"
             return _Flaw("connector", "chain.not_readable", message, fix)
-        if (known := settings.get("sdk.record.format", _READABLE[0])) not in _READABLE:
+        if (known := settings.get("sdk.record.format", READABLE[0])) not in READABLE:
             message = f"what {name} writes can't be read back as records: {known}"
-            return _Flaw(
-                "connector", "chain.not_readable", message, "let it write another format", ", ".join(_READABLE)
-            )
+            return _Flaw("connector", "chain.not_readable", message, "let it write another format", ", ".join(READABLE))
         if self._config.delivery.strategy == "at-most-once":
             message = f"with at-most-once it is unknown how much of {name} is published"
             fix = f"set delivery.strategy: at-least-once in pipeline {self._config.id}, or read the log of a source"
