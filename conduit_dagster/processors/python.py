@@ -165,7 +165,9 @@ class Python(Processor):
             for name, column, given in zip(names, columns, values, strict=True)
             if pa.types.is_nested(column.type) or (pa.types.is_floating(column.type) and int in set(map(type, given)))
         }
-        table = self._call(pa.Table.from_arrays(columns, names))
+        # without columns, only a struct array tells a table its number of rows
+        empty = pa.array(rows, pa.struct([]))
+        table = self._call(pa.Table.from_arrays(columns, names) if names else pa.Table.from_struct_array(empty))
         if not isinstance(table, pa.Table):
             raise ProcessError(f"the function returned a {type(table).__name__}, not a table", code="python.result")
         made = table.to_pylist()
@@ -186,7 +188,7 @@ def _shared_out(
     records: Sequence[Record], rows: Sequence[dict[str, Any]], put_back: Callable[[dict[str, Any], int], None]
 ) -> list[Result]:
     """Return the result of each record from the rows derived from it."""
-    made: list[list[Record]] = [[] for _ in records]
+    shares: list[list[dict[str, Any]]] = [[] for _ in records]
     failed: dict[int, str] = {}
     for place, row in enumerate(rows):
         of = row.pop(ROW, place)
@@ -194,10 +196,16 @@ def _shared_out(
             raise ProcessError(f"the column {ROW} holds {of!r}: there are {len(records)} rows", code="python.result")
         if (error := row.pop(ERROR, None)) is not None:
             failed[of] = str(error)
-        one = records[of] if not made[of] else copy(records[of])
         put_back(row, of)
-        one.after = row
-        made[of].append(one)
+        shares[of].append(row)
+    # only now: after an error, each record is tried alone, as it was given
+    made = [
+        [copy(record) if place else record for place in range(len(share))]
+        for record, share in zip(records, shares, strict=True)
+    ]
+    for some, share in zip(made, shares, strict=True):
+        for one, row in zip(some, share, strict=True):
+            one.after = row
     return [Nack("python.nacked", failed[i]) if i in failed else some for i, some in enumerate(made)]
 
 

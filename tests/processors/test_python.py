@@ -54,6 +54,12 @@ def errors(table):
 def wrong_rows(table):
     return table.append_column("_row", pa.array([9] * len(table)))
 
+def joined(table):
+    prices = [n * 100 for n in table["n"].to_pylist()]
+    if len(table) == 1:
+        return pa.table({"n": prices})
+    return pa.table({"n": [*prices, 0], "_row": pa.array([*range(len(prices)), None])})
+
 def no_table(table):
     return table.to_pylist()
 
@@ -152,6 +158,16 @@ def test_one_that_fails_in_a_table_is_nacked_alone() -> None:
     # types that no column can hold together
     assert run("columns", {"n": 1}, {"n": "x"}, {"n": 3}, per="arrow") == [[{"n": 2}], "processor.error", [{"n": 6}]]
     assert run("columns", b"raw", {"n": 1}, None, per="arrow") == ["field.unresolved", [{"n": 2}], "field.unresolved"]
+
+
+def test_a_wrong_row_at_the_end_changes_no_record_twice() -> None:
+    """An outer join gives a row without an original; the records before it went through the function again."""
+    assert run("joined", {"n": 1}, {"n": 2}, per="arrow") == [[{"n": 100}], [{"n": 200}]]
+
+
+def test_per_arrow_an_empty_document_is_a_row() -> None:
+    assert run("same", {}, {}, per="arrow") == [[{}], [{}]]
+    assert run("same", {}, per="arrow") == [[{}]]
 
 
 @pytest.mark.parametrize("function", ["wrong_rows", "no_table", "fewer"])
