@@ -116,7 +116,9 @@ class Node:
     def _process_block(self, records: list[Record]) -> list[Result]:
         try:
             return self._processor.process_block(records)
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
             raise blame(error, self.node, "processor.failed") from error
 
     def _sort_out(

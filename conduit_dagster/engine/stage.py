@@ -49,7 +49,9 @@ def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
         return task.run()
     except _StepCutError as cut:
         return Ledger(number, failed=cut.failure)
-    except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text; the ledger keeps its class
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  # Spark would keep only an exception's text; the ledger keeps its class
         found = task_error(error, "a task failed")
         return Ledger(number, error=task.masked(found) if task else found)
 

@@ -28,6 +28,7 @@ from conduit_dagster.sdk import (
     Record,
     Result,
 )
+from conduit_dagster.sdk.processor import nack_of
 
 _PLACE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 ROW, ERROR = "_row", "_error"
@@ -133,9 +134,9 @@ class Python(Processor):
         chosen = [place for place, record in enumerate(records) if isinstance(record.after, dict)]
         try:
             made = self._of_table([records[place] for place in chosen]) if chosen else []
-        except TransientError:
+        except (TransientError, KeyboardInterrupt, GeneratorExit):
             raise
-        except Exception:  # noqa: BLE001  # the fault of one record or of the function: try each record alone
+        except BaseException:  # noqa: BLE001  # the fault of one record or of the function: try each record alone
             made = [self._alone(records[place]) for place in chosen]
         for place, result in zip(chosen, made, strict=True):
             results[place] = result
@@ -144,14 +145,8 @@ class Python(Processor):
     def _alone(self, record: Record) -> Result:
         try:
             return self._of_table([record])[0]
-        except ProcessError as error:
-            return Nack(error.code, error.message)
-        except TransientError:
-            raise
-        except FatalError as error:
-            return Nack(str(error.code), error.message)
-        except Exception as error:  # noqa: BLE001  # any error of the author's code nacks that record
-            return Nack("processor.error", f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001  # any error of the author's code nacks that record
+            return nack_of(error)
 
     def _of_table(self, records: Sequence[Record]) -> list[Result]:
         import pyarrow as pa
@@ -228,7 +223,7 @@ def _found(settings: PythonSettings, node: str) -> Callable[..., Any]:
     file = f"{module.replace('.', '/')}.py"
     try:
         function = getattr(module_of("conduit_modules", module.replace(".", "_"), settings.source, file), name, None)
-    except Exception as error:  # the user's module may raise anything while it loads
+    except (Exception, SystemExit) as error:  # the user's module may raise anything while it loads
         raise FatalError(
             f"the module can't be loaded: {type(error).__name__}: {error}",
             code="python.invalid",

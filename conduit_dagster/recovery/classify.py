@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -130,8 +131,10 @@ def blamed(node: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     """Return the result of ``call``; its errors name the node."""
     try:
         return call(*args, **kwargs)
-    except Exception as error:
-        raise blame(error, node) from error
+    except BaseException as error:
+        if (known := survivable(error)) is None:
+            raise
+        raise blame(known, node) from error
 
 
 def blamed_each(node: str, items: Iterable[T]) -> Iterator[T]:
@@ -142,24 +145,27 @@ def blamed_each(node: str, items: Iterable[T]) -> Iterator[T]:
             item = next(iterator)
         except StopIteration:
             return
-        except Exception as error:
-            raise blame(error, node) from error
+        except BaseException as error:
+            if (known := survivable(error)) is None:
+                raise
+            raise blame(known, node) from error
         yield item
 
 
 def survivable(error: BaseException) -> Exception | None:
     """Return the error of a library that raises past ``Exception``; None for what must end the process or thread.
 
-    Rust panics reach Python as such (pyo3), and some libraries call ``sys.exit``: for a run they are failures.
+    Rust panics reach Python as such (pyo3), some libraries call ``sys.exit``, and a cancelled future raises
+    ``CancelledError``: for a run they are failures.
     """
     if isinstance(error, Exception):
         return error
-    if isinstance(error, SystemExit) or type(error).__name__ == "PanicException":
+    if isinstance(error, SystemExit | CancelledError) or type(error).__name__ == "PanicException":
         return TransientError(f"{type(error).__name__}: {error}", code="connector.failed")
     return None
 
 
-def blame(error: Exception, node: str, code: str = "connector.failed") -> ConduitError:
+def blame(error: BaseException, node: str, code: str = "connector.failed") -> ConduitError:
     """Return a plugin's error as a ``ConduitError`` that names its node; transient, under ``code``, if unclassified."""
     known = classify(error, doing=f"{node} failed" if isinstance(error, OSError) else "", code=code)
     known.node = known.node or node

@@ -219,11 +219,15 @@ class Processor:
     def _one(self, record: Record) -> Result:
         try:
             return self.process(record)
-        except ProcessError as error:
-            return Nack(error.code, error.message)
-        except (TransientError, StepError):
-            raise  # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
-        except FatalError as error:
-            return Nack(str(error.code), error.message)
-        except Exception as error:  # noqa: BLE001  # whatever an author's code raises is that record's nack
-            return Nack("processor.error", f"{type(error).__name__}: {error}")
+        except BaseException as error:  # noqa: BLE001  # whatever an author's code raises is that record's nack
+            return nack_of(error)
+
+
+def nack_of(error: BaseException) -> Nack:
+    """Return the nack of the record that an author's code raised this for. Raises what is no record's fault."""
+    # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
+    if isinstance(error, TransientError | StepError | KeyboardInterrupt | GeneratorExit):
+        raise error
+    if isinstance(error, ProcessError | FatalError):
+        return Nack(str(error.code), error.message)
+    return Nack("processor.error", f"{type(error).__name__}: {error}")

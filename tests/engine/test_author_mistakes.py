@@ -51,6 +51,30 @@ def test_it_is_a_nack_of_its_record(lab: Lab, mistake: str, out: dict[str, Any])
     assert [node for node, _, _ in lab.letters()] == ["p:own"]
 
 
+EXITS = ["import sys; sys.exit('no')", "import asyncio; raise asyncio.CancelledError('no')"]
+
+
+@pytest.mark.parametrize("per", ["record", "arrow"])
+@pytest.mark.parametrize("exits", EXITS, ids=["SystemExit", "CancelledError"])
+def test_a_function_that_exits_nacks_its_record(lab: Lab, exits: str, per: str) -> None:
+    lab.write("in.jsonl", [{"i": i} for i in range(3)])
+    payloads = "[given.after]" if per == "record" else "given.to_pylist()"
+    body = f"def f(given):\n    if any(row['i'] == 1 for row in {payloads}):\n        {exits}\n    return given\n"
+    through(lab, body, destination(), per)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"i": 0}, {"i": 2}]
+    [(node, reason, payload)] = lab.letters()
+    assert (node, payload) == ("p:own", {"i": 1}) and reason.endswith("no")
+
+
+@pytest.mark.parametrize("exits", EXITS, ids=["SystemExit", "CancelledError"])
+def test_a_function_of_blocks_that_exits_fails_the_step(lab: Lab, exits: str) -> None:
+    lab.write("in.jsonl", [{"i": 0}])
+    through(lab, f"def f(rs):\n    {exits}\n", destination(), "block")
+    error = lab.run().error
+    assert error is not None and (error.code, error.node) == ("processor.failed", "p:own")
+
+
 @pytest.mark.parametrize("out", [DIRECT, destination()], ids=["direct", "staged"])
 @pytest.mark.parametrize(
     ("body", "is_refused"),

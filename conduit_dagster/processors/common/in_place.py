@@ -73,7 +73,7 @@ class InPlaceProcessor(Processor, ABC):
         parts = parts_of(record)
         try:
             self.change(record)
-        except Exception as error:
+        except BaseException as error:
             put_back(record, parts)
             if isinstance(error, FieldError):
                 raise ProcessError(str(error), code=error.code) from error
