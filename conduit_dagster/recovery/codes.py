@@ -49,7 +49,7 @@ _FATAL: Final = {
     "processor": "error",
     "python": "invalid unreadable",
     "run": "config",
-    "schemas": "refused",
+    "schemas": "certificate refused",
     "source": "collection_unsafe count_wrong payloads_unchecked position_invalid removed",
     "spark": "hash_column_taken landing_lost landing_removed no_data_source no_session session_taken tag_in_use",
     "split": "miscounted",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import ssl
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
@@ -11,6 +13,7 @@ import msgspec
 import urllib3
 from urllib3.util import Retry, Timeout
 
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.schemas.schema_registry import Schema, UnknownSchemaError
@@ -69,10 +72,12 @@ class ConfluentRegistry:
         self._headers = {"Accept": _TYPE, "Content-Type": _TYPE}
         if username:
             self._headers["Authorization"] = f"Basic {base64.b64encode(f'{username}:{password}'.encode()).decode()}"
-        self._pool = urllib3.PoolManager(
-            ca_certs=access.ca or None,
-            cert_file=access.certificate or None,
-            key_file=access.key or None,
+        self._access = access
+
+    @lazy_property
+    def _pool(self) -> urllib3.PoolManager:
+        return urllib3.PoolManager(
+            ssl_context=_tls(self._access) if self._url.startswith("https:") else None,
             retries=Retry(total=2, backoff_factor=0.1),
             timeout=Timeout(total=_SECONDS),
         )
@@ -98,7 +103,7 @@ class ConfluentRegistry:
         try:
             answer = self._pool.request(method, self._url + path, json=body, headers=self._headers)
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unreachable(f"{type(error).__name__}") from error
+            raise self._unreachable(_cause(error)) from error
         if answer.status >= 300:
             raise self._refusal(answer, path)
         try:
@@ -136,6 +141,38 @@ class ConfluentRegistry:
         return TransientError(
             f"the schema registry can't be reached: {reason}", code="schemas.unreachable", place=self._url, fix=fix
         )
+
+
+def _tls(access: Access) -> ssl.SSLContext:
+    """Return the TLS settings. Raises ``FatalError`` (``schemas.certificate``) for a file that can't be used."""
+    path = access.ca
+    try:
+        context = ssl.create_default_context(cafile=path or None)
+        for path in filter(None, (access.key, access.certificate)):
+            Path(path).open("rb").close()  # OpenSSL does not name the missing one of the two
+        if access.certificate:
+            context.load_cert_chain(access.certificate, access.key, password=_no_password)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FatalError(
+            f"the certificate file {path} can't be used: {reason}",
+            code="schemas.certificate",
+            place=path,
+            fix="give PEM files by tls.ca.cert, tls.client.cert and its key without a password, tls.client.key; "
+            "relative paths start at the project's folder",
+        ) from error
+    return context
+
+
+def _no_password() -> str:
+    """Answer in place of the terminal, which OpenSSL asks for the password of an encrypted key."""
+    return ""
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) or type(error).__name__
 
 
 def _as_failure(data: bytes) -> _Failure:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
+import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.certificates import Authority
 from lab.schema_registry_server import RegistryServer
 from lab.waiting import at_once
 from processors.avro_runs import AUTO, WIRE, decode, encode
 from processors.conftest import make
 
+from conduit_dagster.processors.avro_encode import AvroEncode
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.schemas.schema_registry import FolderRegistry
@@ -90,3 +94,68 @@ def test_a_folder_that_is_none_is_an_outage(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("a file")
     with pytest.raises(TransientError, match="registry"):
         encode(Record("1", {}, {"a": 1}), str(tmp_path / "s"))
+
+
+@pytest.fixture
+def project(tmp_path: Path, registry_server: RegistryServer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with certificates for a registry that takes TLS and wants a client's certificate."""
+    authority = Authority(tmp_path, "authority")
+    issued = {name: authority.issue(name, "IP:127.0.0.1") for name in ("server", "client")}
+    folder = tmp_path / "project"
+    (folder / "certs").mkdir(parents=True)
+    (folder / "certs" / "ca.pem").write_text(authority.certificate)
+    (folder / "certs" / "client.pem").write_text(issued["client"].chain)
+    (folder / "certs" / "client.key").write_text(issued["client"].key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.path))
+    context.load_cert_chain(issued["server"].write(tmp_path / "server.pem"))
+    context.verify_mode = ssl.CERT_REQUIRED
+    registry_server.socket = context.wrap_socket(registry_server.socket, server_side=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return folder
+
+
+CERTIFICATES = {
+    "tls.ca.cert": "./certs/ca.pem",
+    "tls.client.cert": "./certs/client.pem",
+    "tls.client.key": "./certs/client.key",
+}
+
+
+def over_tls(server: RegistryServer, project: Path, **more: str) -> Any:
+    """The result for a record, in a worker whose folder is not the project's."""
+    url = server.url().replace("http", "https")
+    settings = AvroEncode.travelling({**AUTO, "url": url, **CERTIFICATES, **more}, str(project))
+    [result] = make("avro.encode", settings).process_block([Record("1", {}, {"a": 1})])
+    return result
+
+
+def test_the_files_of_certificates_start_at_the_project(registry_server: RegistryServer, project: Path) -> None:
+    assert isinstance(over_tls(registry_server, project), Record)
+
+
+@pytest.mark.parametrize("setting", CERTIFICATES)
+def test_a_missing_certificate_is_named(registry_server: RegistryServer, project: Path, setting: str) -> None:
+    with pytest.raises(FatalError, match=r"none\.pem can't be used: No such file") as error:
+        over_tls(registry_server, project, **{setting: "certs/none.pem"})
+    assert (error.value.code, error.value.place) == ("schemas.certificate", str(project / "certs/none.pem"))
+
+
+def test_a_file_that_is_no_certificate_is_named(registry_server: RegistryServer, project: Path) -> None:
+    (project / "certs" / "empty.pem").write_text("")
+    for setting in ("tls.ca.cert", "tls.client.cert"):
+        with pytest.raises(FatalError, match=r"empty\.pem can't be used") as error:
+            over_tls(registry_server, project, **{setting: "certs/empty.pem"})
+        assert error.value.code == "schemas.certificate"
+
+
+def test_a_key_with_a_password_is_refused_and_not_asked_for(registry_server: RegistryServer, project: Path) -> None:
+    key = project / "certs" / "client.key"
+    subprocess.run(["openssl", "ec", "-in", key, "-aes128", "-passout", "pass:secret", "-out", key], check=True)
+    with pytest.raises(FatalError, match=r"client\.pem can't be used"):
+        over_tls(registry_server, project)
+
+
+def test_a_registry_out_of_reach_is_told_by_the_cause() -> None:
+    with pytest.raises(TransientError, match="Connection refused"):
+        encode(Record("1", {}, {"a": 1}), "http://127.0.0.1:1")

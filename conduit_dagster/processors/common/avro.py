@@ -34,6 +34,7 @@ from conduit_dagster.sdk.processor import StepError
 MAGIC: Final = b"\x00"
 ID_BYTES: Final = 4
 _FOLDER: Final = ".conduit/schemas"
+_FILES: Final = ("tls.ca.cert", "tls.client.cert", "tls.client.key")
 
 
 class AvroSettings(ConduitSettings):
@@ -52,7 +53,8 @@ class AvroSettings(ConduitSettings):
     ca: str = Describe(
         default="",
         alias="tls.ca.cert",
-        description="A file with the certificates that the registry's certificate is verified against.",
+        description="A file with the certificates that the registry's certificate is verified against; a relative path "
+        "starts at the project.",
     )
     certificate: str = Describe(
         default="", alias="tls.client.cert", description="A file with the client's certificate."
@@ -83,7 +85,8 @@ class AvroProcessor(Processor):
     @override
     def travelling(cls, settings: Mapping[str, str], root: str) -> dict[str, str]:
         url = settings.get("url") or _FOLDER
-        return {**settings, "url": url if "://" in url else str(Path(root, url))}
+        files = {name: str(Path(root, settings[name])) for name in _FILES if settings.get(name)}
+        return {**settings, "url": url if "://" in url else str(Path(root, url)), **files}
 
     @property
     @override
