@@ -56,7 +56,8 @@ class AvroEncode(AvroProcessor):
 
     A payload or the key becomes raw data, a field within a document Base64 text. A document that does not fit the
     schema is nacked, and so is any other value; null stays null. As in Conduit, fields that the schema does not have
-    are left out. An integer that `float` or `double` can't hold exactly is nacked; a fraction is rounded to `float`.
+    are left out. An integer that `float` or `double` can't hold exactly is nacked, and so is a text that is no UUID
+    where the schema wants one; a fraction is rounded to `float`.
     With `autoRegister` fields are ordered by name, integers are `long`, and a null is a nullable string: records of one
     shape may give different schemas.
 
@@ -142,4 +143,4 @@ def _flat_shape(document: Document) -> Hashable | None:
 
 def _inexact(document: Document, is_lossless: Fits) -> str:
     name = next(name for name, value in document.items() if not is_lossless({name: value}))
-    return f"a value in {name} would be changed: it is beyond its type's range or digits"
+    return f"a value in {name} would be changed: it is beyond its type's range or digits, or is no UUID"

@@ -176,6 +176,11 @@ def test_timestamps_are_written_as_go_writes_them(tmp_path: Path, kind: str, val
     assert decode(Record("1", {}, WIRE + data.getvalue()), str(tmp_path)).after == {"t": text}
 
 
+HOLDS_A = {"type": "record", "name": "holds_a", "fields": [{"name": "a", "type": "double"}]}
+ENUM = {"type": "enum", "name": "e", "symbols": ["X"]}
+UUID = {"type": "string", "logicalType": "uuid"}
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
@@ -215,6 +220,24 @@ def test_timestamps_are_written_as_go_writes_them(tmp_path: Path, kind: str, val
             {"type": "record", "name": "r2", "fields": [{"name": "g", "type": ["null", "r2", "double"]}]},
             {"g": {"g": 2**60 + 1}},
         ),
+        ([{"type": "map", "values": "double"}, HOLDS_A], {"a": 2**60 + 1}),
+        ([HOLDS_A, {**HOLDS_A, "name": "other"}], {"a": 2**60 + 1}),
+        (["null", HOLDS_A, ENUM], {"a": 2**60 + 1}),
+        (
+            {
+                "type": "record",
+                "name": "r2",
+                "fields": [
+                    {"name": "e", "type": ENUM},
+                    {"name": "g", "type": ["e", {"type": "map", "values": "double"}]},
+                ],
+            },
+            {"e": "X", "g": {"a": 2**60 + 1}},
+        ),
+        (UUID, "not-uuid"),
+        (UUID, 5),
+        (["null", UUID], "not-uuid"),
+        ({"type": "array", "items": UUID}, ["6f9619ff-8b86-d011-b42d-00c04fc964ff", ""]),
     ],
 )
 def test_no_value_is_encoded_as_another(tmp_path: Path, kind: Any, value: Any) -> None:
@@ -247,6 +270,11 @@ def test_no_value_is_encoded_as_another(tmp_path: Path, kind: Any, value: Any) -
         (["null", "boolean", "double"], True),
         (["null", {"type": "array", "items": "double"}, {"type": "map", "values": "double"}], {"a": 2**60}),
         ({"type": "record", "name": "r2", "fields": [{"name": "g", "type": ["null", "r2"]}]}, {"g": {"g": None}}),
+        ([{"type": "map", "values": "string"}, HOLDS_A], {"a": 2**60}),
+        (["null", {"type": "map", "values": "long"}, HOLDS_A], {"b": 2**60 + 1}),
+        (UUID, "6f9619ff-8b86-d011-b42d-00c04fc964ff"),
+        (["null", UUID], "6f9619ff-8b86-d011-b42d-00c04fc964ff"),
+        (["null", ENUM, UUID], "X"),
     ],
 )
 def test_what_fits_comes_back(tmp_path: Path, kind: Any, value: Any) -> None:

@@ -1,8 +1,9 @@
-"""Check for values that fastavro would write differently: 5.5 as the long 5, 2**60 + 1 rounded, any text as true."""
+"""Check for values that fastavro would write differently: 5.5 as the long 5, 2**60 + 1 rounded, any text as a UUID."""
 
 from __future__ import annotations
 
 import struct
+import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ def lossless(schema: Any, names: dict[str, Fits]) -> Fits:
         return _list(lossless(schema["items"], names))
     if kind == "map":
         return _map(lossless(schema["values"], names))
+    if kind == "string" and isinstance(schema, dict) and schema.get("logicalType") == "uuid":
+        return _uuid
     return _SIMPLE.get(kind) or (lambda value: names.get(kind, _any)(value))
 
 
@@ -37,16 +40,18 @@ def _union(branches: list[Any], names: dict[str, Fits]) -> Fits:
     checks = [(_kind(branch), lossless(branch, names)) for branch in branches]
     numbers = [(_TAKES[kind], check) for kind, check in checks if kind in _TAKES]
     lists = [check for kind, check in checks if kind == "array"]
-    # records, maps, and names of records
-    documents = [check for kind, check in checks if kind not in _SIMPLE and kind != "array"]
-    if not numbers and not lists and not documents:
+    # a kind in ``names`` is a record that was defined before
+    documents = [check for kind, check in checks if kind in ("record", "map") or kind in names]
+    texts = [check for kind, check in checks if kind in _TEXTS] if any(check is _uuid for _, check in checks) else []
+    if not numbers and not lists and not documents and not texts:
         return _any
+    of_type = {dict: documents, list: lists, str: texts}
 
     def fits(value: Any) -> bool:
         if type(value) in (int, float):
             return next((check(value) for takes, check in numbers if takes(value)), True)
-        inner = documents if type(value) is dict else lists if type(value) is list else ()
-        return len(inner) != 1 or inner[0](value)
+        inner = of_type.get(type(value))
+        return not inner or any(check(value) for check in inner)
 
     return fits
 
@@ -106,6 +111,16 @@ def _any(_: Any) -> bool:
     return True
 
 
+def _uuid(value: Any) -> bool:
+    if type(value) is not str:
+        return False
+    try:
+        uuid.UUID(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _int(value: Any) -> bool:
     # fastavro writes more than 32 bits, but only for a long
     return -(1 << 31) <= value < 1 << 31 if type(value) is int else type(value) is str
@@ -132,6 +147,8 @@ _TAKES: Final[dict[Any, Fits]] = {
     "double": _any,
 }
 """Which numbers fastavro writes by a branch of a union; it takes the first branch that fits."""
+_TEXTS: Final = frozenset({"string", "bytes", "enum", "fixed", "int", "long"})
+"""Types that fastavro may write a text as."""
 _SIMPLE: Final[dict[str, Fits]] = {
     "int": _int,
     "long": _TypeCheck({int, str}),  # text may be a date or time, which fastavro parses; it refuses any other
