@@ -26,8 +26,8 @@ class AvroDecode(AvroProcessor):
     """Decode Avro in Confluent's wire format: the data contains the schema's ID, and the registry has the schema.
 
     Bytes within the data become Base64 text; times, dates, decimals and UUIDs (logical types) become text, timestamps
-    in RFC 3339. Data that can't be decoded is nacked, and so is a document; null stays null. An unreachable registry is
-    an outage: the step is repeated.
+    in RFC 3339, local ones without a zone. Data that can't be decoded is nacked, and so is a document; null stays null.
+    An unreachable registry is an outage: the step is repeated.
     """
 
     name: ClassVar[str] = "avro.decode"
@@ -75,10 +75,13 @@ def _plain(value: Any) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, datetime.datetime):
         text = value.replace(tzinfo=None).isoformat()
-        return (text.rstrip("0") if value.microsecond else text) + "Z"  # as Go writes it; Avro's times are UTC
+        text = text.rstrip("0") if value.microsecond else text  # as Go writes it
+        return text if value.tzinfo is None else f"{text}Z"  # Avro's times are UTC, or local ones of no known zone
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal | uuid.UUID):
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
+    if isinstance(value, uuid.UUID):
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ProcessError(f"it holds {value}, which JSON can't", code="avro.decode.invalid")

@@ -164,7 +164,8 @@ def test_logical_types_become_text(tmp_path: Path) -> None:
         ("timestamp-millis", 1704164645678, "2024-01-02T03:04:05.678Z"),
         ("timestamp-millis", 1704164645000, "2024-01-02T03:04:05Z"),
         ("timestamp-micros", 1704164645678900, "2024-01-02T03:04:05.6789Z"),
-        ("local-timestamp-millis", 1704164640000, "2024-01-02T03:04:00Z"),
+        ("local-timestamp-millis", 1704164640000, "2024-01-02T03:04:00"),
+        ("local-timestamp-micros", 1704164645678900, "2024-01-02T03:04:05.6789"),
         ("timestamp-millis", -30610224000000, "1000-01-01T00:00:00Z"),
         ("timestamp-millis", -59011459200000, "0100-01-01T00:00:00Z"),
     ],
@@ -246,6 +247,17 @@ def test_no_value_is_encoded_as_another(tmp_path: Path, kind: Any, value: Any) -
     [nack] = encoder(tmp_path, {"name": "f", "type": kind}).process_block([fits_not])
     assert isinstance(nack, Nack) and nack.code == "avro.encode.invalid" and " f" in nack.message
     assert fits_not.after == {"f": value}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("1E-10", "0.0000000001"), ("0", "0.0000000000"), ("-12.5", "-12.5000000000")]
+)
+def test_decimals_are_written_without_an_exponent(tmp_path: Path, value: str, text: str) -> None:
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 10}
+    data = io.BytesIO()
+    fastavro.schemaless_writer(data, registered(tmp_path, {"name": "d", "type": kind}), {"d": decimal.Decimal(value)})
+    found = decode(Record("1", {}, WIRE + data.getvalue()), str(tmp_path)).after
+    assert found == {"d": text}
 
 
 @pytest.mark.parametrize(
