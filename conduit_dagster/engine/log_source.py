@@ -85,8 +85,8 @@ class LogSource(Source):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """Identity of the real source's data, marked as read through the log."""
-        return {**self.real.unit, "log": "records"}
+        """Identity of the real source's data."""
+        return self.real.unit
 
 
 _LONGEST = 256

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.source_nodes import SourceNode
-from conduit_dagster.state.connector_registrations import LOGGED, SourceUnit
-from conduit_dagster.state.pipeline_state import PipelineState, SourceState
+from conduit_dagster.state.connector_registrations import SourceUnit
+from conduit_dagster.state.pipeline_state import LOGGED, PipelineState, SourceState
 from conduit_dagster.state.steps import Plan
 
 
@@ -30,7 +31,7 @@ def reads_same(pipeline: CompiledPipeline, node: SourceNode | None, state: Pipel
 
 
 def _is_same(pipeline: CompiledPipeline, node: SourceNode, known: SourceState | None) -> bool:
-    is_logged = bool(node.source.unit.get(LOGGED))
+    is_logged = isinstance(node.source, LogSource)
     return (
         known is not None
         and is_logged == bool(known.unit.get(LOGGED))

@@ -13,14 +13,14 @@ import sqlalchemy as sa
 from conduit_dagster.state.dead_letters import forget_missed
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import is_free
-from conduit_dagster.state.pipeline_state import DROPPED, OPEN
+from conduit_dagster.state.pipeline_state import DROPPED, LOGGED, OPEN
 from conduit_dagster.state.readers import ReaderRegistry
 from conduit_dagster.state.row_statements import insert, insert_if_absent, put, update
 from conduit_dagster.state.tables import consumers, deliveries, generations, offsets, owners, pipelines, sources, steps
 
-LOGGED = "log"
-"""Key in a source's unit if its positions are offsets of its log."""
 _MARKS = (LOGGED, DROPPED)
+_OWN = "~"
+"""Before the stored key of an identity setting that is called as one of our marks. No setting's name begins with it."""
 
 
 @dataclass(frozen=True)
@@ -36,23 +36,34 @@ class SourceUnit:
 
     def is_same_as(self, stored: Mapping[str, Any]) -> bool:
         """Return whether a stored unit names the same data, read through a log or not."""
-        return _plain(self.data, self.root) == _plain(stored, self.root)
+        return _plain(self.data, self.root) == _plain(data_of(stored), self.root)
 
     def text(self, logged: bool = False) -> str:
         """Return the unit as stored."""
         mark = {LOGGED: "records"} if logged else {}
-        return json.dumps({**_plain(self.data, self.root), **mark}, sort_keys=True)
+        own = {f"{_OWN}{key}" if key in _MARKS else key: value for key, value in _plain(self.data, self.root).items()}
+        return json.dumps({**own, **mark}, sort_keys=True)
+
+
+def unmarked(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored unit without our marks."""
+    return {key: value for key, value in stored.items() if key not in _MARKS}
+
+
+def data_of(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data that a stored unit names, its settings called as the plugin calls them."""
+    own = {f"{_OWN}{key}": key for key in _MARKS}
+    return {own.get(key, key): value for key, value in unmarked(stored).items()}
 
 
 def _plain(unit: Mapping[str, Any], root: str) -> dict[str, Any]:
-    kept = {key: value for key, value in unit.items() if key not in _MARKS}
     # the same JSON round trip that a stored unit went through
-    return json.loads(json.dumps(_relative(kept, root)))
+    return json.loads(json.dumps(_relative(unit, root)))
 
 
 def _relative(value: Any, root: str) -> Any:
     if isinstance(value, Mapping):
-        return {key: _relative(inner, root) for key, inner in value.items() if key not in _MARKS}
+        return {key: _relative(inner, root) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_relative(inner, root) for inner in value]
     return inside(value, root) if isinstance(value, str) else value
@@ -124,7 +135,7 @@ def change_unit(
     ``row``: the source's current row; ``position``: the position at which its previous data is left.
     """
     source, known = row["source"], Generations(connection, pipeline)
-    was = {key: value for key, value in json.loads(row["unit"]).items() if key not in _MARKS}
+    was = unmarked(json.loads(row["unit"]))
     known.leave(source, json.dumps(was, sort_keys=True), LastPosition(row["generation"], position))
     left = known.recall(source, unit) or LastPosition(known.new(source, unit.text()), initial)
     told = {"source": source, "position": position, "generation": row["generation"]}

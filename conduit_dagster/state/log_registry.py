@@ -9,8 +9,9 @@ import sqlalchemy as sa
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.catch_ups import CatchUps
-from conduit_dagster.state.connector_registrations import LOGGED, Generations, SourceUnit, change_unit
+from conduit_dagster.state.connector_registrations import Generations, SourceUnit, change_unit
 from conduit_dagster.state.log_store import LogStore
+from conduit_dagster.state.pipeline_state import LOGGED
 from conduit_dagster.state.row_statements import insert, update
 from conduit_dagster.state.tables import log_parts, logs, sources
 

@@ -20,6 +20,8 @@ CATCH_UP = "catch-up"
 """Plugin name in the unit of a source that represents a log's range for one destination (``catch_ups.py``)."""
 SENT_AGAIN = "again"
 """Key in the unit of a catch-up that was requested by an operator, not by the file."""
+LOGGED = "log"
+"""Key in a source's unit if its positions are offsets of its log."""
 DROPPED = "dropped"
 """Key in the unit of a source for which another pipeline's log is no longer kept (``readers.py``)."""
 _decode = msgspec.json.Decoder(DeliveryProgress).decode

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
-from conduit_dagster.state.pipeline_state import DROPPED, OPEN
+from conduit_dagster.state.pipeline_state import DROPPED, LOGGED, OPEN
 from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.tables import logs, pipelines, sources, steps
 
@@ -61,7 +61,7 @@ def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
     for row in connection.execute(query.order_by(sources.c.pipeline, sources.c.source)).mappings():
         unit = json.loads(row["unit"])
         if (log := _log_of(unit)) is not None:
-            position = json.loads(row["read"] if unit.get("log") and row["read"] is not None else row["position"])
+            position = json.loads(row["read"] if unit.get(LOGGED) and row["read"] is not None else row["position"])
             if isinstance(position, int):
                 yield ReadingSource(row["pipeline"], row["source"], log, position, DROPPED in unit)
 

@@ -268,3 +268,57 @@ def test_a_letter_shows_the_number_that_json_lacks(lab: Lab) -> None:
     assert lab.run().error is None
     [letter] = lab.documents("dead.jsonl")
     assert letter["payload"]["after"]["payload"]["after"] == {"i": 1, "n": "NaN"}
+
+
+AUDIT = """
+from pathlib import Path
+
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import ConnectorSettings, Source, Split
+
+
+class AuditSettings(ConnectorSettings):
+    log: str
+    dropped: str = ""
+
+
+class Audit(Source):
+    name = "audit"
+    Settings = AuditSettings
+
+    @property
+    def unit(self):
+        return {"plugin": self.name, "log": self.settings.log, "options": {"dropped": self.settings.dropped}}
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        return min(3, start + limit.records)
+
+    def split(self, start, end, n):
+        return [Split(start, 0, end - start, detail={"to": end})]
+
+    def read(self, split, options):
+        named = self.settings.log + self.settings.dropped
+        yield [Record(i, {}, {"s": f"{named}{i}"}) for i in range(split.start + 1, split.detail["to"] + 1)]
+"""
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [({"log": "a"}, {"log": "b"}), ({"log": "a", "dropped": "1"}, {"log": "a", "dropped": "2"})],
+)
+def test_the_identity_of_data_may_have_any_names(
+    tmp_path: Path, spark: SparkSession, log: str, first: dict[str, str], second: dict[str, str]
+) -> None:
+    """Also one that the state store uses beside it: other data is read from its beginning, the first goes on."""
+    lab = Lab(tmp_path, spark)
+    lab.write("plugins/audit.py", [AUDIT])
+    for settings in (first, second, first):
+        given = {"id": "in", "type": "source", "plugin": "audit", "settings": settings}
+        lab.pipeline(connectors=[given, destination()], delivery={"log": log})
+        assert lab.run().error is None
+    names = ["".join(settings.values()) for settings in (first, second)]
+    assert [row["s"] for row in lab.documents("out.jsonl")] == [f"{name}{i}" for name in names for i in (1, 2, 3)]

@@ -30,6 +30,7 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Leftover, Position, Source
+from conduit_dagster.state.connector_registrations import data_of
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letters import open_counts
 from conduit_dagster.state.deletion import delete_state, record_deletion
@@ -204,7 +205,7 @@ class _Cleanup:
             except ConduitError as error:
                 if not force:
                     raise
-                text = type(node.source).left_by(one.unit, position) or "what it keeps there"
+                text = type(node.source).left_by(data_of(one.unit), position) or "what it keeps there"
                 made.left.append(f"{text} (source {node.id}: {error.message})")
         return made
 
@@ -214,7 +215,7 @@ def _left_behind(held: _Held) -> Iterator[str]:
     known = {node.id for node, _ in held.sources}
     for name, one in held.state.sources.items():
         kind = None if name in known else SOURCES.find(str(one.unit.get("plugin")), {})
-        if kind is not None and (text := kind.left_by(one.unit, held.read_up_to(name))):
+        if kind is not None and (text := kind.left_by(data_of(one.unit), held.read_up_to(name))):
             yield masked(f"{text} (source {name})")
 
 

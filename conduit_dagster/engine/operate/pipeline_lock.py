@@ -26,7 +26,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.owner_jobs import end_jobs_of
 from conduit_dagster.spark.sql.evaluator import open_with
-from conduit_dagster.state.connector_registrations import LOGGED, Generations
+from conduit_dagster.state.connector_registrations import Generations, unmarked
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.delivery_store import EVERYTHING, set_offsets
 from conduit_dagster.state.lease import Lease, acquire
@@ -160,8 +160,7 @@ def move_source(connection: sa.Connection, pipeline: str, source: str, position:
 def renew_source(connection: sa.Connection, pipeline: str, source: str) -> int:
     """Give a source a new generation, so that new delivery hashes never collide with old ones; return it."""
     mine = _source(pipeline, source)
-    unit = json.loads(connection.execute(sa.select(sources.c.unit).filter_by(**mine)).scalar_one())
-    unit.pop(LOGGED, None)
+    unit = unmarked(json.loads(connection.execute(sa.select(sources.c.unit).filter_by(**mine)).scalar_one()))
     generation = Generations(connection, pipeline).new(source, json.dumps(unit, sort_keys=True))
     update(connection, sources, mine, {"generation": generation})
     return generation
