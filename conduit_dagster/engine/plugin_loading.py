@@ -16,10 +16,14 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.sdk import Destination, Processor, Source
+from conduit_dagster.state.pipeline_state import CATCH_UP, REPLAY
 
 _BASES = (Processor, Source, Destination)
+_RESERVED = frozenset({JoinSource.name, CATCH_UP, REPLAY})
+"""Names of the engine's own sources, by which the state store tells them from a plugin's."""
 GROUP = "conduit_dagster.plugins"
 _PACKAGE = "conduit_plugins"
 
@@ -84,6 +88,7 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
     for name, text in texts.items():
         try:
             for kind in _kinds(module_of(_PACKAGE, name, text, f"plugins/{name}.py")):
+                _require_free(kind)
                 _add(found, kind)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # an author's module may raise anything
             found.errors.append(PluginError(f"plugins/{name}.py", error))
@@ -126,7 +131,10 @@ def _installed() -> list[tuple[str, list[type[Any]] | BaseException]]:
         name = f"{point.dist.name if point.dist else 'a package'}: {point.name}"
         try:
             thing = point.load()
-            found.append((name, [thing] if inspect.isclass(thing) else list(_kinds(thing))))
+            kinds = [thing] if inspect.isclass(thing) else list(_kinds(thing))
+            for kind in kinds:
+                _require_free(kind)
+            found.append((name, kinds))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a package may raise anything while it is imported
             found.append((name, error))
     return found
@@ -141,6 +149,12 @@ def _kinds(module: types.ModuleType) -> Iterator[type[Any]]:
         if not isinstance(name, str):
             raise TypeError(f"the name of the plugin {value.__name__} is not a text: {name!r}")
         yield value
+
+
+def _require_free(kind: type[Any]) -> None:
+    if issubclass(kind, Source) and kind.name in _RESERVED:
+        taken = ", ".join(sorted(_RESERVED))
+        raise ValueError(f"the source {kind.__name__} can't be named {kind.name}: the engine's own are called {taken}")
 
 
 def _add(found: Plugins, kind: type[Any]) -> None:

@@ -322,3 +322,14 @@ def test_the_identity_of_data_may_have_any_names(
         assert lab.run().error is None
     names = ["".join(settings.values()) for settings in (first, second)]
     assert [row["s"] for row in lab.documents("out.jsonl")] == [f"{name}{i}" for name in names for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", ["join", "catch-up", "replay"])
+def test_a_source_may_not_be_named_as_one_of_the_engine(tmp_path: Path, name: str) -> None:
+    lab = Lab(tmp_path)
+    lab.write("plugins/audit.py", [AUDIT.replace('name = "audit"', f'name = "{name}"')])
+    [finding] = [one for one in lab.catalogue().findings if one.code == "plugin.broken"]
+    assert finding.file == "plugins/audit.py"
+    assert finding.message.endswith(
+        f"the source Audit can't be named {name}: the engine's own are called catch-up, join, replay"
+    )
