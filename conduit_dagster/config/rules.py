@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.delivery import Recovery
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from conduit_dagster.config.parse import ParsedPipeline
 
 _TYPES = ("source", "destination")
+_QUEUE = "dead_letters"
+"""The dead-letter queue's name among the nodes."""
 
 
 def between_fields(tree: Mapped, pipeline: ParsedPipeline, recovery: Recovery) -> list[Finding]:
@@ -52,21 +54,48 @@ def _renamed(processor: Mapped, document: Document) -> Finding:
     return document.finding(written, "config.field_renamed", message, severity="warning", fix=fix, on_key=True)
 
 
+class _Named(NamedTuple):
+    """A node, by its id within the pipeline: errors, dead letters, replays and processors' state name it so."""
+
+    node: str
+    what: str
+    item: Mapped
+
+
 def _duplicates(tree: Mapped, pipeline: ParsedPipeline) -> Iterator[Finding]:
-    for what, items in (("connector", _items(tree, "connectors")), *_named_processors(tree)):
-        first: dict[str, Mapped] = {}
-        for item in items:
-            key = item.get("id")
-            if not isinstance(key, str) or not key:
-                continue
-            if first.setdefault(key, item) is not item:
-                yield _duplicate(what, pointers.child(first[key].where, "id"), item, pipeline)
+    first: dict[str, _Named] = {}
+    for named in _nodes(tree):
+        if (earlier := first.setdefault(named.node, named)) is not named:
+            yield _duplicate(earlier, named, pipeline)
 
 
-def _duplicate(what: str, earlier: str, item: Mapped, pipeline: ParsedPipeline) -> Finding:
-    where = pointers.child(item.where, "id")
-    line, column = pipeline.locate(earlier)
-    message = f"another {what} has this id, at {pipeline.file}:{line}:{column}"
+def _nodes(tree: Mapped) -> Iterator[_Named]:
+    for connector in (connectors := _items(tree, "connectors")):
+        yield from _named("connector", "", connector)
+    queue = tree.get("dead-letter-queue")
+    inner = [(item.get("id"), item) for item in connectors]
+    inner += [(_QUEUE, queue)] if isinstance(queue, Mapped) else []
+    for parent, item in inner:
+        for processor in _items(item, "processors"):
+            yield from _named("processor", f"{parent}:", processor)
+    for processor in _items(tree, "processors"):
+        yield from _named("processor", "", processor)
+
+
+def _named(what: str, prefix: str, item: Mapped) -> Iterator[_Named]:
+    name = item.get("id")
+    if isinstance(name, str) and name:
+        yield _Named(f"{prefix}{name}", what, item)
+
+
+def _duplicate(earlier: _Named, named: _Named, pipeline: ParsedPipeline) -> Finding:
+    where = pointers.child(named.item.where, "id")
+    line, column = pipeline.locate(pointers.child(earlier.item.where, "id"))
+    place, is_same = f"at {pipeline.file}:{line}:{column}", earlier.item.get("id") == named.item.get("id")
+    if is_same and earlier.what == named.what:
+        message = f"another {named.what} has this id, {place}"
+    else:
+        message = f"errors, dead letters and replays would call it {named.node}, as the {earlier.what} {place}"
     fix = "give each its own id"
     return pipeline.finding(where, "config.id_duplicate", message, got=pipeline.written(where), fix=fix)
 
@@ -117,10 +146,6 @@ def _processor_lists(tree: Mapped) -> Iterator[list[Mapped]]:
     yield _items(tree, "processors")
     for connector in _items(tree, "connectors"):
         yield _items(connector, "processors")
-
-
-def _named_processors(tree: Mapped) -> Iterator[tuple[str, list[Mapped]]]:
-    return (("processor", items) for items in _processor_lists(tree))
 
 
 def _items(tree: Mapped, name: str) -> list[Mapped]:

@@ -215,10 +215,24 @@ class TestIds:
         assert finding.message.endswith("at f.yaml:5:14")
 
     def test_two_processors_with_one_id(self) -> None:
-        """Unique within one parent: a connector's may equal the pipeline's."""
+        """A processor of a connector may have the id of the pipeline's: the connector's id is a part of its name."""
         ends = ENDS.replace('"builtin:file"', "file, processors: [{id: a, plugin: x}]")
         parsed = pipeline("    processors:\n      - {id: a, plugin: x}\n      - {id: a, plugin: x}\n", ends)
         assert place(only(parsed)) == ("config.id_duplicate", 6, 14, f"{P}/processors/1/id")
+
+    @pytest.mark.parametrize("name", ["out", "out:a", "dead_letters:a"])
+    def test_two_nodes_with_one_name(self, name: str) -> None:
+        """A replay, an error or a memory of one would be taken for the other's."""
+        ends = ENDS.replace("{id: out,", "{id: out, processors: [{id: a, plugin: x}],")
+        queue = "    dead-letter-queue: {processors: [{id: a, plugin: x}]}\n"
+        finding = only(pipeline(f"    processors: [{{id: '{name}', plugin: x}}]\n{queue}", ends))
+        assert (finding.code, finding.path) == ("config.id_duplicate", f"{P}/processors/0/id")
+        assert f"would call it {name}, as the {'connector' if name == 'out' else 'processor'} at " in finding.message
+
+    def test_two_processors_of_the_queue_with_one_id(self) -> None:
+        parsed = pipeline("    dead-letter-queue: {processors: [{id: a, plugin: x}, {id: a, plugin: x}]}\n", ENDS)
+        finding = only(parsed)
+        assert (finding.code, finding.path) == ("config.id_duplicate", f"{P}/dead-letter-queue/processors/1/id")
 
 
 class TestEnvironment:
