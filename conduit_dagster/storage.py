@@ -95,7 +95,13 @@ def safe_name(name: str) -> str:
 def _remote(url: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs  # late, as above
 
-    return url_to_fs(url)
+    try:
+        # a kept listing never expires, and hides what other processes write after it
+        return url_to_fs(url, use_listings_cache=False)
+    except TypeError:  # sftp, for one, passes every option on to its client
+        fs, name = url_to_fs(url)
+        fs.invalidate_cache()
+        return fs, name
 
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
@@ -294,7 +300,6 @@ def files(url: str) -> list[str]:
 
 def _entries(url: str, kind: str) -> list[str]:
     fs, name = _remote(url)
-    fs.invalidate_cache(name)  # fsspec caches listings
     found = fs.ls(name, detail=True) if fs.exists(name) else []
     return sorted(e["name"].rstrip("/").rsplit("/", 1)[-1] for e in found if e["type"] == kind)
 
@@ -307,6 +312,12 @@ def rename(old: str, new: str) -> None:
         return
     fs, name = _remote(old)
     fs.mv(name, _remote(new)[1])
+
+
+def copy(old: str, new: str) -> None:
+    """Copy a file within the same store, which is not the local disk."""
+    fs, name = _remote(old)
+    fs.cp_file(name, _remote(new)[1])
 
 
 def remove(url: str) -> None:

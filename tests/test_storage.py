@@ -114,3 +114,61 @@ def test_of_two_writers_of_one_name_at_an_object_store_the_first_one_stays(
     with nullcontext() if isinstance(error, FileExistsError) else pytest.raises(OSError, match="precondition"):
         assert not storage.put_new(url, b"second")
     assert b"".join(storage.chunks(url)) == b"first"
+
+
+class _ListingStore(MemoryFileSystem):
+    """Answers from the listings that it keeps, as fsspec's object stores do."""
+
+    protocol = "listing"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.removeprefix(f"{cls.protocol}://"))
+
+    def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
+        found: Any = super().ls(path, detail=True, **more)
+        self.dircache[path] = found
+        return found if detail else [entry["name"] for entry in found]
+
+    def info(self, path: str, **more: Any) -> Any:
+        known = self._ls_from_cache(path)
+        return known[0] if known else super().info(path, **more)
+
+    def exists(self, path: str, **more: Any) -> bool:
+        try:
+            self.info(path, **more)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.dircache.clear()
+
+
+class _StrictStore(_ListingStore):
+    """Refuses options that it does not know, as sftp does."""
+
+    protocol = "strict"
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize("store", [_ListingStore, _StrictStore])
+def test_what_another_process_writes_after_a_listing_is_seen(store: type[_ListingStore]) -> None:
+    fsspec.register_implementation(store.protocol, store, clobber=True)
+    folder = f"{store.protocol}://{secrets.token_hex(4)}"
+    assert storage.put_new(f"{folder}/old", b"old")
+    assert storage.files(folder) == ["old"]
+    _write_elsewhere(store, f"{folder}/new")
+    _write_elsewhere(store, f"{folder}/step/part")
+    assert storage.size(f"{folder}/new") == 3
+    storage.remove(f"{folder}/new")
+    storage.remove_folder(f"{folder}/step")
+    assert (storage.files(folder), storage.folders(folder)) == (["old"], [])
+
+
+def _write_elsewhere(store: type[_ListingStore], url: str) -> None:
+    store(skip_instance_cache=True).pipe_file(url, b"new")

@@ -10,9 +10,8 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import fsspec
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
@@ -84,7 +83,7 @@ def place(delivery: Delivery, files: Sequence[str], root: str) -> None:
         if local is not None and into is not None:
             _replace(local, into)
         else:
-            _copy(staged, final)
+            storage.copy(staged, final)
     storage.sync(root)
 
 
@@ -112,12 +111,6 @@ def _replace(staged: Path, final: Path) -> None:
 def _renew(file: Path) -> None:
     """Set a file's time to now: vacuum goes by age, and must not take what waited for days for its commit."""
     os.utime(file)
-
-
-def _copy(staged: str, final: str) -> None:
-    fs: Any
-    fs, source = fsspec.core.url_to_fs(staged)
-    fs.cp_file(source, fsspec.core.url_to_fs(final)[1])
 
 
 ATTEMPTS: Final = 30
