@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from lab.small_disk import no_file_beyond
+from structlog.testing import capture_logs
 
 from conduit_dagster import storage
 
@@ -172,3 +173,16 @@ def test_what_another_process_writes_after_a_listing_is_seen(store: type[_Listin
 
 def _write_elsewhere(store: type[_ListingStore], url: str) -> None:
     store(skip_instance_cache=True).pipe_file(url, b"new")
+
+
+def test_what_stays_of_a_discarded_folder_is_told_once(tmp_path: Path) -> None:
+    links = [tmp_path / name for name in ("first", "second")]
+    for link in links:
+        link.symlink_to(tmp_path)  # removed as a folder by nobody, not even by root
+    storage.remove_folder(str(tmp_path / "missing"))
+    with pytest.raises(OSError, match="symbolic link"):
+        storage.remove_folder(str(links[0]))
+    with capture_logs() as logged:
+        for link in links:
+            storage.discard_folder(str(link))
+    assert [(line["folder"], "symbolic link" in line["cause"]) for line in logged] == [(str(links[0]), True)]

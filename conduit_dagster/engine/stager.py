@@ -165,7 +165,7 @@ class Stager:
     def discard(self, staging: dict[str, str]) -> None:
         """Remove an execution's folders."""
         for url in {url.rsplit("/", 1)[0] for url in staging.values()}:
-            storage.remove_folder(url)
+            storage.discard_folder(url)
 
     def clean(self, kept: Sequence[StagedDelivery]) -> None:
         """Remove staging that earlier runs left behind and no prepared step needs.
@@ -177,7 +177,7 @@ class Stager:
             for name in storage.folders(base):
                 url, epoch = storage.join(base, name), name.partition("-")[0]
                 if url not in needed and epoch.isdecimal() and int(epoch) < self._epoch:
-                    storage.remove_folder(url)
+                    storage.discard_folder(url)
 
 
 def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:

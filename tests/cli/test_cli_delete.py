@@ -155,6 +155,21 @@ def test_it_may_be_killed_and_repeated(run, lab: Lab, point: str) -> None:
     assert lab.run().progress.read == 5
 
 
+def test_files_that_cannot_be_removed_are_told_and_it_is_repeated(run, lab: Lab) -> None:
+    with_letters(lab, delivery=RECORDS)
+    staging = lab.root / ".conduit" / "staging" / "p"
+    staging.rename(lab.root / "elsewhere")
+    staging.symlink_to(lab.root / "elsewhere")  # removed as a folder by nobody, not even by root
+    refusal = error(run("pipelines", "delete", "p", "--force", "--json"))
+    assert "the state of pipeline p is deleted, but not all of its files: " in refusal["message"]
+    assert (refusal["place"], refusal["fix"]) == (str(staging), "remove it, and repeat the command")
+    assert not events(lab, "deleted")
+    assert not list((lab.root / ".conduit" / "log").rglob("*.parquet"))
+    staging.unlink()
+    assert run("pipelines", "delete", "p").code == 0
+    assert len(events(lab, "deleted")) == 1
+
+
 def test_many_dead_letters_go_in_pieces(run, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.write("in.jsonl", ["no document"] * 7)
     build_only_letters(lab)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,6 +14,7 @@ from lab.operating import NAMESPACE, events
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.sdk import Delivery
@@ -179,6 +182,27 @@ def test_a_fatal_error_of_one_destination_is_not_hidden_by_an_outage_of_another(
     result = lab.run()
     assert result.error is not None
     assert (result.error.code, result.error.fatal) == ("nacks.threshold_exceeded", True)
+
+
+def test_staging_that_cannot_be_deleted_ends_no_run_and_is_told_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of workers of another user; the next run that may deletes it."""
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE], delivery={"batch-size": 2})
+    staging, remove = lab.root / ".conduit" / "staging" / "p", os.rmdir
+
+    def refuse(path: Any, **more: Any) -> None:
+        if staging in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        remove(path, **more)
+
+    with monkeypatch.context() as patch, capture_logs() as logged:
+        patch.setattr(os, "rmdir", refuse)
+        assert lab.run().error is None
+    assert values(lab) == [0, 1, 2, 3]
+    assert len(list(staging.iterdir())) == 2
+    (line,) = [line for line in logged if "can't be removed" in line["event"]]
+    assert (Path(line["folder"]).parent, "Permission denied" in line["cause"]) == (staging, True)
+    assert lab.run().error is None
+    assert list(staging.iterdir()) == []
 
 
 def test_a_source_that_comes_back_goes_on_where_it_was_left(lab: Lab) -> None:

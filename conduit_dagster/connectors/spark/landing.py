@@ -157,7 +157,7 @@ class Landing:
         for file in batch.files:
             storage.remove(storage.join(self.url, file.name))
         if batch.folder:
-            storage.remove_folder(storage.join(self.url, batch.folder))
+            storage.discard_folder(storage.join(self.url, batch.folder))
         for one in (*notes, name):
             storage.remove(storage.join(self.url, one))
             self._notes.pop(one, None)
@@ -170,7 +170,7 @@ class Landing:
         named = {batch.folder for batch in self.batches()}
         for name in storage.folders(self.url):
             if name.startswith(prefix) and name not in named:
-                storage.remove_folder(storage.join(self.url, name))
+                storage.discard_folder(storage.join(self.url, name))
 
 
 learn(LandedBatch, LandedFile)

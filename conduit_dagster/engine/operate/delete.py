@@ -27,7 +27,7 @@ from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
-from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.errors import ConduitError, TransientError, from_os_error
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Leftover, Position, Source
 from conduit_dagster.state.connector_registrations import data_of
@@ -52,7 +52,7 @@ def delete(subject: Subject, by: str, force: bool = False, dry_run: bool = False
     Raises ``FatalError`` (``pipeline.never_ran``; ``validation.failed`` if its file has errors;
     ``pipeline.has_readers`` if others read its log; ``pipeline.would_lose``, without ``force``, if something that is
     not delivered would be lost, or something would stay on a source's server), ``TransientError`` (``lease.held`` if it
-    runs), and errors of its sources.
+    runs; ``file.no_permission`` and the like if files can't be removed), and errors of its sources.
     """
     with _locked(subject) as held:
         _require_no_readers(held)
@@ -236,7 +236,21 @@ def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     reached("after-servers", held.id)
     delete_state(held.store.transactions, held.id)
     reached("after-state", held.id)
-    for folder in (held.options.log_url, held.options.staging):
-        storage.remove_folder(storage.join(folder, storage.safe_name(held.id)))
+    _remove_files(held)
     told = {key: facts[key] for key in ("sources", "removed", "lost", "left")}
     held.store.transactions.run(partial(record_deletion, pipeline=held.id, by=by, **told))
+
+
+def _remove_files(held: _Held) -> None:
+    """Remove the log, the archive and the staging folder. Raises ``TransientError`` if something stays."""
+    failed: list[tuple[str, OSError]] = []
+    for base in (held.options.log_url, held.options.staging):
+        folder = storage.join(base, storage.safe_name(held.id))
+        try:
+            storage.remove_folder(folder)
+        except OSError as error:
+            failed.append((folder, error))
+    for folder, error in failed:
+        found = from_os_error(error, f"the state of pipeline {held.id} is deleted, but not all of its files")
+        fix = f"{found.fix or 'remove it'}, and repeat the command"
+        raise TransientError(found.message, code=found.code, place=folder, fix=fix) from error
