@@ -40,6 +40,18 @@ class ReadingSource(NamedTuple):
         return node_id(self.pipeline, self.connector)
 
 
+class OutputReader(NamedTuple):
+    """A source that reads the output of another pipeline's destination."""
+
+    pipeline: str
+    connector: str
+    of: tuple[str, str]
+    """Pipeline and destination whose output it reads."""
+    output: str
+    """Path of the output; relative to the project if it is inside."""
+    position: dict[str, Any]
+
+
 def log_unit(pipeline: str, source: str) -> dict[str, Any]:
     """Return the unit of a source that reads another pipeline's log."""
     return {"plugin": PLUGIN, "pipeline": pipeline, "source": source}
@@ -47,12 +59,31 @@ def log_unit(pipeline: str, source: str) -> dict[str, Any]:
 
 def _log_of(unit: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the log that a source reads; None if it is no reader: a project's own plugin may have the same name."""
-    log = unit.get("pipeline"), unit.get("source")
-    is_reader = unit.get("plugin") == PLUGIN and all(isinstance(name, str) for name in log)
-    return cast(tuple[str, str], log) if is_reader else None
+    return _named(unit, "source")
+
+
+def _named(unit: Mapping[str, Any], kind: str) -> tuple[str, str] | None:
+    of = unit.get("pipeline"), unit.get(kind)
+    is_reader = unit.get("plugin") == PLUGIN and all(isinstance(name, str) for name in of)
+    return cast(tuple[str, str], of) if is_reader else None
+
+
+def output_readers(connection: sa.Connection) -> Iterator[OutputReader]:
+    """Yield the sources of all pipelines that read an output, each at the position up to which it has taken it."""
+    for pipeline, connector, unit, position in _chained(connection):
+        of, output = _named(unit, "destination"), unit.get("output")
+        if of is not None and isinstance(output, str) and isinstance(position, dict):
+            yield OutputReader(pipeline, connector, of, output, cast(dict[str, Any], position))
 
 
 def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
+    for pipeline, connector, unit, position in _chained(connection):
+        if (log := _log_of(unit)) is not None and isinstance(position, int):
+            yield ReadingSource(pipeline, connector, log, position, DROPPED in unit)
+
+
+def _chained(connection: sa.Connection) -> Iterator[tuple[str, str, dict[str, Any], Any]]:
+    """Yield pipeline, connector, unit and own position of each source that reads another pipeline."""
     # a reader that logs its records itself has all records that it took in its own log
     own = sa.and_(logs.c.pipeline == sources.c.pipeline, logs.c.source == sources.c.source)
     columns = (sources.c.pipeline, sources.c.source, sources.c.unit, sources.c.position, logs.c.position.label("read"))
@@ -60,10 +91,8 @@ def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
     query = query.where(sources.c.unit.like(f'%"plugin": "{PLUGIN}"%'))
     for row in connection.execute(query.order_by(sources.c.pipeline, sources.c.source)).mappings():
         unit = json.loads(row["unit"])
-        if (log := _log_of(unit)) is not None:
-            position = json.loads(row["read"] if unit.get(LOGGED) and row["read"] is not None else row["position"])
-            if isinstance(position, int):
-                yield ReadingSource(row["pipeline"], row["source"], log, position, DROPPED in unit)
+        position = json.loads(row["read"] if unit.get(LOGGED) and row["read"] is not None else row["position"])
+        yield row["pipeline"], row["source"], unit, position
 
 
 def readers_of(connection: sa.Connection, pipeline: str, source: str | None = None) -> list[ReadingSource]:

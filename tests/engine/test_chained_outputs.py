@@ -216,6 +216,47 @@ def test_published_folders_that_were_read_to_their_end_may_go(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("layout", list(SETTINGS))
+def test_an_output_that_is_moved_before_it_was_read(lab: Lab, layout: str) -> None:
+    """What was published at the old path is named, and can be read before the reader follows to the new one."""
+    old, new = (
+        SETTINGS[layout],
+        {**SETTINGS[layout], "path": "./new" + SETTINGS[layout]["path"].removeprefix("./first")},
+    )
+    reads(lab)
+    lab.write("in.jsonl", ROWS[:30])
+    writes(lab, old)
+    runs(lab, "a", "p")
+    lab.write("in.jsonl", ROWS[30:60], mode="a")
+    runs(lab, "a")
+    writes(lab, new)
+    lab.write("in.jsonl", ROWS[60:], mode="a")
+    runs(lab, "a")
+    result = lab.run()
+    assert result.error is not None and result.error.fatal
+    assert (result.error.code, "/first" in (result.error.place or "")) == ("chain.output_gone", True)
+    assert lab.documents("out.jsonl") == ROWS[:30]
+    writes(lab, old)
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS[:60]
+    writes(lab, new)
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_an_output_that_is_moved_once_it_was_read(lab: Lab) -> None:
+    """The old file may go."""
+    reads(lab)
+    lab.write("in.jsonl", ROWS[:30])
+    writes(lab)
+    runs(lab, "a", "p")
+    (lab.root / "first.jsonl").unlink()
+    writes(lab, {**SETTINGS["file"], "path": "./new.jsonl"})
+    lab.write("in.jsonl", ROWS[30:], mode="a")
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == ROWS
+
+
+@pytest.mark.parametrize("layout", list(SETTINGS))
 def test_lines_are_read_in_the_format_that_they_were_written_in(lab: Lab, crashes: Crashes, layout: str) -> None:
     """Unread ones as well, whatever the file says by now; a step that is published after an edit has the old format."""
     whole = {**SETTINGS[layout], "sdk.record.format": "opencdc/json"}

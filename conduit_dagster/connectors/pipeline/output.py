@@ -23,12 +23,13 @@ from conduit_dagster.connectors.pipeline.read_mode import (
     no_record,
     not_readable,
     output_gone,
+    output_moved,
 )
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
-from conduit_dagster.state.readers import PLUGIN
+from conduit_dagster.state.readers import PLUGIN, output_readers
 
 _MOST_FILES = 1_000
 """Maximum number of files per step: each is a split, and the whole step is stored."""
@@ -101,6 +102,7 @@ class OutputReadMode(ReadMode):
         self._path = Path(storage.local_path(path) or path)
         self._log, self._reader = (pipeline, destination), context.full_id
         self._published = Published(pipeline, destination, self._path, project)
+        self._project, self._context = project, context
         self._format = written.format
 
     @property
@@ -117,8 +119,25 @@ class OutputReadMode(ReadMode):
     # -- how far ------------------------------------------------------------------------------------------------
 
     def initial(self) -> dict[str, Any]:
-        """Return the position before the first line."""
+        """Return the position before the first line.
+
+        Raises ``FatalError`` (``chain.output_gone``) if the source's last position is in an output at another path, and
+        published bytes behind it are unread.
+        """
+        for reader in self._project.read(lambda connection: list(output_readers(connection))):
+            mine = (reader.pipeline, reader.connector, reader.of) == (
+                self._context.pipeline,
+                self._context.connector,
+                self._log,
+            )
+            if mine and (old := Path(self._context.resolve(reader.output))) != self._path:
+                self._require_read(old, _place(reader.position))
         return _Place().as_json()
+
+    def _require_read(self, old: Path, at: _Place) -> None:
+        pieces = Published(*self._log, old, self._project).pieces(at.file) or []
+        if unread := _bytes(_after(pieces, at), at):
+            raise output_moved(":".join(self._log), self._reader, (str(old), str(self._path)), unread)
 
     def horizon(self) -> dict[str, Any]:
         """Return the current end of the published output."""
@@ -149,7 +168,7 @@ class OutputReadMode(ReadMode):
             end = horizon["file"], horizon["byte"]
             upto = [p._replace(length=min(p.length, end[1]) if p.name == end[0] else p.length) for p in pieces]
             pieces = [piece for piece in upto if piece.name <= end[0]]
-        return [p for p in pieces if p.length and (p.name > at.file or (p.name == at.file and p.length > at.byte))]
+        return _after(pieces, at)
 
     def _known(self, at: _Place) -> list[Piece]:
         pieces, read = self._published.pieces(at.file), at != _Place()
@@ -219,7 +238,7 @@ class OutputReadMode(ReadMode):
     def lag(self, position: Any) -> int:
         """Return the number of published bytes after the position."""
         at = _place(position)
-        return sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in self._behind(at))
+        return _bytes(self._behind(at), at)
 
     # -- planned ranges -------------------------------------------------------------------------------------------
 
@@ -254,7 +273,7 @@ class OutputReadMode(ReadMode):
         at, last, splits, ordinal = _place(start), _place(end), list[Split](), 0
         before = at
         pieces = self._behind(at, {"file": last.file, "byte": last.byte}) if at != last else []
-        share = max(1, sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in pieces) // n)
+        share = max(1, _bytes(pieces, at) // n)
         for piece in pieces:
             low = at.line_end if piece.name == at.file else Mark(0, 0)
             with self._open(piece, at, last) as opened:
@@ -308,6 +327,16 @@ class OutputReadMode(ReadMode):
             return at.moved(marks[i], self._mark(opened, marks[i].offset, (lines[i] + b"\n")[-MARK:])).as_json()
 
         return boundary
+
+
+def _after(pieces: list[Piece], at: _Place) -> list[Piece]:
+    """Return the files with bytes after a place."""
+    return [p for p in pieces if p.length and (p.name > at.file or (p.name == at.file and p.length > at.byte))]
+
+
+def _bytes(pieces: list[Piece], at: _Place) -> int:
+    """Return the number of bytes in these files after a place in the first."""
+    return sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in pieces)
 
 
 class _Lines:

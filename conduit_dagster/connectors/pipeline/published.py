@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.output_history import stretches
+from conduit_dagster.connectors.file.output_history import outputs, stretches
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, decode
 from conduit_dagster.state.claim import has_claim, project_store
@@ -92,8 +92,9 @@ class Published:
         row = self._project.read(self._row)
         if row is None:
             return None
-        target: dict[str, Any] = json.loads(row[0]) if row[0] else {}
-        if target.get("path") != str(self._path):
+        every = outputs(json.loads(row[0]) if row[0] else {})
+        target = next((one for one in every if one["path"] == str(self._path)), None)
+        if target is None:
             return []
         return list(
             self._ordered(target) if "length" in target else self._parts(target, int(row[1]), after.partition("/")[0])

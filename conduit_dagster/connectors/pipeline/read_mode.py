@@ -90,6 +90,18 @@ def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
     )
 
 
+def output_moved(output: str, reader: str, paths: tuple[str, str], unread: int) -> FatalError:
+    """Return the error for an output that was given another path before all of it was read. ``paths``: old and new."""
+    (old, new), (own, _, connector) = paths, reader.rpartition(":")
+    return FatalError(
+        f"{output} writes to {new} now, and {reader} has not read {unread} bytes that it published to {old}",
+        code="chain.output_gone",
+        place=old,
+        fix=f"set its path back to {old}, run {own} and not {output.partition(':')[0]}, then change it again;"
+        f" or go on without them: give {connector} another id",
+    )
+
+
 def not_readable(output: str, reader: str, place: str, name: str) -> FatalError:
     """Return the error for unread lines in a format that can't be read back."""
     return FatalError(
