@@ -155,7 +155,7 @@ def _register_sources(
 def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
     # before the consumers themselves: a consumer that is already known never becomes new again
     late = [source_node for source_node in pipeline.inputs if source_node.only]
-    logs.catch_ups.drop_others({source_node.id for source_node in late})
+    logs.catch_ups.drop_others({node.id for node in late}, {node.id for node in pipeline.sources})
     for source_node in late:
         logs.catch_ups.register(source_node.id, source_node.origin, source_node.only)
 

@@ -107,15 +107,16 @@ class CatchUps:
         insert(self._connection, sources, [{**values, **fresh, "generation": generation}])
         return generation
 
-    def drop_others(self, present: set[str]) -> None:
+    def drop_others(self, present: set[str], sources: set[str]) -> None:
         """End catch-ups that the file no longer asks for; record their unsent rest in the history.
 
-        Catch-ups requested by an operator stay: they are sent once the file has their source and its log again. The
-        sent range stays known while its consumer is in the file: a replay must not send that destination a record that
-        it already got from the log.
+        ``sources``: those in the file. A catch-up whose source is away continues once the file has it again, and so
+        does one requested by an operator, once the file has its source and its log again. The sent range stays known
+        while its consumer is in the file: a replay must not send that destination a record that it already got from
+        the log.
         """
         for name, unit, position in _stored(self._connection, self._id):
-            if name not in present and not unit.get(SENT_AGAIN):
+            if name not in present and unit["source"] in sources and not unit.get(SENT_AGAIN):
                 self._tell_rest(unit, position)
                 self._change(name, {**unit, "upto": min(position, unit["upto"])})
 

@@ -203,6 +203,19 @@ def test_a_file_that_asks_no_more_gives_up_what_is_left_and_says_so(lab: Lab, cr
     ]
 
 
+def test_it_goes_on_when_a_source_that_was_away_is_back(lab: Lab, crashes: Crashes) -> None:
+    build(lab, LATE)
+    crashes(lab, "after-done:1")
+    assert len(lab.documents("late.jsonl")) == 15
+    lab.write("other.jsonl", [{"i": 100}])
+    build(lab, LATE, connectors=[{**source("./other.jsonl"), "id": "other"}])
+    assert lab.run().error is None
+    assert events(lab, "catch_up_dropped") == []
+    build(lab, LATE)
+    assert lab.run().error is None
+    assert lab.documents("late.jsonl") == [*OLD[:15], {"i": 100}, *OLD[15:], *NEW]
+
+
 def test_a_prepared_step_is_delivered_though_the_file_asks_no_more(lab: Lab, crashes: Crashes) -> None:
     build(lab, LATE)
     crashes(lab, "after-prepare")
