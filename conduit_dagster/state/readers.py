@@ -17,7 +17,7 @@ from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.pipeline_state import DROPPED, LOGGED, OPEN
 from conduit_dagster.state.row_statements import update
-from conduit_dagster.state.tables import logs, pipelines, sources, steps
+from conduit_dagster.state.tables import generations, logs, pipelines, sources, steps
 
 PLUGIN = "pipeline"
 """Plugin name in the unit of a source that reads another pipeline."""
@@ -104,6 +104,20 @@ def readers_of(connection: sa.Connection, pipeline: str, source: str | None = No
 def every_reader_of(connection: sa.Connection, pipeline: str) -> list[ReadingSource]:
     """Return the readers of a pipeline's logs, including dropped ones."""
     return [reader for reader in _every(connection) if reader.of[0] == pipeline]
+
+
+def forget_left(connection: sa.Connection, pipeline: str) -> None:
+    """Forget where sources that now read other data left a pipeline's logs: they mean nothing in logs that begin anew.
+
+    Their generations stay taken.
+    """
+    columns = (generations.c.pipeline, generations.c.source, generations.c.generation, generations.c.unit)
+    query = sa.select(*columns).where(generations.c.unit.like(f'%"plugin": "{PLUGIN}"%'), generations.c.position != "")
+    for row in connection.execute(query).mappings().all():
+        log = _log_of(json.loads(row["unit"]))
+        if log is not None and log[0] == pipeline:
+            key = {name: row[name] for name in ("pipeline", "source", "generation")}
+            update(connection, generations, key, {"position": ""})
 
 
 def drop(connection: sa.Connection, reader: ReadingSource, by: str) -> None:

@@ -11,7 +11,7 @@ from lab.chain_lab import chained, downstream, runs, upstream
 from lab.kills import crashing
 from lab.operating import RECORDS, after_bulk_error, build, error, events, result, snapshot
 from lab.scripted import Script
-from lab.support import Lab, destination
+from lab.support import Lab, destination, source
 
 from conduit_dagster.cli.operate import subject
 from conduit_dagster.engine.operate.delete import delete
@@ -141,6 +141,22 @@ def test_a_log_that_others_read_stays(run, lab: Lab) -> None:
     assert error(run("pipelines", "delete", "a", "--force", "--json"))["code"] == "pipeline.has_readers"
     assert run("pipelines", "delete", "p").code == 0
     assert run("pipelines", "delete", "a").code == 0
+
+
+def test_one_that_read_its_log_before_reads_the_new_one_from_its_beginning(run, lab: Lab) -> None:
+    """It read another log meanwhile, and would go on at an offset of the log that was deleted."""
+    lab.write("in.jsonl", [{"i": i} for i in range(20)])
+    lab.write("other.jsonl", [{"i": 100}])
+    upstream(lab)
+    lab.pipeline(id="b", connectors=[source("./other.jsonl"), destination("second")], delivery=RECORDS)
+    for read in ("a", "b"):
+        downstream(lab, chained(read), destination("out"))
+        runs(lab, read, "p")
+    assert run("pipelines", "delete", "a").code == 0
+    lab.write("in.jsonl", [{"i": i} for i in range(20, 50)])
+    downstream(lab, chained("a"), destination("out"))
+    runs(lab, "a", "p")
+    assert [row["i"] for row in lab.documents("out.jsonl")] == [*range(20), 100, *range(20, 50)]
 
 
 @pytest.mark.parametrize("point", DELETION)
