@@ -122,8 +122,8 @@ def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list
     for keys, value, written in _flattened(document.tree):
         if keys[0] in CONDUIT_ONLY:
             findings.append(_ignored(document, written))
-        else:
-            _put(tree, keys, value, document, written)
+        elif not _put(tree, keys, value, document, written):
+            findings.append(_given_twice(document, written, keys))
     settings, problems = checker.check(ProjectSettings, tree)
     # a value with an unset variable may be written as a dotted key
     unset = {flaw.path for flaw in document.findings if flaw.code in UNSET}
@@ -176,10 +176,22 @@ def _flattened(tree: Mapped, above: tuple[str, ...] = ()) -> Iterator[tuple[tupl
             yield names, value, written
 
 
-def _put(tree: Mapped, keys: tuple[str, ...], value: Any, document: Document, written: str) -> None:
+def _given_twice(document: Document, written: str, keys: tuple[str, ...]) -> Finding:
+    name = ".".join(keys)
+    message = f"{name} and an earlier setting exclude each other: one of them would be ignored"
+    fix = (
+        "set it once; with other settings of spark, write spark: as spark.url:" if keys[0] == "spark" else "set it once"
+    )
+    return document.finding(written, "config.key_duplicate", message, fix=fix, on_key=True)
+
+
+def _put(tree: Mapped, keys: tuple[str, ...], value: Any, document: Document, written: str) -> bool:
+    """Set a setting; return False, and set nothing, if an earlier one excludes it. A null excludes none."""
     for key in keys[:-1]:
         inner = tree.get(key)
         if not isinstance(inner, Mapped):
+            if inner is not None:
+                return False
             inner = Mapped.at(pointers.child(tree.where, key))
             tree[key] = inner
         # a section is located at its first setting
@@ -187,9 +199,12 @@ def _put(tree: Mapped, keys: tuple[str, ...], value: Any, document: Document, wr
             document.rename(inner.where, written)
         tree = inner
     where = pointers.child(tree.where, keys[-1])
+    if tree.get(keys[-1]) is not None:
+        return value is None
     if where != written:
         document.rename(where, written)
     tree[keys[-1]] = value
+    return True
 
 
 def _overridden(settings: ProjectSettings, env: Mapping[str, str]) -> tuple[ProjectSettings, list[Finding]]:

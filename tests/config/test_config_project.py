@@ -52,6 +52,27 @@ def test_dotted_and_nested_keys(tmp_path: Path, text: str) -> None:
     assert (settings.spark.conf, settings.log.level) == ({"spark.a.b": "1"}, "debug")
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("spark: shared\nspark.conf: {spark.driver.memory: 4g}\n", 2),
+        ("spark.conf: {spark.driver.memory: 4g}\nspark: shared\n", 2),
+        ("spark: {url: shared}\nspark.url: local[2]\n", 2),
+        ("\nstate.lease: 5s\nstate: {lease: 20s}\n", 3),
+        ("recovery: {max-retries: 3}\npipelines: {error-recovery: {max-retries: 7}}\n", 2),
+    ],
+)
+def test_a_setting_that_another_excludes(tmp_path: Path, text: str, line: int) -> None:
+    (finding,) = project(tmp_path, text).findings
+    assert (finding.code, finding.line) == ("config.key_duplicate", line)
+
+
+def test_an_empty_section_excludes_nothing(tmp_path: Path) -> None:
+    for text in ("spark:\nspark.url: local[2]\n", "spark.url: local[2]\nspark:\n"):
+        found = project(tmp_path, text)
+        assert (found.findings, found.settings.spark.url) == ((), "local[2]")
+
+
 def test_the_environment_wins(tmp_path: Path) -> None:
     found = project(
         tmp_path,
