@@ -49,7 +49,7 @@ class Jobs:
                 frame = session.range(0, count, 1, count).mapInArrow(function, schema)
             return frame.toArrow().column(0).to_pylist()
 
-        session = sql_session(self.spark) if queries else self.spark
+        session = self.run(lambda: sql_session(self.spark)) if queries else self.spark
         return self.run(action, session)
 
     def slots(self) -> int:

@@ -27,7 +27,7 @@ log = structlog.get_logger("conduit.spark")
 
 
 def open_connect(settings: SparkSettings) -> SparkSession:
-    """Return the process's session. Give up after half a minute if the server does not answer."""
+    """Return the process's session, a new one if it has expired. Give up after half a minute without answer."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -39,10 +39,30 @@ def open_connect(settings: SparkSettings) -> SparkSession:
         for key, value in {**connect_conf(settings), **settings.conf}.items():
             spark.conf.set(key, value)
     except PySparkException as error:
+        if has_expired(error):
+            # not closed: other threads that use it are to get this error too
+            forget_client(spark)
+            return open_connect(settings)
         # also drops the session, which a restarted server does not know: the next call makes a new one
         close_client(spark)
         raise unreachable(settings.url, error) from error
     return spark
+
+
+def has_expired(error: Exception) -> bool:
+    """Return whether Spark reports that the server does not know the session, or no longer."""
+    return "[INVALID_HANDLE.SESSION_" in str(error)
+
+
+def forget_client(spark: SparkSession) -> None:
+    """Make PySpark create another session where it would use this one: as its default, and in this thread."""
+    from pyspark.sql.connect.session import SparkSession as Client
+
+    with Client._lock:
+        if Client._default_session is spark:
+            Client._default_session = None
+    if getattr(Client._active_session, "session", None) is spark:
+        Client._active_session.session = None
 
 
 def close_client(spark: SparkSession) -> None:

@@ -14,8 +14,9 @@ from conduit_dagster.daemon_threads import has_ended, in_daemon
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.classic import jvm_ended
+from conduit_dagster.spark.connect import has_expired
 from conduit_dagster.spark.explain import explain, is_sparks
-from conduit_dagster.spark.session import is_connect
+from conduit_dagster.spark.session import forget_session, is_connect
 from conduit_dagster.spark.shared import server_ended
 
 if TYPE_CHECKING:
@@ -24,10 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AGAIN = 0.2
-# Spark's reports of a lost server, an unknown session, or a stopped context
+# Spark's reports of a lost server, or a stopped context
 _LOST = re.compile(
-    r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_\w+\]"
-    r"|SparkContext (?:was shut down|has been shutdown)|methods on a stopped SparkContext"
+    r"StatusCode\.UNAVAILABLE|SparkContext (?:was shut down|has been shutdown)|methods on a stopped SparkContext"
 )
 
 
@@ -142,11 +142,9 @@ def _tagged(spark: SparkSession, tag: str) -> Generator[None]:
 
 
 def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool) -> ConduitError:
+    if (lost := lost_session(spark, error)) is not None:
+        return lost
     text = str(error)
-    # only in an error of the call itself: a task may report the same of one of its own connections
-    cut = type(error).__module__.startswith("grpc.") and "Stream removed" in text
-    if cut or _lost(spark) or _LOST.search(text):
-        return _session_lost()
     if cancelled or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
         return _cancelled(tag)
     # an error that a task raised has its own code and fix
@@ -155,6 +153,20 @@ def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool
         code="spark.job_failed",
         fix="start the pipeline again once the cause is gone; `conduit-dagster doctor` checks Java and Spark",
     )
+
+
+def lost_session(spark: SparkSession, error: Exception) -> TransientError | None:
+    """Return the error for a lost session if that is what Spark's error means.
+
+    A session that has expired is dropped: the next attempt opens another.
+    """
+    if has_expired(error):
+        forget_session(spark)
+        return _session_expired()
+    text = str(error)
+    # only in an error of the call itself: a task may report the same of one of its own connections
+    cut = type(error).__module__.startswith("grpc.") and "Stream removed" in text
+    return _session_lost() if cut or _lost(spark) or _LOST.search(text) else None
 
 
 def _cancelled(tag: str) -> JobCancelled:
@@ -170,6 +182,15 @@ def _session_lost() -> TransientError:
         "the Java process or the server of Spark has ended: it was killed, or ran out of memory",
         code="spark.session_lost",
         fix="start the pipeline again, with more memory (`spark.driver.memory`) if this happens often",
+    )
+
+
+def _session_expired() -> TransientError:
+    return TransientError(
+        "the Spark server has ended the session: it was not used for too long, or the server was restarted",
+        code="spark.session_lost",
+        fix="start the pipeline again; the server's option spark.connect.session.manager.defaultSessionTimeout says "
+        "how long an unused session stays",
     )
 
 

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 
 from conduit_dagster.spark.classic import has_classic, inside_submit, jvm_ended, open_classic
 from conduit_dagster.spark.connect import close_client, is_connect, open_connect
-from conduit_dagster.spark.shared import close_current, close_shared, open_shared
+from conduit_dagster.spark.shared import close_current, close_shared, leave_shared, open_shared
 from conduit_dagster.spark.spark_settings import LOCAL, SHARED, SparkSettings
-from conduit_dagster.spark.sql.sql_session import close_sql_session
+from conduit_dagster.spark.sql.sql_session import close_sql_session, forget_sql_session, origin_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +20,7 @@ __all__ = [
     "close_current",
     "close_session",
     "default_url",
+    "forget_session",
     "is_connect",
     "open_session",
     "parallelism",
@@ -37,8 +38,8 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
     """Return a session: the one that this process already has, or a new one.
 
     A process with a classic session can't also be a Connect client, and its JVM outlives the session: the first call
-    determines ``verbose`` and Java. A session whose JVM or shared server was killed is replaced, so call this again
-    when restarting a pipeline. The caller's SIGINT handler is kept.
+    determines ``verbose`` and Java. A session that has expired, or whose JVM or shared server was killed, is replaced,
+    so call this again when restarting a pipeline. The caller's SIGINT handler is kept.
     """
     if settings.shared:
         return open_shared(settings, app_name)
@@ -54,6 +55,18 @@ def close_session(spark: SparkSession) -> None:
             spark.stop()
     elif not close_shared(spark):
         close_client(spark)
+
+
+def forget_session(spark: SparkSession) -> None:
+    """Drop a session that its Connect server has ended, so that the next attempt opens another.
+
+    :func:`open_session` replaces that of another server by itself.
+    """
+    origin = origin_of(spark)
+    if origin is spark:
+        leave_shared(spark)
+    else:
+        forget_sql_session(origin)
 
 
 def default_url(lasting: bool) -> str:

@@ -19,7 +19,7 @@ from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkSe
 from conduit_dagster.spark.server_launch import digests
 from conduit_dagster.spark.server_monitor import loopback_channel
 from conduit_dagster.spark.spark_settings import SparkSettings, connect_conf
-from conduit_dagster.spark.sql.sql_session import close_sql_session, origin_of
+from conduit_dagster.spark.sql.sql_session import close_sql_session, forget_sql_session, origin_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,6 +72,14 @@ def close_shared(spark: SparkSession) -> bool:
             _drop(_open)
             return True
         return spark in _left
+
+
+def leave_shared(spark: SparkSession) -> None:
+    """Drop the session without a call, if it is the current one: :func:`open_shared` then opens another."""
+    with _lock:
+        if _open is not None and _open.spark is spark:
+            forget_sql_session(spark)
+            _leave(_open)
 
 
 def server_ended(spark: SparkSession) -> bool:

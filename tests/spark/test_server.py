@@ -33,6 +33,8 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session, parallelism
+from conduit_dagster.spark.sql.query import SqlQuery
+from conduit_dagster.spark.sql.sql_session import sql_session
 
 home = Path(sys.argv[1])
 
@@ -51,6 +53,16 @@ def opened(**settings):
 
 def stage(task=same):
     return len(Jobs(spark, 'p').each(10, task, "id long"))
+
+def sql_stage():
+    query = SqlQuery("q", ("bigint",), "", ("1",))
+    return len(Jobs(spark, 'p').each(1, same, "id long", {"node": query}))
+
+def failure(action):
+    try:
+        return action()
+    except ConduitError as error:
+        return f"{error.code}: {error.message}"
 
 print("ready", flush=True)
 for line in sys.stdin:
@@ -245,3 +257,32 @@ def test_whoever_is_alone_on_a_server_of_another_configuration_gets_one_of_its_o
     wait_until(lambda: not server.is_alive(), "the idle server ends", SECONDS)
     wait_until(lambda: not server.is_kept(), "its keeper ends", SECONDS)
     assert ServerFiles(home).read() is None
+
+
+_ENDED = "the Spark server has ended the session"
+
+
+@pytest.mark.parametrize("ended", ["spark", "sql_session(spark)"])
+def test_a_session_that_expired_is_replaced(home: Path, client: Callable[[], Client], ended: str) -> None:
+    """A released one: its server answers as for one that was not used for too long, without the wait."""
+    one = client()
+    pid = one.ask("opened()")
+    assert one.ask("sql_stage()") == "1"
+    assert one.ask(f"{ended}.client.release_session()") == "None"
+    task = "stage()" if ended == "spark" else "sql_stage()"
+    assert _ENDED in one.ask(f"failure(lambda: {task})")
+    assert one.ask("opened()") == pid
+    assert [one.ask("stage()"), one.ask("sql_stage()")] == ["10", "1"]
+
+
+def test_a_session_that_expired_beside_its_sql_session_is_replaced(home: Path, client: Callable[[], Client]) -> None:
+    one = client()
+    pid = one.ask("opened()")
+    assert one.ask("sql_stage()") == "1"
+    for ended in ("spark", "sql_session(spark)"):
+        assert one.ask(f"{ended}.client.release_session()") == "None"
+    # the first failure is that of the SQL session, the second one that of the session that it is to be cloned from
+    for _ in range(2):
+        assert _ENDED in one.ask("failure(sql_stage)")
+        assert one.ask("opened()") == pid
+    assert one.ask("sql_stage()") == "1"

@@ -185,6 +185,38 @@ def test_a_connect_server_runs_jobs(connect_server: ConnectServer, asked: int, g
     assert done.stderr == ""
 
 
+_EXPIRED = """
+import sys
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.session import SparkSettings, close_session, open_session
+from conduit_dagster.spark.sql.sql_session import sql_session
+
+def attempt(of):
+    spark = open_session(SparkSettings(sys.argv[1]), "child")
+    session = of(spark)
+    try:
+        print(Jobs(spark, "p").run(lambda: session.range(3).count(), session))
+    except TransientError as error:
+        print(error.code)
+    return session
+
+for of in (sql_session, lambda spark: spark):
+    attempt(of).client.release_session()
+    if of is sql_session:
+        attempt(of)
+    attempt(of)
+close_session(open_session(SparkSettings(sys.argv[1]), "child"))
+"""
+
+
+@pytest.mark.slow
+def test_a_session_that_expired_at_a_connect_server_is_replaced(connect_server: ConnectServer) -> None:
+    """A released one: its server answers as for one that was not used for too long. Opening a session checks it."""
+    done = _run(_EXPIRED, connect_server.url, env=connect_server.env)
+    assert done.stdout.split() == ["3", "spark.session_lost", "3", "3", "3"], done.stderr
+
+
 _REFUSED = """
 import sys
 from conduit_dagster.recovery.errors import TransientError

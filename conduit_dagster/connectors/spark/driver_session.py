@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.explain import explain, is_sparks
-from conduit_dagster.spark.jobs import jobs_of
+from conduit_dagster.spark.jobs import jobs_of, lost_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,8 +50,8 @@ def has_session() -> bool:
 def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
     """Yield the session, and an event that is set when the pipeline is stopped by force, which ends Spark jobs inside.
 
-    Spark's errors inside become a one-line ``TransientError`` that names the format; a forced stop becomes
-    ``JobCancelled``.
+    Spark's errors inside become a one-line ``TransientError`` that names the format, or says that the session is lost;
+    a forced stop becomes ``JobCancelled``.
     """
     spark = current_session()
     try:
@@ -62,6 +62,8 @@ def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSessi
     except Exception as error:
         if not is_sparks(error):
             raise
+        if (lost := lost_session(spark, error)) is not None:
+            raise lost from error
         if _is_missing(error):
             raise _no_format(spark.version, format_) from error
         raise TransientError(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.spark.explain import is_sparks
+from conduit_dagster.spark.jobs import lost_session
 from conduit_dagster.spark.sql.channel import answering, asks, question_schema, rows_of
 from conduit_dagster.spark.sql.evaluator import Answer
 from conduit_dagster.spark.sql.query import SqlQuery, ddl
@@ -15,6 +17,7 @@ from conduit_dagster.spark.sql.sql_session import sql_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+T = TypeVar("T")
 
 _JSON = (
     "map('ignoreNullFields', 'false', 'timeZone', 'UTC', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", "
@@ -140,9 +143,25 @@ class SessionEvaluator:
         import pyarrow as pa
 
         rows = rows_of(query, columns, why, question_schema([query]))
-        frame = sql_session(self._opener()).createDataFrame(pa.Table.from_batches([rows]), questions_schema([query]))
-        return answered(frame, [query]).toArrow().column("answer").to_pylist()
+        table = pa.Table.from_batches([rows])
+
+        def answers(spark: SparkSession) -> list[Answer]:
+            frame = spark.createDataFrame(table, questions_schema([query]))
+            return answered(frame, [query]).toArrow().column("answer").to_pylist()
+
+        return self._run(answers)
 
     def types(self, query: SqlQuery) -> str:
         """Return the types of the outputs, as :class:`~conduit_dagster.spark.sql.evaluator.SqlEvaluator` does."""
-        return types_of(sql_session(self._opener()), "", query)
+        return self._run(lambda spark: types_of(spark, "", query))
+
+    def _run(self, action: Callable[[SparkSession], T]) -> T:
+        """Return the action's result in the session for SQL. Raises ``TransientError`` if a session is lost."""
+        spark = used = self._opener()
+        try:
+            used = sql_session(spark)
+            return action(used)
+        except Exception as error:
+            if is_sparks(error) and (lost := lost_session(used, error)) is not None:
+                raise lost from error
+            raise

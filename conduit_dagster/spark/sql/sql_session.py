@@ -47,9 +47,14 @@ def origin_of(spark: SparkSession) -> SparkSession:
     return _origins.get(spark, spark)
 
 
+def forget_sql_session(spark: SparkSession) -> SparkSession | None:
+    """Return the SQL session that was created for ``spark``, if any; :func:`sql_session` then creates another."""
+    return _sessions.pop(spark, None)
+
+
 def close_sql_session(spark: SparkSession) -> None:
     """Release the SQL session on its server, if any; a server that has ended has lost it anyway."""
-    own = _sessions.pop(spark, None)
+    own = forget_sql_session(spark)
     if own is not None and is_connect(own):
         try:
             own.stop()
