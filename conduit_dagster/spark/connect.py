@@ -1,5 +1,7 @@
 """Sessions on a Spark Connect server that is not managed by this project."""
 
+# pyright: reportPrivateUsage=none
+
 from __future__ import annotations
 
 import atexit
@@ -58,10 +60,11 @@ def forget_client(spark: SparkSession) -> None:
     """Make PySpark create another session where it would use this one: as its default, and in this thread."""
     from pyspark.sql.connect.session import SparkSession as Client
 
+    client: Any = spark
     with Client._lock:
-        if Client._default_session is spark:
+        if Client._default_session is client:
             Client._default_session = None
-    if getattr(Client._active_session, "session", None) is spark:
+    if getattr(Client._active_session, "session", None) is client:
         Client._active_session.session = None
 
 

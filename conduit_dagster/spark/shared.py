@@ -1,5 +1,7 @@
 """This process's session on the project's shared server."""
 
+# pyright: reportPrivateUsage=none
+
 from __future__ import annotations
 
 import os
@@ -74,6 +76,12 @@ def close_shared(spark: SparkSession) -> bool:
         return spark in _left
 
 
+def current_shared() -> SparkSession | None:
+    """Return this process's current session on the shared server, if any. Does not block."""
+    opened = _open
+    return None if opened is None else opened.spark
+
+
 def leave_shared(spark: SparkSession) -> None:
     """Drop the session without a call, if it is the current one: :func:`open_shared` then opens another."""
     with _lock:
@@ -146,6 +154,8 @@ def _client(server: SparkServer) -> SparkSession:
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     spark = Client.builder.channelBuilder(loopback_channel(server)).create()
     spark.client.set_retry_policies([_policy(server)])
+    # a dropped session would stay PySpark's default, also for new threads
+    Client._default_session = Client._active_session.session = spark
     limit_last_calls(spark)  # type: ignore[arg-type]  # pyright: ignore
     return spark  # type: ignore[return-value]  # pyright: ignore
 

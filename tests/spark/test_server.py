@@ -28,7 +28,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # executes stdin, one line of Python at a time, and prints the results
 _CLIENT = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from conduit_dagster.connectors.spark.driver_session import asked
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.spark.server_files import ServerFiles
@@ -57,6 +59,15 @@ def stage(task=same):
 def sql_stage():
     query = SqlQuery("q", ("bigint",), "", ("1",))
     return len(Jobs(spark, 'p').each(1, same, "id long", {"node": query}))
+
+def read_by_a_connector():
+    with asked("p", "text", "be read") as (session, _):
+        return session.range(3).count(), type(session).active() is session
+
+def in_a_thread(action):
+    # as each attempt of a pipeline runs, and each delivery
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(action).result()
 
 def failure(action):
     try:
@@ -286,3 +297,15 @@ def test_a_session_that_expired_beside_its_sql_session_is_replaced(home: Path, c
         assert _ENDED in one.ask("failure(sql_stage)")
         assert one.ask("opened()") == pid
     assert one.ask("sql_stage()") == "1"
+
+
+def test_a_connector_uses_the_session_on_a_new_server(home: Path, client: Callable[[], Client]) -> None:
+    """The first session stays the one that PySpark knows in the thread that opened it."""
+    one = client()
+    first = int(one.ask("opened()"))
+    assert one.ask("in_a_thread(read_by_a_connector)") == "(3, True)"
+    os.kill(first, signal.SIGKILL)
+    assert "spark.session_lost" in one.ask("failure(lambda: in_a_thread(read_by_a_connector))")
+    assert int(one.ask("in_a_thread(opened)")) != first
+    assert one.ask("in_a_thread(read_by_a_connector)") == "(3, True)"
+    assert one.ask("read_by_a_connector()[0]") == "3"

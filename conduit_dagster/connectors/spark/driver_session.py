@@ -13,6 +13,7 @@ from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.explain import explain, is_sparks
 from conduit_dagster.spark.jobs import jobs_of, lost_session
+from conduit_dagster.spark.shared import current_shared
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +26,9 @@ def current_session() -> SparkSession:
     # imported late: validating a pipeline must not import pyspark
     from pyspark.sql import SparkSession
 
+    # PySpark's own is per thread, and may still be that of a server that has ended
+    if (shared := current_shared()) is not None:
+        return shared
     try:
         return SparkSession.active()
     except Exception as error:
