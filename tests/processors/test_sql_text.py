@@ -67,6 +67,8 @@ def refused(columns: str, query: str) -> tuple[str, int]:
         ("SELECT java_method('java.lang.System', 'exit', 1) AS x FROM record", "java_method() looks beyond", None),
         ("SELECT map_from_entries(l) AS x FROM record", "map_from_entries() may give the same key twice", None),
         ("SELECT map(b, a) AS x FROM record", "the keys of a map may be the same, or NULL", "b,"),
+        ("SELECT named_struct('x', a, 'x', a + 1) AS x FROM record", "the field x of a struct is given twice", "named"),
+        ("SELECT array(struct(a, b AS a)) AS x FROM record", "the field a of a struct is given twice", "struct"),
         ("SELECT uper(b) AS x FROM record", "Spark has no function uper", "uper"),
         ("SELECT c FROM record", "there is no column c", "c FROM"),
         ("SELECT A FROM record", "there is no column A", "A FROM"),

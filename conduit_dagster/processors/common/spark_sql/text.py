@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
@@ -123,6 +124,16 @@ class Text:
             raise SqlTextError(f"{kind} looks beyond one record", _ONE_BY_ONE, self._first(node))
         if isinstance(node, exp.Map | exp.VarMap):
             self._check_map(node)
+        if isinstance(node, exp.Struct):
+            self._check_struct(node)
+
+    def _check_struct(self, node: Any) -> None:
+        """Check that a struct's fields have different names: as a document it would lose all but the last one."""
+        names = Counter(field.this.name if field.key == "propertyeq" else field.name for field in node.expressions)
+        if twice := [name for name, count in names.items() if name and count > 1]:
+            message = f"the field {twice[0]} of a struct is given twice"
+            place = next((one.start for one in self._tokens if one.text.lower() in ("struct", "named_struct")), 0)
+            raise SqlTextError(message, "give each field of a struct a name of its own", place)
 
     def _check_map(self, node: Any) -> None:
         """Check that a map's keys are distinct literals: see ``transform_keys``."""
