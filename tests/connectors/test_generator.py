@@ -80,7 +80,7 @@ def test_it_ends_at_the_record_count() -> None:
     assert source.latest(0, Limit(10, 10**9)) == 10
     assert source.latest(20, Limit(10, 10**9)) == 25
     assert source.latest(25, Limit(10, 10**9)) == 25
-    assert source.lag(20) == 5
+    assert [source.lag(position) for position in (20, 25, 30)] == [5, 0, 0]
 
 
 def test_the_rate_is_kept() -> None:

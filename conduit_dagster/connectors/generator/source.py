@@ -250,8 +250,8 @@ class GeneratorSource(Source):
             raise from_os_error(error, f"can't read {path}") from error
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of records left; None if unlimited."""
-        return self._settings.record_count - position if self._settings.record_count else None
+        """Return the number of records left, 0 beyond a record count that was lowered; None if unlimited."""
+        return max(0, self._settings.record_count - position) if self._settings.record_count else None
 
 
 def _document_maker(fields: dict[str, str], now_ns: int) -> Callable[[int], dict[str, Any]]:
