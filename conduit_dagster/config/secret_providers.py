@@ -66,15 +66,17 @@ def ask_provider(name: str, reference: str) -> str | Unresolved:
         return _unknown(name) if not points else _ambiguous(name, points)
     now = time.monotonic()
     with _lock:
-        known = _answers.get((name, reference)) or _answers.get((name, None))
+        known, hung, thread = _answers.get((name, reference)), _answers.get((name, None)), _hanging.get(name)
     if known is not None and now < known[0]:
         return known[1]
-    value, hung = _called(name, points[0], reference)
+    if hung is not None and (now < hung[0] or (thread is not None and thread.is_alive())):
+        return hung[1]
+    value, hangs = _called(name, points[0], reference)
     failed = isinstance(value, Unresolved)
     with _lock:
         until = time.monotonic() + (_FAILED if failed else _KEPT)
         # a hanging provider is asked for no other value either
-        _answers[name, None if hung else reference] = (until, value)
+        _answers[name, None if hangs else reference] = (until, value)
     return value
 
 
@@ -82,11 +84,14 @@ def forget_answers() -> None:
     """Forget cached answers, and look for newly installed providers."""
     with _lock:
         _answers.clear()
+        _hanging.clear()
     _registered.cache_clear()
 
 
 _lock = threading.Lock()
 _answers = dict[tuple[str, str | None], tuple[float, str | Unresolved]]()
+_hanging = dict[str, threading.Thread]()
+"""Latest call that did not end in time, by provider: while it lasts, no other is made, or each would take a thread."""
 
 
 @cache
@@ -121,6 +126,8 @@ def _called(name: str, point: EntryPoint, reference: str) -> tuple[str | Unresol
     thread.join(TIME_LIMIT)
     if answers:
         return answers[0], False
+    with _lock:
+        _hanging[name] = thread
     fix = f"check that what it asks can be reached from this machine; it is asked again after {_FAILED:g} s"
     message = f"the provider of secrets {name} did not answer within {TIME_LIMIT:g} s"
     return Unresolved("config.secret_failed", message, "an answer in time", fix), True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,15 @@ def test_one_that_hangs_costs_its_time_limit_once(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - begin < 1.4
     assert {one.message for one in found} == {"the provider of secrets vault did not answer within 0.5 s"}
     assert len(found) == 3
+
+
+def test_one_that_hangs_for_good_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret_providers, "TIME_LIMIT", 0.1)
+    monkeypatch.setattr(secret_providers, "_FAILED", 0.0)
+    before = {thread.ident for thread in threading.enumerate()}
+    for _ in range(3):
+        assert findings("${vault:hangs}")[0].code == "config.secret_failed"
+    assert len([thread for thread in threading.enumerate() if thread.ident not in before]) == 1
 
 
 def test_it_is_not_asked_again_at_once() -> None:
