@@ -76,6 +76,21 @@ def output_readers(connection: sa.Connection) -> Iterator[OutputReader]:
             yield OutputReader(pipeline, connector, of, output, cast(dict[str, Any], position))
 
 
+def step_of(name: str) -> int:
+    """Return the other pipeline's step that published a part, from its name in the folder."""
+    return int(name.removeprefix("step=").partition("-")[0])
+
+
+def output_steps(connection: sa.Connection, pipeline: str) -> dict[str, int]:
+    """Return the step up to which every reader has taken a folder of parts, for each destination that has readers."""
+    slowest: dict[str, int] = {}
+    for reader in output_readers(connection):
+        (of, destination), name = reader.of, reader.position.get("file")
+        if of == pipeline and name:
+            slowest[destination] = min(step_of(name), slowest.get(destination, step_of(name)))
+    return slowest
+
+
 def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
     for pipeline, connector, unit, position in _chained(connection):
         if (log := _log_of(unit)) is not None and isinstance(position, int):

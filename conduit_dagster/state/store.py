@@ -20,6 +20,7 @@ from conduit_dagster.state.lease import Lease, Transactions
 from conduit_dagster.state.letter_index import LetterIndex
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.pipeline_state import PipelineState, load
+from conduit_dagster.state.readers import output_steps
 from conduit_dagster.state.row_statements import insert, put, update
 from conduit_dagster.state.status_store import StatusStore
 from conduit_dagster.state.steps import Decision, LetterPart, Plan, SourceCount, StagedDelivery, encode
@@ -28,6 +29,8 @@ from conduit_dagster.state.tables import consumers, deliveries, meta, sources, s
 T = TypeVar("T")
 _KEPT_STEPS = 50
 """Minimum number of steps to keep; older ones are deleted every so many steps."""
+_HELD_STEPS = 100_000
+"""Number of steps of which a destination's deliveries are kept for readers of its output: a reader may never return."""
 
 
 class PipelineStore:
@@ -216,9 +219,14 @@ class PipelineStore:
             self._forget(connection, plan.step)
 
     def _forget(self, connection: sa.Connection, step: int) -> None:
-        """Delete old steps and deliveries."""
-        for table in (steps, deliveries):
-            connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.step < step - _KEPT_STEPS))
+        """Delete old steps, and old deliveries unless a reader of the output may still have to notice a missing one."""
+        old, oldest = step - _KEPT_STEPS, step - _HELD_STEPS
+        connection.execute(sa.delete(steps).where(steps.c.pipeline == self._id, steps.c.step < old))
+        column, held = deliveries.c, sa.false()
+        for destination, read in output_steps(connection, self._id).items():
+            held |= sa.and_(column.consumer == destination, column.step > max(read, oldest))
+        mine = (column.pipeline == self._id, column.step < old)
+        connection.execute(sa.delete(deliveries).where(*mine, sa.not_(held)))
 
     # -- life ---------------------------------------------------------------------------------------------------
 

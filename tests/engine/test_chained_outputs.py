@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from lab.chain_lab import chained, downstream, runs, upstream
 from lab.kills import crashing
 from lab.support import DECODE, Crashes, Lab, destination, source
 from pyspark.sql import SparkSession
+
+from conduit_dagster.state import store
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.tables import deliveries
 
 pytestmark = pytest.mark.slow
 
@@ -201,6 +206,32 @@ def test_a_published_folder_that_is_gone_before_a_step_was_planned_over_it(lab: 
     assert result.error is not None and result.error.code == "chain.output_gone"
     assert "step 2 was published" in str(result.error)
     assert lab.documents("out.jsonl") == ROWS[:30]
+
+
+def test_a_published_folder_that_is_gone_is_named_however_late_it_is_missed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other pipeline keeps, of its old steps, what a reader has not read yet, and nothing more."""
+    monkeypatch.setattr(store, "_KEPT_STEPS", 2)
+    writes(lab, SETTINGS["folder"], **{"batch-size": 10})
+    reads(lab)
+    lab.write("in.jsonl", ROWS[:10])
+    runs(lab, "a", "p")
+    lab.write("in.jsonl", ROWS[10:], mode="a")
+    runs(lab, "a")
+    third = sorted((lab.root / "first").glob("step=*"))[2]
+    third.rename(lab.root / "kept")
+    result = lab.run()
+    assert result.error is not None and result.error.code == "chain.output_gone"
+    assert "step 3 was published" in str(result.error)
+    (lab.root / "kept").rename(third)
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+    lab.write("in.jsonl", ROWS[:20], mode="a")
+    runs(lab, "a")
+    with lab.store() as database, reading(database) as connection:
+        first = connection.execute(sa.select(sa.func.min(deliveries.c.step)).where(deliveries.c.pipeline == "a"))
+        assert first.scalar_one() == 10
 
 
 def test_published_folders_that_were_read_to_their_end_may_go(lab: Lab) -> None:

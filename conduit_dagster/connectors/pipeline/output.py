@@ -14,7 +14,7 @@ from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach
-from conduit_dagster.connectors.pipeline.published import Piece, ProjectView, Published, parser, step_of
+from conduit_dagster.connectors.pipeline.published import Piece, ProjectView, Published, parser
 from conduit_dagster.connectors.pipeline.read_mode import (
     READABLE,
     Labels,
@@ -29,7 +29,7 @@ from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
-from conduit_dagster.state.readers import PLUGIN, output_readers
+from conduit_dagster.state.readers import PLUGIN, output_readers, step_of
 
 _MOST_FILES = 1_000
 """Maximum number of files per step: each is a split, and the whole step is stored."""
@@ -147,10 +147,11 @@ class OutputReadMode(ReadMode):
     def latest(self, start: dict[str, Any], limit: Limit, horizon: Any) -> dict[str, Any]:
         """Return the position after whole lines within the limit.
 
-        Raises ``FatalError`` (``chain.output_gone``) if the file was replaced.
+        Raises ``FatalError`` (``chain.output_gone``) if the file was replaced, or a part before its end was removed.
         """
-        at, left = _place(start), limit
-        for piece in self._behind(at, horizon)[:_MOST_FILES]:
+        first = at = _place(start)
+        left, pieces = limit, self._behind(at, horizon)
+        for piece in pieces[:_MOST_FILES]:
             mark = at.line_end if piece.name == at.file else Mark(0, 0)
             with self._open(piece, at) as opened:
                 step = reach(opened, mark, piece.length, left, True, _LONGEST_LINE)
@@ -159,7 +160,11 @@ class OutputReadMode(ReadMode):
             if step.limited or min(left) <= 0:
                 break
         # the engine compares with the stored position: one of an older version stays unchanged if nothing follows
-        return start if at == _place(start) else at.as_json()
+        if at == first:
+            return start
+        # before a step is planned over it: otherwise the plan would not fit the part that is put back
+        self._require_steps(first, at, [piece.name for piece in pieces])
+        return at.as_json()
 
     def _behind(self, at: _Place, horizon: Any = None) -> list[Piece]:
         """Return the files with published bytes after a place, up to the horizon."""
@@ -255,14 +260,14 @@ class OutputReadMode(ReadMode):
             raise self._gone(
                 str(self._path), f"of {last.files - first.files} files up to {last.file} {there} are there"
             )
-        self._require_steps(first, last, found)
+        self._require_steps(first, last, list(found))
         self._require(found[last.file], last)
 
-    def _require_steps(self, first: _Place, last: _Place, found: dict[str, Piece]) -> None:
-        """Raise if a part was removed before a step was planned over it. A first read begins with existing parts."""
+    def _require_steps(self, first: _Place, last: _Place, names: list[str]) -> None:
+        """Raise if a part in between is not among these. A first read begins with existing parts."""
         if not first.file or not last.file:
             return
-        there = {step_of(name) for name in found}
+        there = {step_of(name) for name in names}
         for step in self._published.steps_between(step_of(first.file), step_of(last.file)):
             if step not in there:
                 raise self._gone(str(self._path), f"step {step} was published and is not there")

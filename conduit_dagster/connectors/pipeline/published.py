@@ -18,8 +18,8 @@ from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, decode
 from conduit_dagster.state.claim import has_claim, project_store
 from conduit_dagster.state.database import is_outage, open_database, reading, unreachable
-from conduit_dagster.state.steps import Decision
-from conduit_dagster.state.tables import consumers, deliveries, steps
+from conduit_dagster.state.readers import step_of
+from conduit_dagster.state.tables import consumers, deliveries
 
 T = TypeVar("T")
 _SQLITE = "sqlite:///"
@@ -103,13 +103,11 @@ class Published:
     def steps_between(self, first: int, last: int) -> list[int]:
         """Return the steps after ``first`` and before ``last`` that published records, even if their files are gone."""
         pipeline, consumer = self._mine
-        joined = sa.select(steps.c.step, steps.c.decision).join(
-            deliveries, sa.and_(deliveries.c.pipeline == steps.c.pipeline, deliveries.c.step == steps.c.step)
-        )
-        own = (deliveries.c.consumer == consumer, deliveries.c.skip == 0, deliveries.c.state == "done")
-        wanted = joined.where(steps.c.pipeline == pipeline, *own, steps.c.step > first, steps.c.step < last)
-        rows = self._project.read(lambda connection: connection.execute(wanted.order_by(steps.c.step)).all())
-        return [int(step) for step, decision in rows if _published(decision, consumer)]
+        column = deliveries.c
+        own = (column.pipeline == pipeline, column.consumer == consumer, column.skip == 0)
+        published = (column.state == "done", column.handled > 0, column.step > first, column.step < last)
+        wanted = sa.select(column.step).where(*own, *published).order_by(column.step)
+        return self._project.read(lambda connection: list(connection.execute(wanted).scalars()))
 
     def _row(self, connection: sa.Connection) -> Any:
         pipeline, consumer = self._mine
@@ -133,11 +131,6 @@ class Published:
                 found, made = part.stat(), birth.birth_of(str(part))
                 formats = [(found.st_size, name) for name in names]
                 yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino, made, formats)
-
-
-def step_of(name: str) -> int:
-    """Return the other pipeline's step that published a part, from its name in the folder."""
-    return int(name.removeprefix("step=").partition("-")[0])
 
 
 Parse = Callable[[bytes], Record]
@@ -168,8 +161,3 @@ def _payload(line: bytes) -> Record:
 
 def _raw(line: bytes) -> Record:
     return Record(0, {}, line)
-
-
-def _published(decision: str, consumer: str) -> bool:
-    found = msgspec.json.decode(decision, type=Decision).deliveries
-    return any(delivery.consumer == consumer and delivery.parts for delivery in found)
