@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -81,6 +82,8 @@ class StoreClaim:
                 file.write(f"{self.project} {age}\n")
             draft.replace(self._home / _AGE_FILE)
         except OSError:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
             return
         self._noted = age
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from lab.small_disk import no_file_beyond
 from lab.waiting import wait_until
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.state import tables
-from conduit_dagster.state.claim import is_kept, open_store
+from conduit_dagster.state.claim import claim_of, is_kept, open_store
 from conduit_dagster.state.lease import Transactions, acquire
 
 
@@ -102,6 +103,21 @@ def test_the_newest_copy_is_taken_as_the_store(tmp_path: Path) -> None:
     file.unlink()
     (tmp_path / "backup.db").rename(file)
     used(f"sqlite:///{file}", home)
+
+
+def test_a_full_disk_gets_no_files_in_the_home(tmp_path: Path) -> None:
+    """The age is recorded once there is space again."""
+    home = tmp_path / "home"
+    claim = claim_of(open_store(f"sqlite:///{tmp_path}/state.db", home))
+    assert claim is not None
+    claim.remember(1)
+    before = sorted(home.iterdir())
+    with no_file_beyond(0):
+        claim.remember(2)
+        claim.remember(3)
+    assert sorted(home.iterdir()) == before
+    claim.remember(4)
+    assert (home / "state-age").read_text() == f"{claim.project} 4\n"
 
 
 def test_a_damaged_file_is_called_damaged(tmp_path: Path) -> None:
