@@ -10,10 +10,11 @@ import sqlalchemy as sa
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.catch_ups import CatchUps
 from conduit_dagster.state.connector_registrations import Generations, SourceUnit, change_unit
+from conduit_dagster.state.delivery_store import EVERYTHING
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.pipeline_state import LOGGED
 from conduit_dagster.state.row_statements import insert, update
-from conduit_dagster.state.tables import log_parts, logs, sources
+from conduit_dagster.state.tables import log_parts, logs, offsets, sources
 
 
 class LogRegistry:
@@ -64,6 +65,7 @@ class LogRegistry:
 
     def register_joined(self, joined: str, unit: SourceUnit, members: list[str]) -> None:
         """Register several logs that are read as one; starts at the offsets of its members."""
+        self._forget_namespaces(members)
         text = unit.text()
         row = self._connection.execute(sa.select(sources.c.unit).filter_by(**self._source(joined))).first()
         if row is None:
@@ -74,6 +76,15 @@ class LogRegistry:
         elif not unit.is_same_as(json.loads(row[0])):
             values = {"unit": text, "generation": self._generations.new(joined, text)}
             update(self._connection, sources, self._source(joined), values)
+
+    def _forget_namespaces(self, members: list[str]) -> None:
+        """Delete the consumers' offsets of namespaces, which would hold the log for good: a join moves the overall one.
+
+        Each has handled every entry up to its overall offset.
+        """
+        column = offsets.c
+        mine = (column.pipeline == self._id, column.source.in_(members), column.namespace != EVERYTHING)
+        self._connection.execute(sa.delete(offsets).where(*mine))
 
     def _offset(self, source: str) -> int:
         return json.loads(

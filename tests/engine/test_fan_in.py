@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 
+from conduit_dagster.state.log_store import LogStore
+
 
 def number(name: str, *processors: Any) -> dict[str, Any]:
     """A source of lines ``{"x": n}``."""
@@ -213,3 +215,24 @@ def test_d03_the_choice_of_a_source_is_pinned_across_retries(lab: Lab, crashes: 
     lab.write("s1.jsonl", xs(10, 11), mode="a")
     assert lab.run().error is None
     assert [row["x"] for row in lab.documents("out.jsonl")] == [20, 21, 10, 11]
+
+
+def test_the_logs_of_a_join_that_was_a_merge_are_compacted(lab: Lab) -> None:
+    """A join moves no offsets of namespaces: those of the merge must not hold the log for good."""
+    sources = [{**source(f"./{name}.jsonl"), "id": name} for name in ("s1", "s2")]
+    delivery = {"log": "records", "batch-size": 10, "log-segment-size": "1KB"}
+
+    def more() -> None:
+        for name in ("s1", "s2"):
+            lab.write(f"{name}.jsonl", xs(*range(20)), mode="a")
+        assert lab.run().error is None
+
+    lab.pipeline(connectors=[*sources, destination()], delivery=delivery, **{"dead-letter-queue": queue()})
+    more()
+    join(lab, sources=sources, delivery=delivery, processors=[])
+    more()
+    assert lab.run().error is None  # a run begins with a compaction
+    with lab.store() as database, database.connect() as connection:
+        segments = LogStore("p").segments(connection, "s1")
+    assert [part.entries for part in segments[:-1]] == [1] * (len(segments) - 1)
+    assert len(segments) > 3
