@@ -28,7 +28,7 @@ from conduit_dagster.state.tables import consumers, deliveries, meta, sources, s
 
 T = TypeVar("T")
 _KEPT_STEPS = 50
-"""Minimum number of steps to keep; older ones are deleted every so many steps."""
+"""Minimum number of steps to keep; older ones are deleted once in so many steps, and with the first of a process."""
 _HELD_STEPS = 100_000
 """Number of steps of which a destination's deliveries are kept for readers of its output: a reader may never return."""
 
@@ -49,6 +49,7 @@ class PipelineStore:
         self.replays = LetterReplays(transactions, lease.pipeline)
         self.letter_index = LetterIndex(transactions, lease.pipeline)
         self.life = StatusStore(transactions, lease.pipeline)
+        self._tidied = 0
 
     @property
     def pipeline(self) -> str:
@@ -190,9 +191,12 @@ class PipelineStore:
 
     def _tidy(self, plan: Plan) -> None:
         """Delete what is no longer needed, in separate small transactions; only now and then."""
-        if plan.step % _KEPT_STEPS == 0:
+        # not only at certain numbers: each second one may belong to a step that is cut, and is never done
+        if plan.step // _KEPT_STEPS > self._tidied:
+            self._run(lambda connection: self._forget(connection, plan.step))
             self.letter_index.forget_closed()
             forget_unused(self.transactions, self._id, time.time_ns())
+            self._tidied = plan.step // _KEPT_STEPS
 
     def kept_values(self, source: str) -> KeptStore:
         """Return the values that a source's positions refer to."""
@@ -215,8 +219,6 @@ class PipelineStore:
             move_collections(connection, self._id, seen)
         if plan.replay:
             close_letters(connection, self._id, plan)
-        if plan.step % _KEPT_STEPS == 0:
-            self._forget(connection, plan.step)
 
     def _forget(self, connection: sa.Connection, step: int) -> None:
         """Delete old steps, and old deliveries unless a reader of the output may still have to notice a missing one."""
