@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 
 _PLAIN = frozenset({str, bool, bytes, type(None)})
-_HUGE = 10**4300
-"""Python writes no longer integer, and msgspec reads none."""
-_LEAST = -_HUGE
+HUGE = 10**4300
+LEAST = -HUGE
+"""Bounds, both excluded, of the integers that Python writes and msgspec reads."""
 
 
 def is_json(value: Any) -> bool:
     """Return whether JSON can hold the value unchanged; raw data (bytes) counts as JSON."""
     kind = type(value)
     if kind is int:
-        return _LEAST < value < _HUGE
+        return LEAST < value < HUGE
     if kind in _PLAIN:
         return True
     if isinstance(value, float):
@@ -26,7 +26,7 @@ def is_json(value: Any) -> bool:
         for key, inner in value.items():
             # most values are integers or plain: checked here, without a call for each
             kind = type(inner)
-            if not (_LEAST < inner < _HUGE if kind is int else kind in _PLAIN or is_json(inner)):
+            if not (LEAST < inner < HUGE if kind is int else kind in _PLAIN or is_json(inner)):
                 return False
             if not isinstance(key, str):
                 return False

@@ -19,14 +19,15 @@ from conduit_dagster.expressions import (
     template_fields,
 )
 from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.json_values import HUGE, LEAST
 from conduit_dagster.payload_code import AFTER, PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.common.setting_kinds import Expression, Field, Template, failure, refused
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
-_PLAIN: Final = frozenset({int, bool, type(None)})
-"""Types that need no check: no document or expression gives an integer too long to write."""
+_PLAIN: Final = frozenset({bool, type(None)})
+"""Types that need no check."""
 _CHECKED: Final = _PLAIN | {float}
 """Types that need no check in an expression's result: its floats are already finite."""
 
@@ -144,9 +145,11 @@ def _computed(name: str, value: Compiled) -> PayloadCode:
     else:
         made, names = "record.after = after\nmade = value(record)", {"record": Record(0, {}), "value": value}
     finite, ascii_text = "kind is real and made * 0.0 == 0.0", "kind is text and made.isascii()"
-    kept = f"made if ({finite}) or kind in plain or ({ascii_text}) else own(made)"
+    short = "kind is whole and least < made < huge"
+    kept = f"made if ({short}) or ({finite}) or kind in plain or ({ascii_text}) else own(made)"
     source = f"{made}\nkind = made.__class__\nafter[{name}] = {kept}"
-    return PayloadCode(source, {**names, "plain": _PLAIN, "real": float, "text": str, "own": own})
+    kinds = {"plain": _PLAIN, "real": float, "text": str, "whole": int}
+    return PayloadCode(source, {**names, **kinds, "least": LEAST, "huge": HUGE, "own": own})
 
 
 def _computed_loop(name: str, value: Callable[[Record], Any], plain: frozenset[type]) -> Loop:
@@ -154,7 +157,8 @@ def _computed_loop(name: str, value: Callable[[Record], Any], plain: frozenset[t
         for record in rest:
             made = value(record)
             kind = type(made)
-            record.after[name] = made if kind in plain or (kind is str and made.isascii()) else own(made)
+            is_usual = LEAST < made < HUGE if kind is int else kind in plain or (kind is str and made.isascii())
+            record.after[name] = made if is_usual else own(made)
 
     return loop
 
@@ -185,6 +189,8 @@ def own(value: Any) -> Any:
         return _text(value)
     if kind is float:
         return value if math.isfinite(value) else _refuse(str(value))
+    if kind is int:
+        return value if LEAST < value < HUGE else _refuse("an integer of more than 4300 digits")
     return value if kind in _PLAIN else _container(value)
 
 

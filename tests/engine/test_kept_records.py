@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile, keep, kept
-from conduit_dagster.record import Record
+from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_letter
+from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError
 
 HALF = "a\ud800b"
@@ -42,10 +43,17 @@ def test_what_is_kept_comes_back(after: Any, key: Any, before: Any, metadata: di
         (Record("1", {}, {HALF: 1}), Record("1", {}, {"a\\ud800b": 1})),
         (Record(HALF, {"file": HALF}, None), Record("a\\ud800b", {"file": "a\\ud800b"}, None)),
         (Record("1", {}, {1: "x"}), Record("1", {}, {"1": "x"})),
+        (Record("1", {}, {"x": [2 * 10**4300]}), Record("1", {}, {"x": [hex(2 * 10**4300)]})),
     ],
 )
 def test_what_message_pack_can_not_hold(record: Record, wanted: Record) -> None:
     assert kept(keep(record)) == wanted
+
+
+def test_an_integer_that_nothing_can_write_is_text_in_the_queue() -> None:
+    origin = NackOrigin("p", "in", 0, "hash")
+    letter: Any = dead_letter(origin, "n", Nack("c", "m"), Record("1", {}, {"x": [-2 * 10**4300]}), 0)
+    assert letter.after["payload"]["after"] == {"x": [hex(-2 * 10**4300)]}
 
 
 def test_not_a_number_is_kept() -> None:

@@ -52,6 +52,20 @@ def test_refused_records_stand_between_the_others(run: Run) -> None:
     assert results[1].code == "expression.failed"
 
 
+@pytest.mark.parametrize(
+    "expression", ["after.a + after.b", "[after.a + after.b]", "after.a + after.b + len(metadata)"]
+)
+def test_an_integer_of_more_digits_than_json_readers_take_is_refused(run: Run, expression: str) -> None:
+    """Nothing could write it: neither the destination nor the dead letter."""
+    settings = {"field": ".Payload.After.x", "expression": expression}
+    nines = 10**4300 - 1
+    fits, *nacks = run("field.set", settings, {"a": nines, "b": -9}, {"a": nines, "b": 1}, {"a": -nines, "b": -1 - 9})
+    assert fits["a"] == nines and fits["x"] in (nines - 9, [nines - 9], nines - 8)
+    assert {(nack.code, nack.message) for nack in nacks} == {
+        ("field.set.invalid", "JSON cannot hold an integer of more than 4300 digits")
+    }
+
+
 def test_raw_payload_is_unresolved(run: Run) -> None:
     """The nack has a fix."""
     [nack] = run("field.set", {"field": ".Payload.After.x", "value": "1"}, b"raw")
