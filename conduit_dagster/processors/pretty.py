@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import msgspec
@@ -10,6 +11,7 @@ import structlog
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.json_values import shallow
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -25,7 +27,8 @@ class PrettySettings(ProcessorSettings):
 class Pretty(InPlaceProcessor):
     """Log the payload of each record as JSON (level info), as Transporter's ``pretty``; the record passes unchanged.
 
-    Values that the pipeline's file redacts are masked. A repeated step logs its records again.
+    Values that the pipeline's file redacts are masked. A repeated step logs its records again. A record that
+    can't be logged passes too.
     """
 
     name: ClassVar[str] = "pretty"
@@ -41,9 +44,14 @@ class Pretty(InPlaceProcessor):
 
     @override
     def change(self, record: Record) -> None:
-        shown: Any = self.context.mask(record).after
-        text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else self._text(shown)
-        _log.info(text, node=self.context.node_id)
+        with suppress(Exception):  # a record that can't be shown, or a log that can't be written, is not its fault
+            _log.info(self._text(self.context.mask(record).after), node=self.context.node_id)
 
     def _text(self, value: Any) -> str:
-        return json.dumps(msgspec.to_builtins(value), indent=self._indent, ensure_ascii=False)
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        try:
+            plain = msgspec.to_builtins(value)
+            return json.dumps(plain, indent=self._indent, ensure_ascii=False)
+        except RecursionError:
+            return json.dumps(shallow(value), indent=self._indent, ensure_ascii=False)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +103,25 @@ def test_pretty_logs_what_is_not_secret_and_changes_nothing() -> None:
         '{\n  "ssn": "***",\n  "é": [\n    1\n  ]\n}',
         '{"ssn": "***", "é": [1]}',
     ]
+
+
+def test_pretty_passes_what_it_can_not_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of the log that is full, and a document nested too deeply, once nacked the record."""
+    subject = make("pretty")
+    with Path("/dev/full").open("w", buffering=1) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        record = Record("1", {}, {"n": 1})
+        assert subject.process_block([record]) == [record]
+        monkeypatch.undo()
+        with suppress(OSError):
+            full.close()
+    deep: dict[str, Any] = {}
+    for _ in range(1200):
+        deep = {"a": deep}
+    record = Record("1", {}, deep)
+    with capture_logs() as logged:
+        assert subject.process_block([record])[0] is record
+    assert "[nested too deeply]" in logged[0]["event"] and record.after is deep
 
 
 GOOD, COUNT = {"type": "good"}, {"count": 10}
