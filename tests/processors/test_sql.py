@@ -68,6 +68,12 @@ def test_what_fits_a_type(kind: str, fits: list[Any], not_: list[Any]) -> None:
     assert found == [*bad, *({"v": v, "gone": v is None} for v in fits), *bad]
 
 
+def test_the_fields_of_a_struct_are_named_as_its_columns() -> None:
+    query = "SELECT struct(r.`a b`, n, s.x, n AS m) AS x, to_json(struct(n)) AS y, struct(s.*) AS z FROM record r"
+    found = ran("n INT, `a b` INT, s STRUCT<x: INT>", query, {"n": 1, "a b": 2, "s": {"x": 3}})
+    assert found == [{"x": {"a b": 2, "n": 1, "x": 3, "m": 1}, "y": '{"n":1}', "z": {"x": 3}}]
+
+
 def test_a_misfit_is_named_without_its_value() -> None:
     processor = made("who STRUCT<tags: ARRAY<INT>>", "SELECT who.tags AS t FROM record")
     [nack] = processor.process_block([Record(1, {}, {"who": {"tags": [1, "secret"]}})])

@@ -69,6 +69,8 @@ def refused(columns: str, query: str) -> tuple[str, int]:
         ("SELECT map(b, a) AS x FROM record", "the keys of a map may be the same, or NULL", "b,"),
         ("SELECT named_struct('x', a, 'x', a + 1) AS x FROM record", "the field x of a struct is given twice", "named"),
         ("SELECT array(struct(a, b AS a)) AS x FROM record", "the field a of a struct is given twice", "struct"),
+        ("SELECT struct(*) AS x FROM record", "* inside an expression", "*"),
+        ("SELECT a, to_json(struct(*)) AS x FROM record", "* inside an expression", "*"),
         ("SELECT uper(b) AS x FROM record", "Spark has no function uper", "uper"),
         ("SELECT c FROM record", "there is no column c", "c FROM"),
         ("SELECT A FROM record", "there is no column A", "A FROM"),

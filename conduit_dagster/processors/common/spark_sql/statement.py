@@ -15,7 +15,7 @@ from conduit_dagster.processors.common.spark_sql.clock_text import check_clock_t
 from conduit_dagster.processors.common.spark_sql.column_types import SqlTextError
 from conduit_dagster.processors.common.spark_sql.text import Text
 from conduit_dagster.record import Record, copy_document
-from conduit_dagster.spark.sql.query import ColumnType, SqlQuery
+from conduit_dagster.spark.sql.query import ColumnType, SqlQuery, quoted
 
 Part = Callable[[Any, Mapping[str, Any], dict[str, Any]], None]
 
@@ -218,7 +218,8 @@ class _Reader:
         for column in tree.find_all(exp.Column):
             first, root = self._text.parts(column)[0], self._text.path(column)[0]
             place = self._used.setdefault(self._known(root), len(self._used))
-            changes.add((self._text.start(first), self._text.end(root), f"{self._name}.c{place}"))
+            named = f" AS {quoted(root.name)}" if self._text.is_unnamed_field(column) else ""
+            changes.add((self._text.start(first), self._text.end(root), f"{self._name}.c{place}{named}"))
         made, done = "", begin
         for start, stop, instead in sorted(changes):
             made += self._text.text[done:start] + instead

@@ -126,6 +126,9 @@ class Text:
             self._check_map(node)
         if isinstance(node, exp.Struct):
             self._check_struct(node)
+        if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Select | exp.Column):
+            fix = "name the fields: struct(id, name)"
+            raise SqlTextError("* inside an expression is not the fields of the record", fix, self._word("*"))
 
     def _check_struct(self, node: Any) -> None:
         """Check that a struct's fields have different names: as a document it would lose all but the last one."""
@@ -227,6 +230,11 @@ class Text:
         """Return the identifiers of a column without the table's name."""
         parts = self.parts(column)
         return parts[1:] if len(parts) > 1 and parts[0].name in self._names else parts
+
+    def is_unnamed_field(self, column: Any) -> bool:
+        """Return whether a column gives a struct's field its name: ``struct(id)``."""
+        field, path = column.parent, self.path(column)
+        return len(path) == 1 and field.key == "propertyeq" and field.this.meta.get("start") == path[0].meta["start"]
 
     def start(self, identifier: Any) -> int:
         """Return the start offset of an identifier."""
