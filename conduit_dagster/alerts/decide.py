@@ -200,18 +200,23 @@ def decide(
     """Decide which alerts to send.
 
     ``seen`` None: the reported state is unknown. Then every degraded pipeline is reported, and dead letters count from
-    now on.
+    now on. So they do for a pipeline for which they were not counted so far. One whose file is away keeps its state.
     """
-    alerts, pipelines = list[Alert](), dict[str, ReportedPipeline]()
+    alerts, pipelines = list[Alert](), dict({} if seen is None else seen.pipelines)
     for one in standings:
-        known = (
-            ReportedPipeline(letters=LetterCounts(one.dead_letters, now_ns)) if seen is None else seen.of(one.pipeline)
-        )
+        known = _known(seen, one, now_ns)
         outage, degraded = _outage(known, one) if "degraded" in rules.on else ("", None)
         letters, grown = _letters(known.letters, one, rules, now_ns) if "dead-letters" in rules.on else (None, None)
         alerts += [alert for alert in (degraded, grown) if alert is not None]
         pipelines[one.pipeline] = ReportedPipeline(outage, letters)
     return AlertDecision(alerts, ReportedState(pipelines))
+
+
+def _known(seen: ReportedState | None, one: PipelineStanding, now_ns: int) -> ReportedPipeline:
+    if seen is not None and one.pipeline not in seen.pipelines:
+        return ReportedPipeline()  # a new one, all of whose letters are new
+    known = ReportedPipeline() if seen is None else seen.of(one.pipeline)
+    return known if known.letters is not None else replace(known, letters=LetterCounts(one.dead_letters, now_ns))
 
 
 def _outage(known: ReportedPipeline, one: PipelineStanding) -> tuple[str, Alert | None]:

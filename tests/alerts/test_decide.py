@@ -104,6 +104,22 @@ def test_a_new_pipelines_first_dead_letters_count() -> None:
     assert [alert.new for alert in Ticks().tick(row("new", dead_letters=5))] == [5]
 
 
+def test_letters_of_one_whose_file_was_away_are_not_new() -> None:
+    ticks = Ticks()
+    assert ticks.letters(500) == [500]
+    assert ticks.tick() == []
+    assert ticks.letters(500, 500, 505) == [0, 0, 5]
+
+
+def test_letters_from_before_they_were_asked_for_are_not_new() -> None:
+    ticks = Ticks()
+    assert ticks.letters(500) == [500]
+    ticks.rules = replace(RULES, on=frozenset({"degraded"}))
+    assert ticks.letters(600) == [0]
+    ticks.rules = RULES
+    assert ticks.letters(600, 600, 605) == [0, 0, 5]
+
+
 def test_a_lost_cursor_repeats_the_current_state_at_most() -> None:
     down = row(status="degraded", dead_letters=500)
     decided = decide(None, [down, row("q", dead_letters=500)], RULES, NOW)
