@@ -246,6 +246,22 @@ def test_published_folders_that_were_read_to_their_end_may_go(lab: Lab) -> None:
     assert lab.documents("out.jsonl") == [*ROWS, *more]
 
 
+def test_a_destination_that_was_removed_and_added_again(lab: Lab, crashes: Crashes) -> None:
+    """Its folder goes on, and so does a reader in the middle of a part, once something is published again."""
+    writes(lab, SETTINGS["folder"])
+    reads(lab, delivery={"batch-size": 45})
+    runs(lab, "a")
+    crashes(lab, "after-done")
+    upstream(lab, source(), destination("other"), processors=[DECODE], delivery={"log": "positions"})
+    runs(lab, "a")
+    writes(lab, SETTINGS["folder"])
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == ROWS[:45]
+    lab.write("in.jsonl", [{"i": 100}], mode="a")
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 100}]
+
+
 @pytest.mark.parametrize("layout", list(SETTINGS))
 def test_an_output_that_is_moved_before_it_was_read(lab: Lab, layout: str) -> None:
     """What was published at the old path is named, and can be read before the reader follows to the new one."""

@@ -182,7 +182,7 @@ class OutputReadMode(ReadMode):
         known = {piece.name: piece for piece in pieces or ()}
         if read and at.file in known:
             self._require(known[at.file], at)
-        elif read and at.file and not at.is_ended:
+        elif read and at.file and not at.is_ended and not Path(self._path, at.file).is_file():
             # its rest was never read, and is not skipped
             raise self._gone(f"{self._path}/{at.file}", "it was removed")
         return pieces or []
@@ -254,7 +254,9 @@ class OutputReadMode(ReadMode):
             return
         found = {piece.name: piece for piece in self._known(first) if piece.length}
         if last.file not in found:
-            raise self._gone(str(self._path), f"{last.file or 'the file'} is not there")
+            is_there = Path(self._path, last.file).is_file()
+            what = "has not been published since that destination was added" if is_there else "is not there"
+            raise self._gone(str(self._path), f"{last.file or 'the file'} {what}")
         there = sum(first.file < name <= last.file for name in found)
         if last.files and there != last.files - first.files:
             raise self._gone(
