@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
 from conduit_dagster.commit_log.splits import LogManifest, cut, reach, read_whole, relocated
+from conduit_dagster.node_ids import input_id
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.state.pipeline_state import CATCH_UP
@@ -89,9 +89,6 @@ class LogSource(Source):
         return self.real.unit
 
 
-_LONGEST = 256
-
-
 class CatchUpSource(LogSource):
     """The log of one source, read for one destination: up to the pipeline's position when it was added, or a range."""
 
@@ -119,5 +116,4 @@ class CatchUpSource(LogSource):
 
 def catch_up_id(source: str, consumer: str) -> str:
     """Return the id of a destination's catch-up source. No connector id contains an ``@``."""
-    name = f"{source}@{consumer}"
-    return name if len(name) <= _LONGEST else f"catch-up@{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    return input_id(f"{source}@{consumer}", "catch-up")

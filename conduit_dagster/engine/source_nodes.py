@@ -10,7 +10,7 @@ from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import CatchUpSource, LogSource, catch_up_id
 from conduit_dagster.engine.nodes import SourceCheck, Step
 from conduit_dagster.engine.program import Program
-from conduit_dagster.node_ids import node_id
+from conduit_dagster.node_ids import input_id, node_id
 from conduit_dagster.sdk import Position, Source
 
 
@@ -74,7 +74,7 @@ def inputs_of(program: Program, sources: Sequence[SourceNode]) -> Sequence[Sourc
     logged = {node.id: LogSource(node.source) for node in sources}
     if program.fan_in == "join":
         # the sources' own processors ran when the records were logged
-        return [SourceNode("+".join(logged), JoinSource(logged), ())]
+        return [SourceNode(input_id("+".join(logged), "join"), JoinSource(logged), ())]
     late = [spec.id for spec in program.destinations if spec.from_log]
     return [
         *(SourceNode(node.id, logged[node.id], node.nodes) for node in sources),

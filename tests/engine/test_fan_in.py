@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from lab.postgres_server import PostgresServer
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.state.log_store import LogStore
@@ -236,3 +237,15 @@ def test_the_logs_of_a_join_that_was_a_merge_are_compacted(lab: Lab) -> None:
         segments = LogStore("p").segments(connection, "s1")
     assert [part.entries for part in segments[:-1]] == [1] * (len(segments) - 1)
     assert len(segments) > 3
+
+
+def test_a_join_of_sources_with_long_names(lab: Lab, postgres_server: PostgresServer) -> None:
+    """PostgreSQL, unlike SQLite, refuses an id that is longer than its column."""
+    (lab.root / "conduit.yaml").write_text(f"state: {{url: '{postgres_server.create_database()}'}}\n")
+    names = [f"{name}-{'x' * 90}" for name in ("s1", "s2", "s3")]
+    join(lab, sources=[number(name) for name in names], processors=[])
+    for _ in range(2):
+        for name in names:
+            lab.write(f"{name}.jsonl", xs(7), mode="a")
+        assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [dict.fromkeys(names, {"x": 7})] * 2

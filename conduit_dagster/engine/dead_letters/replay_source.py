@@ -6,7 +6,6 @@ that a range always means the same letters.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, record_of
 from conduit_dagster.engine.dead_letters.letter_layout import NOBODY, decode_missed, encode_missed
+from conduit_dagster.node_ids import input_id
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Replayed, Source, Split
 from conduit_dagster.state.dead_letter_replays import ChosenLetter, LetterReplays
@@ -21,7 +21,6 @@ from conduit_dagster.state.dead_letters import Key
 from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.steps import Decision, LetterPart
 
-_LONGEST = 256
 _STEP = 20_000
 """Maximum number of letters per step: their locations are part of its plan's splits, and one transaction closes them.
 """
@@ -33,8 +32,7 @@ _BLOCK_BYTES = 4 << 20
 
 def replay_id(source: str) -> str:
     """Return the id of a source's replay source. No connector's id has an ``@``."""
-    name = f"replay@{source}"
-    return name if len(name) <= _LONGEST else f"replay@{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    return input_id(f"replay@{source}", "replay")
 
 
 class ReplaySource(Source):
