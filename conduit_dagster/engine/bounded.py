@@ -20,6 +20,7 @@ from conduit_dagster.daemon_threads import fulfil, has_ended, in_daemon
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.claim import claim_of
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.status_store import RecoveryState, read
 
@@ -143,13 +144,12 @@ _ASK = 1.0
 @contextmanager
 def watching(
     stop: StopFlag, jobs: Jobs, shutdown_timeout: float, database: sa.Engine, pipeline: str
-) -> Generator[threading.Event]:
+) -> Generator[Watch]:
     """Cancel the Spark jobs on a forced stop, or when a graceful stop exceeds its timeout.
 
-    ``pipelines stop`` takes effect within a second if the state store answers. Yields an event that ends the watching
-    before the block ends: an abandoned run must not cancel what the pipeline runs next in this process.
+    ``pipelines stop`` takes effect within a second if the state store answers.
     """
-    watch = _Watch(stop, jobs, shutdown_timeout, lambda: _requested(database, pipeline))
+    watch = Watch(stop, jobs, shutdown_timeout, lambda: _requested(database, pipeline))
     threads = [
         threading.Thread(target=watch.cancel, daemon=True, name=f"stop-watcher-{pipeline}"),
         # separate thread: a state store that does not answer must not delay a forced stop
@@ -158,7 +158,7 @@ def watching(
     for thread in threads:
         thread.start()
     try:
-        yield watch.ended
+        yield watch
     finally:
         watch.ended.set()
         if stop.requested:
@@ -166,16 +166,32 @@ def watching(
 
 
 def _requested(database: sa.Engine, pipeline: str) -> RecoveryState:
+    claim = claim_of(database)
     with reading(database) as connection:
+        if claim is not None:
+            claim.require(connection)
         return read(connection, pipeline)
 
 
-class _Watch:
+class Watch:
+    """Watcher of a run: for stops, requests of operators, and the loss of its state store.
+
+    Set ``ended`` before its block ends to end it early: an abandoned run must not cancel what the pipeline runs next in
+    this process.
+    """
+
     def __init__(self, stop: StopFlag, jobs: Jobs, timeout: float, requested: Callable[[], RecoveryState]) -> None:
         self._stop, self._jobs, self._timeout, self._requested = stop, jobs, timeout, requested
+        self._lost: FatalError | None = None
         self.ended = threading.Event()
 
+    def require_store(self) -> None:
+        """Raise the error of a state store that was lost: an idle run has no transaction that would."""
+        if self._lost is not None:
+            raise self._lost
+
     def cancel(self) -> None:
+        """Cancel the jobs once a stop is forced, or takes longer than its timeout; until the watching ends."""
         while not self._stop.wait(_ASK):
             if self.ended.is_set():
                 return
@@ -190,13 +206,16 @@ class _Watch:
                 self._jobs.cancel()
 
     def ask(self) -> None:
+        """Ask the state store for requests of operators, until the watching ends."""
         while not self.ended.wait(_ASK):
             try:
                 state = self._requested()
             except SQLAlchemyError:
                 continue  # an unreachable store is reported by the next transaction
             except FatalError as error:
-                log.error("the run is ended", pipeline=self._jobs.pipeline, cause=error.message)
+                if self._lost is None:
+                    log.error("the run is ended", pipeline=self._jobs.pipeline, cause=error.message)
+                self._lost = error
                 with suppress(Exception):
                     self._jobs.cancel()  # the next transaction raises the same error
                 continue

@@ -127,6 +127,7 @@ class _Run:
         self._pipeline = request.bound.compiled
         self.acks = SourceAcks(self._pipeline)
         self._unwatch: Callable[[], None] = lambda: None
+        self._require_store: Callable[[], None] = lambda: None
         self._jobs: Jobs | None = None
 
     def leave(self) -> None:
@@ -198,8 +199,8 @@ class _Run:
     def _move(self, jobs: Jobs) -> None:
         depth = self._bound.config.delivery.max_in_flight
         timeout = self._bound.config.delivery.shutdown_timeout
-        with watching(self._stop, jobs, timeout, self._store.engine, self._bound.id) as ended:
-            self._unwatch = ended.set
+        with watching(self._stop, jobs, timeout, self._store.engine, self._bound.id) as watch:
+            self._unwatch, self._require_store = watch.ended.set, watch.require_store
             slots = self._options.parallelism or jobs.slots()
             context = make_context(self._bound, self._store, jobs, self._options, slots, self.acks)
             appender = Appender(context) if self._pipeline.program.log == "records" else None
@@ -237,6 +238,8 @@ class _Run:
                 idle.moved()
             elif self._options.drain or self._stop.wait(idle.seconds()):
                 break
+            else:
+                self._require_store()
             flight.look()
             self._life.look()
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 from lab.postgres_server import PostgresServer
 from lab.support import Lab, destination, source
+from lab.waiting import wait_until
+from structlog.testing import capture_logs
 
+from conduit_dagster.engine.bounded import watching
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.state.claim import open_store
 
 
 def deleted(file: Path) -> None:
@@ -54,19 +61,62 @@ def test_a_loss_at_the_very_end_is_no_success(lab: Lab) -> None:
     assert (result.status, result.error and result.error.code) == (PipelineStatus.DEGRADED, "state.replaced")
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_an_idle_run_ends_as_well(lab: Lab, postgres_server: PostgresServer, kind: str) -> None:
+    _pipeline(lab)
+    if kind == "postgres":
+        lab.env["CONDUIT_STATE_URL"] = postgres_server.create_database()
+
+    def observe(*_: Any) -> None:
+        if len(lab.lines("out.jsonl")) < 4:
+            return
+        if kind == "postgres":
+            emptied(lab.env["CONDUIT_STATE_URL"])
+        else:
+            deleted(lab.root / ".conduit" / "state.db")
+
+    stop = StopFlag()
+    alarm = threading.Timer(30, stop.request)
+    alarm.start()
+    result = lab.run(drain=False, stop=stop, observe=observe)
+    alarm.cancel()
+    assert not stop.requested, "it ends by itself"
+    assert (result.status, result.error and result.error.code) == (PipelineStatus.DEGRADED, "state.replaced")
+
+
+class _Busy:
+    """Jobs of a run that takes long to end."""
+
+    pipeline = "p"
+    cancelled = 0
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def test_the_loss_is_logged_once(tmp_path: Path) -> None:
+    database, jobs = open_store(f"sqlite:///{tmp_path}/state.db", tmp_path), _Busy()
+    with capture_logs() as logged, watching(StopFlag(), cast(Jobs, jobs), 5.0, database, "p") as watch:
+        deleted(tmp_path / "state.db")
+        wait_until(lambda: jobs.cancelled >= 3, "its jobs are cancelled again and again")
+        with pytest.raises(FatalError, match="was deleted"):
+            watch.require_store()
+    assert [line["event"] for line in logged] == ["the run is ended"]
+
+
+def emptied(url: str) -> None:
+    tables = "SELECT string_agg(quote_ident(tablename), ',') FROM pg_tables WHERE tablename LIKE 'conduit%'"
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(tables).fetchone()
+        assert row is not None
+        connection.execute(f"TRUNCATE {row[0]}".encode())
+
+
 def test_tables_that_are_emptied_during_a_run_end_it(lab: Lab, postgres_server: PostgresServer) -> None:
     _pipeline(lab)
     url = postgres_server.create_database()
     lab.env["CONDUIT_STATE_URL"] = url
-    tables = "SELECT string_agg(quote_ident(tablename), ',') FROM pg_tables WHERE tablename LIKE 'conduit%'"
-
-    def lose(*_: Any) -> None:
-        with psycopg.connect(url, autocommit=True) as connection:
-            row = connection.execute(tables).fetchone()
-            assert row is not None
-            connection.execute(f"TRUNCATE {row[0]}".encode())
-
-    result = lab.run(observe=lose)
+    result = lab.run(observe=lambda *_: emptied(url))
     assert (result.status, result.error and result.error.code) == (PipelineStatus.DEGRADED, "state.replaced")
     with pytest.raises(FatalError) as caught:
         lab.run()
