@@ -248,4 +248,4 @@ def test_a_join_of_sources_with_long_names(lab: Lab, postgres_server: PostgresSe
         for name in names:
             lab.write(f"{name}.jsonl", xs(7), mode="a")
         assert lab.run().error is None
-    assert lab.documents("out.jsonl") == [dict.fromkeys(names, {"x": 7})] * 2
+    assert lab.documents("out.jsonl") == [{key: {"x": 7} for key in names}] * 2
