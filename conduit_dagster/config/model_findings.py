@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, LiteralString, Self, TypeVar, cast, get_args
+from typing import Any, ClassVar, LiteralString, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -36,6 +36,9 @@ class Section(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
     )
+
+    empty: ClassVar[frozenset[str]] = frozenset()
+    """Keys whose empty value counts as given."""
 
     _where: str = PrivateAttr(default="")
 
@@ -75,10 +78,10 @@ def _names(section: type[BaseModel]) -> frozenset[str]:
     return frozenset(kebab(name) for name in section.model_fields)
 
 
-def _given(section: type[BaseModel], data: Any) -> Any:
+def _given(section: type[Section], data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
-    known = _names(section)
+    known = _names(section) - section.empty
     items = cast(Mapping[str, Any], data).items()
     given = {key: value for key, value in items if key not in known or (value is not None and value != "")}
     return Mapped.at(data.where, given) if isinstance(data, Mapped) else given

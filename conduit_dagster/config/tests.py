@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -22,7 +22,9 @@ Operation = Literal["create", "update", "delete", "snapshot"]
 
 
 class RecordParts(Section):
-    """Parts of a record. A mapping is a document, a string is raw data."""
+    """Parts of a record. A mapping is a document, a string is raw data, null is no data."""
+
+    empty: ClassVar[frozenset[str]] = frozenset({"key", "before", "after"})
 
     operation: Operation | None = None
     """Operation of the record. Defaults to `create` for an input record."""

@@ -73,6 +73,10 @@ def test_what_is_as_expected(lab: Lab) -> None:
         ({"destinations": {"out": [{"operation": "delete"}]}}, ["out: record 1: operation"]),
         ({"destinations": {"out": [{"metadata": {"m": "1"}}]}}, ["out: record 1: metadata"]),
         ({"destinations": {"out": [{"key": "7"}]}}, ["out: record 1: key"]),
+        ({"destinations": {"out": [{"after": {"i": 2, "n": 1.0, "tag": "t2"}}]}}, ["out: record 1: after"]),
+        ({"destinations": {"out": [{"after": {"i": 2, "n": True, "tag": "t2"}}]}}, ["out: record 1: after"]),
+        ({"destinations": {"out": [{"after": None, "key": None}]}}, ["out: record 1: after"]),
+        ({"destinations": {"out": [{"after": ""}]}}, ["out: record 1: after"]),
         ({"destinations": {"big": [{}, {}]}}, ["big: records"]),
         ({"filtered": {"even": 1}}, ["filtered by even"]),
         ({"nacked": [{}]}, ["nacked"]),
@@ -105,6 +109,12 @@ def test_a_nack_that_nobody_expects_fails_the_test(lab: Lab) -> None:
 def test_mocks(lab: Lab, mock: Any, expect: Any) -> None:
     more = {"mocks": {"convert": mock, "big:upper": {}}}
     assert verdict(lab, [raw(2, "x")], expect, **more).flaws == []
+
+
+def test_a_mock_gives_no_payload(lab: Lab) -> None:
+    expect = {"destinations": {"big": [{"after": None, "key": None, "before": {"i": 1}}]}}
+    mocks = {"big:upper": {"record": {"after": None, "before": {"i": 1}}}}
+    assert verdict(lab, [raw(2)], expect, mocks=mocks).flaws == []
 
 
 @pytest.mark.parametrize(

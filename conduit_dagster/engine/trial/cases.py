@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -47,10 +48,14 @@ def with_parts(record: Record, parts: RecordParts) -> Record:
     """Return the record with the given parts replaced; metadata is merged."""
     record.operation = parts.operation or record.operation
     record.metadata = {**record.metadata, **parts.metadata}
-    record.key = record.key if parts.key is None else data_of(parts.key)
-    record.before = record.before if parts.before is None else data_of(parts.before)
-    record.after = record.after if parts.after is None else data_of(parts.after)
+    for name in _given(parts):
+        setattr(record, name, data_of(getattr(parts, name)))
     return record
+
+
+def _given(parts: RecordParts) -> list[str]:
+    """Return the names of the data that a test gives, null included."""
+    return [name for name in ("key", "before", "after") if name in parts.model_fields_set]
 
 
 def data_of(part: dict[str, object] | str | None) -> Data:
@@ -186,10 +191,15 @@ def _record_flaws(where: str, expected: RecordParts, record: Record) -> Iterator
     got = {name: record.metadata.get(name) for name in expected.metadata}
     if got != expected.metadata:
         yield Flaw(f"{where}: metadata", expected.metadata, got)
-    for name in ("key", "before", "after"):
-        part = data_of(getattr(expected, name))
-        if part is not None and part != getattr(record, name):
-            yield Flaw(f"{where}: {name}", readable_part(part), readable_part(getattr(record, name)))
+    for name in _given(expected):
+        part, found = data_of(getattr(expected, name)), getattr(record, name)
+        if _exact(part) != _exact(found):
+            yield Flaw(f"{where}: {name}", readable_part(part), readable_part(found))
+
+
+def _exact(part: Data) -> Data | str:
+    """Return a document as JSON in one order of fields: to Python, 1, 1.0 and true are equal."""
+    return json.dumps(part, sort_keys=True, default=repr) if isinstance(part, dict) else part
 
 
 def _nack_flaws(expected: Sequence[ExpectedNack], found: Sequence[tuple[str, TracedNack]]) -> Iterator[Flaw]:
