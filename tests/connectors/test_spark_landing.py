@@ -13,7 +13,9 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
+from conduit_dagster.connectors.spark.lander import SnapshotLander
 from conduit_dagster.connectors.spark.landing import Landing
+from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions
@@ -85,6 +87,19 @@ def test_folders_that_no_batch_names_are_cleaned(landing: Landing) -> None:
     Path(landing.url, "snapshot-9").mkdir()
     landing.clean("snapshot-")
     assert folders(landing) == ["snapshot-1", "snapshot-2", "snapshot-3"]
+
+
+@pytest.mark.parametrize(("later", "due"), [(59, False), (61, True), (-3600, True)])
+def test_a_snapshot_is_due_when_it_is_old_or_the_clock_was_ahead(
+    landing: Landing, monkeypatch: pytest.MonkeyPatch, later: int, due: bool
+) -> None:
+    settings = SparkSourceSettings.model_validate({"path": "in", "refresh": "60s"})
+    lander = SnapshotLander(
+        "json", settings, ConnectorContext("p", "in", landing.url, Clock(7), "exactly-once"), landing
+    )
+    now = landing.batches()[-1].at + later
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert lander.is_due() is due
 
 
 @pytest.mark.slow

@@ -69,12 +69,13 @@ class SnapshotLander(Lander):
     """Lander of one snapshot; with ``refresh``, of a new one whenever it is too old."""
 
     def is_due(self) -> bool:
-        """Return whether there is no snapshot, or the newest one has reached the age ``refresh``."""
+        """Return whether there is no snapshot, or the newest one is older than ``refresh`` or of the future."""
         batches = self._landing.batches()
         if not batches:
             return True
-        refresh = self._settings.refresh
-        return refresh is not None and time.time() - batches[-1].at >= refresh
+        refresh, age = self._settings.refresh, time.time() - batches[-1].at
+        # a snapshot of the future landed while the clock was ahead
+        return refresh is not None and not 0 <= age < refresh
 
     def land(self) -> bool:
         """Take a snapshot if one is due."""
