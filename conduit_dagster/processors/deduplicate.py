@@ -68,9 +68,8 @@ class Deduplicate(StatefulProcessor):
     The keys are stored with the steps, so deduplication survives restarts and crashes: a record is a duplicate of any
     record that passed here, whatever happened to that one later. A dead letter that had already passed bypasses it when
     replayed, and the pieces of one record are not duplicates of one another. All keys are discarded when a source is
-    rewound or its settings make it another source. A record whose key can't be computed is nacked. Put the processor
-    before any that replaces the metadata (`unwrap.opencdc`): records are identified by their source, which is stored
-    there, and their position.
+    rewound or its settings make it another source. A record whose key can't be computed is nacked. Records are told
+    apart by their source and position, which no processor changes.
 
     It may be a processor of the pipeline or of a destination. All records of such a pipeline pass through one task, in
     order, with one step in flight. A stored key takes up to 40 bytes on disk and 200 in the task's memory, which holds
