@@ -97,10 +97,12 @@ def amonoresend(patch: Patch) -> None:
 def epoch(patch: Patch) -> None:
     """*Every transaction of the protocol checks the epoch*: here none does."""
 
-    def anybodys(self: Lease) -> sa.Update:
-        return sa.update(pipelines).where(pipelines.c.pipeline == self.pipeline)
+    def anybodys(self: Lease, connection: sa.Connection, **values: Any) -> int | None:
+        mine = sa.update(pipelines).where(pipelines.c.pipeline == self.pipeline)
+        beat = mine.values(heartbeat=pipelines.c.heartbeat + 1, **values).returning(pipelines.c.heartbeat)
+        return connection.execute(beat).scalar_one_or_none()
 
-    patch.setattr(Lease, "_mine", anybodys)
+    patch.setattr(Lease, "_heartbeat", anybodys)
 
 
 def ackset(patch: Patch) -> None:
