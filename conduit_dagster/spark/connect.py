@@ -28,7 +28,7 @@ _LAST_CALL = 2.0
 log = structlog.get_logger("conduit.spark")
 
 
-def open_connect(settings: SparkSettings) -> SparkSession:
+def open_connect(settings: SparkSettings, renews: bool = True) -> SparkSession:
     """Return the process's session, a new one if it has expired. Give up after half a minute without answer."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -41,10 +41,10 @@ def open_connect(settings: SparkSettings) -> SparkSession:
         for key, value in {**connect_conf(settings), **settings.conf}.items():
             spark.conf.set(key, value)
     except PySparkException as error:
-        if has_expired(error):
+        if renews and has_expired(error):
             # not closed: other threads that use it are to get this error too
             forget_client(spark)
-            return open_connect(settings)
+            return open_connect(settings, renews=False)
         # also drops the session, which a restarted server does not know: the next call makes a new one
         close_client(spark)
         raise unreachable(settings.url, error) from error
