@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -34,6 +34,19 @@ def has_ended(future: Future[T], seconds: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def below(name: str) -> str:
+    """Return a thread name prefixed with the name of the current thread, which waits for it."""
+    return f"{threading.current_thread().name}/{name}"
+
+
+def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
+    """Run all in daemon threads and return their results; once all have ended, raise the first one's error."""
+    futures = [in_daemon(work, below(f"{name}-{i}")) for i, work in enumerate(works)]
+    for future in futures:
+        has_ended(future, None)
+    return [future.result() for future in futures]
 
 
 _unanswered: dict[int, Future[Any]] = {}

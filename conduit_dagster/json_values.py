@@ -13,6 +13,11 @@ LEAST = -HUGE
 """Bounds, both excluded, of the integers that Python writes and msgspec reads."""
 
 
+def writable(value: int) -> int | str:
+    """Return the integer, or its hexadecimal digits, which have no limit, if it can't be written as a number."""
+    return value if LEAST < value < HUGE else hex(value)
+
+
 def is_json(value: Any) -> bool:
     """Return whether JSON can hold the value unchanged; raw data (bytes) counts as JSON."""
     kind = type(value)

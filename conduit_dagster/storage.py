@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from urllib.parse import quote
 
-import structlog
-
-_log = structlog.get_logger("conduit.storage")
-
 
 class _Appends(Protocol):
     def write(self, data: bytes) -> None: ...
@@ -52,11 +48,6 @@ class Sink(io.RawIOBase):
 _CHUNK = 1 << 20
 _PIECE = 1 << 14
 _LONGEST = 255
-_OWNER = (
-    "let the user of the driver delete what the workers write, or the disk fills up; what is left of staging goes when"
-    " the pipeline starts again"
-)
-_not_emptied: set[str] = set()
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -291,17 +282,6 @@ def remove_folder(url: str) -> None:
     fs, name = _remote(url)
     if fs.exists(name):
         fs.rm(name, recursive=True)
-
-
-def discard_folder(url: str) -> None:
-    """Remove a folder that is no longer needed. One that stays is no error: a process warns once per parent folder."""
-    try:
-        remove_folder(url)
-    except OSError as error:
-        parent = url.rpartition("/")[0]
-        if parent not in _not_emptied:
-            _not_emptied.add(parent)
-            _log.warning("a folder that is no longer needed can't be removed", folder=url, cause=str(error), fix=_OWNER)
 
 
 def folders(url: str) -> list[str]:

@@ -19,6 +19,7 @@ from lab.small_disk import no_file_beyond
 from structlog.testing import capture_logs
 
 from conduit_dagster import storage
+from conduit_dagster.discarded_folders import discard_folder
 
 LARGE = 1 << 14
 SIZES = st.lists(st.sampled_from([0, 1, 100, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE]), max_size=8)
@@ -184,5 +185,5 @@ def test_what_stays_of_a_discarded_folder_is_told_once(tmp_path: Path) -> None:
         storage.remove_folder(str(links[0]))
     with capture_logs() as logged:
         for link in links:
-            storage.discard_folder(str(link))
+            discard_folder(str(link))
     assert [(line["folder"], "symbolic link" in line["cause"]) for line in logged] == [(str(links[0]), True)]

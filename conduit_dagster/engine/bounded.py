@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.daemon_threads import fulfil, has_ended, in_daemon
+from conduit_dagster.daemon_threads import below, fulfil, has_ended, in_daemon
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
@@ -55,7 +55,7 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
     Raises :class:`RunHung` once a stop has taken longer than ``timeout`` seconds. The thread is a daemon: it does not
     keep the process alive, and the caller must fence it off in case it ever continues.
     """
-    name = _below(name)
+    name = below(name)
     future = in_daemon(work, name)
     # a run may last for months: do not poll before a stop is requested
     either: list[Future[Any]] = [future, stop.asked]
@@ -71,19 +71,11 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
 
 def within(work: Callable[[], None], seconds: float, name: str) -> bool:
     """Return whether ``work`` ended within ``seconds``, by success or error; otherwise its thread is abandoned."""
-    name = _below(name)
+    name = below(name)
     is_over = has_ended(in_daemon(work, name), seconds)
     if not is_over:
         _left.append(name)
     return is_over
-
-
-def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
-    """Run all in daemon threads and return their results; once all have ended, raise the first one's error."""
-    futures = [in_daemon(work, _below(f"{name}-{i}")) for i, work in enumerate(works)]
-    for future in futures:
-        has_ended(future, None)
-    return [future.result() for future in futures]
 
 
 class Worker(Generic[T]):
@@ -91,7 +83,7 @@ class Worker(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=_below(name), daemon=True)
+        self._thread = threading.Thread(target=self._run, name=below(name), daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -108,11 +100,6 @@ class Worker(Generic[T]):
     def _run(self) -> None:
         while (one := self._calls.get()) is not None:
             fulfil(*one)
-
-
-def _below(name: str) -> str:
-    """Return a thread name prefixed with the name of the current thread, which waits for it."""
-    return f"{threading.current_thread().name}/{name}"
 
 
 def _deadline(stop: StopFlag, timeout: float) -> float | None:

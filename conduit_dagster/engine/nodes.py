@@ -14,7 +14,7 @@ from conduit_dagster.lazy_records import as_list
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.payload_code import DROPPING, PayloadCode, conditional
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy, share_documents, structure_fault
-from conduit_dagster.recovery.classify import blame
+from conduit_dagster.recovery.classify import ENDINGS, blame
 from conduit_dagster.sdk import DROP, Processor, Result, Results
 
 CONDITION_FAILED = "condition.failed"
@@ -116,7 +116,7 @@ class Node:
     def _process_block(self, records: list[Record]) -> list[Result]:
         try:
             return self._processor.process_block(records)
-        except (KeyboardInterrupt, GeneratorExit):
+        except ENDINGS:
             raise
         except BaseException as error:
             raise blame(error, self.node, "processor.failed") from error

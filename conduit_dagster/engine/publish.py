@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from conduit_dagster.engine.bounded import side_by_side
+from conduit_dagster.daemon_threads import side_by_side
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import reason, shown, told
 from conduit_dagster.engine.delivery_progress import Shipment

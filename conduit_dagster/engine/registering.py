@@ -133,10 +133,9 @@ def _initials(pipeline: CompiledPipeline) -> dict[str, Position]:
 def _register_sources(
     pipeline: CompiledPipeline, initials: Mapping[str, Position], registry: Registry, logs: LogRegistry
 ) -> None:
-    is_join = any(isinstance(source_node.source, JoinSource) for source_node in pipeline.inputs)
     for source_node in pipeline.sources:
         if source_node.nodes:
-            logs.require_logged_for(source_node.id, is_join)
+            logs.require_logged_for(source_node.id, joined=pipeline.program.fan_in == "join")
     logs.leave({source_node.id for source_node in pipeline.inputs})
     registry.readers.retire({source_node.id for source_node in pipeline.sources})
     for source_node in pipeline.sources:

@@ -20,7 +20,7 @@ from conduit_dagster.engine.split_run import SplitRun
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob, TaskError, task_error
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
-from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.classify import ENDINGS, blamed
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.state.steps import Memory
 
@@ -49,7 +49,7 @@ def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
         return task.run()
     except _StepCutError as cut:
         return Ledger(number, failed=cut.failure)
-    except (KeyboardInterrupt, GeneratorExit):
+    except ENDINGS:
         raise
     except BaseException as error:  # noqa: BLE001  # Spark would keep only an exception's text; the ledger keeps its class
         found = task_error(error, "a task failed")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from conduit_dagster import storage
+from conduit_dagster.discarded_folders import discard_folder
 from conduit_dagster.engine.offset_updates import generations
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
@@ -165,7 +166,7 @@ class Stager:
     def discard(self, staging: dict[str, str]) -> None:
         """Remove an execution's folders."""
         for url in {url.rsplit("/", 1)[0] for url in staging.values()}:
-            storage.discard_folder(url)
+            discard_folder(url)
 
     def clean(self, kept: Sequence[StagedDelivery]) -> None:
         """Remove staging that earlier runs left behind and no prepared step needs.
@@ -177,7 +178,7 @@ class Stager:
             for name in storage.folders(base):
                 url, epoch = storage.join(base, name), name.partition("-")[0]
                 if url not in needed and epoch.isdecimal() and int(epoch) < self._epoch:
-                    storage.discard_folder(url)
+                    discard_folder(url)
 
 
 def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:

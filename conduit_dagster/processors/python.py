@@ -16,6 +16,7 @@ from typing_extensions import override
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.record import copy, copy_document
+from conduit_dagster.recovery.classify import ENDINGS
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import (
     Drop,
@@ -134,7 +135,7 @@ class Python(Processor):
         chosen = [place for place, record in enumerate(records) if isinstance(record.after, dict)]
         try:
             made = self._of_table([records[place] for place in chosen]) if chosen else []
-        except (TransientError, KeyboardInterrupt, GeneratorExit):
+        except (TransientError, *ENDINGS):
             raise
         except BaseException:  # noqa: BLE001  # the fault of one record or of the function: try each record alone
             made = [self._alone(records[place]) for place in chosen]
@@ -160,9 +161,10 @@ class Python(Processor):
             for name, column, given in zip(names, columns, values, strict=True)
             if pa.types.is_nested(column.type) or (pa.types.is_floating(column.type) and int in set(map(type, given)))
         }
-        # without columns, only a struct array tells a table its number of rows
-        empty = pa.array(rows, pa.struct([]))
-        table = self._call(pa.Table.from_arrays(columns, names) if names else pa.Table.from_struct_array(empty))
+        if names:
+            table = self._call(pa.Table.from_arrays(columns, names))
+        else:  # only a struct array tells a table without columns its number of rows
+            table = self._call(pa.Table.from_struct_array(pa.array(rows, pa.struct([]))))
         if not isinstance(table, pa.Table):
             raise ProcessError(f"the function returned a {type(table).__name__}, not a table", code="python.result")
         made = table.to_pylist()

@@ -152,6 +152,10 @@ def blamed_each(node: str, items: Iterable[T]) -> Iterator[T]:
         yield item
 
 
+ENDINGS: Final = (KeyboardInterrupt, GeneratorExit)
+"""Errors of no code: they end a process, or close a generator."""
+
+
 def survivable(error: BaseException) -> Exception | None:
     """Return the error of a library that raises past ``Exception``; None for what must end the process or thread.
 

@@ -14,6 +14,7 @@ from conduit_dagster.expressions import Clock
 from conduit_dagster.idempotency_keys import IdempotencyKeys, RecordKey
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.record import Nack, Record
+from conduit_dagster.recovery.classify import ENDINGS
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk.promises import withdraw
 from conduit_dagster.spark.sql.query import SqlQuery
@@ -226,7 +227,7 @@ class Processor:
 def nack_of(error: BaseException) -> Nack:
     """Return the nack of the record that an author's code raised this for. Raises what is no record's fault."""
     # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
-    if isinstance(error, TransientError | StepError | KeyboardInterrupt | GeneratorExit):
+    if isinstance(error, (TransientError, StepError, *ENDINGS)):
         raise error
     if isinstance(error, ProcessError | FatalError):
         return Nack(str(error.code), error.message)

@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from conduit_dagster.daemon_threads import has_ended, in_daemon
+from conduit_dagster.daemon_threads import side_by_side
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.classic import jvm_ended
@@ -230,8 +230,4 @@ def cancel_jobs_of(pipeline: str) -> None:
     with _lock:
         running = dict(_running.get(pipeline, {}))
     # one thread each: none may wait for the end of another, nor the process for one that hangs
-    asked = [in_daemon(partial(cancel_job, spark, tag), f"cancel-{tag}") for tag, spark in running.items()]
-    for one in asked:
-        has_ended(one, None)
-    for one in asked:
-        one.result()
+    side_by_side([partial(cancel_job, spark, tag) for tag, spark in running.items()], "cancel")

@@ -64,7 +64,7 @@ class Lease:
         """Count a heartbeat and set ``values``; return the number of heartbeats, or None if the row is not ours."""
         project = {} if self._claim is None else {"project": self._claim.project}
         bound = {"mine": self.pipeline, "under": self.epoch, **project, **new_values(values)}
-        return connection.execute(_heartbeat(tuple(values), bool(project)), bound).scalar_one_or_none()
+        return connection.execute(_owners_update(tuple(values), bool(project)), bound).scalar_one_or_none()
 
     def guard(self, connection: sa.Connection, **values: Any) -> None:
         """Raise ``LeaseLost`` unless the epoch is still ours. Part of every transaction of the protocol.
@@ -124,7 +124,7 @@ class Lease:
 
 
 @cache
-def _heartbeat(names: tuple[str, ...], is_claimed: bool) -> ReturningUpdate[int]:
+def _owners_update(names: tuple[str, ...], is_claimed: bool) -> ReturningUpdate[int]:
     """Return the update of an owner's row that also sets the columns ``names``; built once."""
     column = pipelines.c
     mine = (

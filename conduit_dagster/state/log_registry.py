@@ -98,15 +98,19 @@ class LogRegistry:
         before :meth:`leave`.
         """
         log = self._connection.execute(sa.select(logs).filter_by(**self._source(source))).mappings().first()
+        if log is None:
+            return
         offset = next((position[source] for _, position in self._joins() if source in position), None)
-        if log is None or joined == (offset is not None):
+        if joined == (offset is not None):
             return
         if (self._offset(source) if offset is None else offset) < log["next_offset"]:
             raise _logged_otherwise(source, joined)
 
     def _joins(self) -> list[tuple[str, dict[str, int]]]:
         """Return each joined source with the offset of each member."""
-        rows = self._connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings().all()
+        # in the statement, because positions of other sources may be long
+        mine = (sources.c.pipeline == self._id, sources.c.unit.like('%"plugin": "join"%'))
+        rows = self._connection.execute(sa.select(sources).where(*mine)).mappings().all()
         joins = [row for row in rows if json.loads(row["unit"]).get("plugin") == "join"]
         return [(row["source"], json.loads(row["position"])) for row in joins]
 

@@ -124,13 +124,10 @@ class OutputReadMode(ReadMode):
         Raises ``FatalError`` (``chain.output_gone``) if the source's last position is in an output at another path, and
         published bytes behind it are unread.
         """
+        own = (self._context.pipeline, self._context.connector, self._log)
         for reader in self._project.read(lambda connection: list(output_readers(connection))):
-            mine = (reader.pipeline, reader.connector, reader.of) == (
-                self._context.pipeline,
-                self._context.connector,
-                self._log,
-            )
-            if mine and (old := Path(self._context.resolve(reader.output))) != self._path:
+            old = Path(self._context.resolve(reader.output))
+            if (reader.pipeline, reader.connector, reader.of) == own and old != self._path:
                 self._require_read(old, _place(reader.position))
         return _Place().as_json()
 

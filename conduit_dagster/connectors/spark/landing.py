@@ -16,6 +16,7 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.file.listing import FoundFile
 from conduit_dagster.connectors.parquet.finished_parquet import NO_PARQUETS, FinishedParquets
 from conduit_dagster.connectors.parquet.parquet_folder import Listed, Wanted, listed_whole
+from conduit_dagster.discarded_folders import discard_folder
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import TransientError
 
@@ -157,7 +158,7 @@ class Landing:
         for file in batch.files:
             storage.remove(storage.join(self.url, file.name))
         if batch.folder:
-            storage.discard_folder(storage.join(self.url, batch.folder))
+            discard_folder(storage.join(self.url, batch.folder))
         for one in (*notes, name):
             storage.remove(storage.join(self.url, one))
             self._notes.pop(one, None)
@@ -170,7 +171,7 @@ class Landing:
         named = {batch.folder for batch in self.batches()}
         for name in storage.folders(self.url):
             if name.startswith(prefix) and name not in named:
-                storage.discard_folder(storage.join(self.url, name))
+                discard_folder(storage.join(self.url, name))
 
 
 learn(LandedBatch, LandedFile)

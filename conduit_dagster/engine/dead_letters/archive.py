@@ -15,7 +15,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.letter_layout import clean, shallow_record
-from conduit_dagster.json_values import HUGE, LEAST
+from conduit_dagster.json_values import writable
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -75,9 +75,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:
-        if not LEAST < value < HUGE:
-            return hex(value)
-        return msgspec.msgpack.Ext(_BIG, str(value).encode())
+        text = writable(value)
+        return text if isinstance(text, str) else msgspec.msgpack.Ext(_BIG, str(text).encode())
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.json_values import HUGE, LEAST, finite, shallow
+from conduit_dagster.json_values import finite, shallow, writable
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import (
     CREATED_AT,
@@ -97,8 +97,8 @@ def _escaped(value: Any) -> Any:
         return clean(value)
     if isinstance(value, dict):
         return {clean(str(k)): _escaped(v) for k, v in value.items()}
-    if isinstance(value, int) and not LEAST < value < HUGE:
-        return hex(value)  # its digits have no limit
+    if isinstance(value, int):
+        return writable(value)
     return [_escaped(v) for v in value] if isinstance(value, list) else value
 
 

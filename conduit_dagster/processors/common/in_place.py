@@ -158,8 +158,9 @@ class FieldProcessor(InPlaceProcessor):
 
     @override
     def change(self, record: Record) -> None:
-        self.field.create_way(record)
         value = self.field.get(record)
+        if value is None:
+            self.field.create_way(record)
         if value is not None or self.sees_null:
             self.field.set(record, self.changed(value))
 

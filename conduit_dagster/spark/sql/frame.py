@@ -157,9 +157,9 @@ class SessionEvaluator:
 
     def _run(self, action: Callable[[SparkSession], T]) -> T:
         """Return the action's result in the session for SQL. Raises ``TransientError`` if a session is lost."""
-        spark = used = self._opener()
+        used = self._opener()
         try:
-            used = sql_session(spark)
+            used = sql_session(used)
             return action(used)
         except Exception as error:
             if is_sparks(error) and (lost := lost_session(used, error)) is not None:
