@@ -64,13 +64,15 @@ def failure(error: ConduitError, result: Any = None) -> Outcome:
 
 
 def unforeseen(error: Exception) -> ConduitError:
-    """Return the error for an exception: itself, a state store outage, or an internal error with its place."""
+    """Return the error for an exception: itself, that of the state store, or an internal error with its place."""
     if isinstance(error, ConduitError):
         return error
     if "sqlalchemy" in sys.modules:  # otherwise the store is unused, and the import takes half a second
-        from conduit_dagster.state.database import is_outage, loss_of, unreachable
+        from sqlalchemy.exc import DBAPIError
 
-        if is_outage(error) or loss_of(error):
+        from conduit_dagster.state.database import unreachable
+
+        if isinstance(error, DBAPIError):
             return unreachable(None, error, "the state store does not answer")
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import atexit
+import threading
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ TRIES, MOST_BACKOFF_MS = 8, 5_000
 _FROZEN = "see what stopped the server, or end it: conduit-dagster spark stop"
 _LAST_CALL = 2.0
 """Seconds for a call that ends a job or the session, instead of PySpark's ten minutes."""
+_opened = threading.Event()
 log = structlog.get_logger("conduit.spark")
 
 
@@ -35,18 +37,17 @@ def open_connect(settings: SparkSettings, renews: bool = True) -> SparkSession:
 
     # this does not contact the server yet, so the retry policy applies from the first call
     spark = SparkSession.builder.remote(settings.url).getOrCreate()
+    _opened.set()
     _be_patient(spark, TRIES)
     limit_last_calls(spark)
     try:
         for key, value in {**connect_conf(settings), **settings.conf}.items():
             spark.conf.set(key, value)
     except PySparkException as error:
+        # not closed: other threads that use it are to get this error too, and a restarted server does not know it
+        forget_client(spark)
         if renews and has_expired(error):
-            # not closed: other threads that use it are to get this error too
-            forget_client(spark)
             return open_connect(settings, renews=False)
-        # also drops the session, which a restarted server does not know: the next call makes a new one
-        close_client(spark)
         raise unreachable(settings.url, error) from error
     return spark
 
@@ -54,6 +55,11 @@ def open_connect(settings: SparkSettings, renews: bool = True) -> SparkSession:
 def has_expired(error: Exception) -> bool:
     """Return whether Spark reports that the server does not know the session, or no longer."""
     return "[INVALID_HANDLE.SESSION_" in str(error)
+
+
+def has_opened() -> bool:
+    """Return whether this process has used a server that is not managed by this project, even if it has lost it."""
+    return _opened.is_set()
 
 
 def forget_client(spark: SparkSession) -> None:

@@ -162,7 +162,7 @@ def lost_session(spark: SparkSession, error: Exception) -> TransientError | None
     """
     if has_expired(error):
         forget_session(spark)
-        return _session_expired()
+        return session_expired()
     text = str(error)
     # only in an error of the call itself: a task may report the same of one of its own connections
     cut = type(error).__module__.startswith("grpc.") and "Stream removed" in text
@@ -185,7 +185,8 @@ def _session_lost() -> TransientError:
     )
 
 
-def _session_expired() -> TransientError:
+def session_expired() -> TransientError:
+    """Return the error for a session that its server has ended."""
     return TransientError(
         "the Spark server has ended the session: it was not used for too long, or the server was restarted",
         code="spark.session_lost",

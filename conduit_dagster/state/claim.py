@@ -21,7 +21,6 @@ from conduit_dagster.config.findings import UNSET
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state.database import (
     NoStore,
-    is_outage,
     loss_of,
     open_database,
     place_of,
@@ -149,8 +148,6 @@ def claim_store(engine: sa.Engine, home: Path, accept_new: bool = False) -> str:
             raise _foreign(engine, home, own, stored)
         _check_age(engine, home, own, accept_new)
     except SQLAlchemyError as error:
-        if not (is_outage(error) or loss_of(error)):
-            raise
         raise unreachable(engine, error, "the state store does not answer") from error
     except OSError as error:
         raise from_os_error(error, "the project's id can't be kept") from error

@@ -62,19 +62,39 @@ def loss_of(error: BaseException) -> Literal["damaged", "tables"] | None:
 def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> ConduitError:
     """Return the error for the user. ``doing``: what failed; ``engine``: the store, if known.
 
-    Fatal for a lost store (``state.damaged``, ``state.replaced``), otherwise ``state.unreachable``.
+    Fatal for a lost store (``state.damaged``, ``state.replaced``) and for a statement that it refuses, which it would
+    refuse again (``state.unusable``); otherwise ``state.unreachable``.
     """
     loss, place = loss_of(error), None if engine is None else place_of(engine)
     if loss == "damaged":
         return _damaged(place, error)
     if loss == "tables":
         return replaced(place or "", "lost its tables")
+    if _is_refused(error):
+        return _unusable(place, error)
     return TransientError(
         f"{doing}: {cause_of(error)}",
         code="state.unreachable",
         place=place,
         fix="check that the store runs and can be reached and written, and CONDUIT_STATE_URL or state.url in"
         " conduit.yaml; nothing was lost, run again",
+    )
+
+
+def _is_refused(error: BaseException) -> bool:
+    answered = isinstance(error, DBAPIError) and (
+        getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorcode", None)
+    )
+    return bool(answered) and not is_outage(error)
+
+
+def _unusable(place: str | None, error: BaseException) -> FatalError:
+    return FatalError(
+        f"the state store can't be used: {cause_of(error)}",
+        code="state.unusable",
+        place=place,
+        fix="give the user all rights on its tables and the right to create some, or name another store in"
+        " CONDUIT_STATE_URL or state.url",
     )
 
 
@@ -130,9 +150,7 @@ def open_database(url: str, create: bool = True) -> sa.Engine:
         raise
     except (SQLAlchemyError, OSError) as error:
         engine.dispose()
-        if is_outage(error) or isinstance(error, OSError) or loss_of(error):
-            raise unreachable(engine, error, "the state store can't be opened") from error
-        raise _unusable(engine, error) from error
+        raise unreachable(engine, error, "the state store can't be opened") from error
     return engine
 
 
@@ -186,15 +204,6 @@ def _bad_url(why: str) -> FatalError:
         code="state.url",
         place=_SETTING,
         fix="write sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded",
-    )
-
-
-def _unusable(engine: sa.Engine, error: Exception) -> FatalError:
-    return FatalError(
-        f"the state store can't be used: {cause_of(error)}",
-        code="state.unusable",
-        place=place_of(engine),
-        fix="give the user the right to create tables there, or name another store in CONDUIT_STATE_URL or state.url",
     )
 
 

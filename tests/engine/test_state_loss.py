@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,3 +123,33 @@ def test_tables_that_are_emptied_during_a_run_end_it(lab: Lab, postgres_server: 
     with pytest.raises(FatalError) as caught:
         lab.run()
     assert caught.value.code == "state.lost"
+
+
+def refusing(url: str) -> None:
+    """Let the store refuse every further step, as it does once the user's rights were taken."""
+    if url.startswith("postgresql"):
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("ALTER TABLE conduit_steps ADD CHECK (false) NOT VALID")
+        return
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON conduit_steps BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    with closing(sqlite3.connect(url)) as connection, connection:
+        connection.execute(refuse)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_statement_that_is_refused_is_no_outage(lab: Lab, postgres_server: PostgresServer, kind: str) -> None:
+    """Sent again it would be refused again: a run that waits for it, or restarts, would do so for ever."""
+    _pipeline(lab)
+    url = str(lab.root / ".conduit" / "state.db")
+    if kind == "postgres":
+        url = lab.env["CONDUIT_STATE_URL"] = postgres_server.create_database()
+    done: list[int] = []
+
+    def observe(*_: Any) -> None:
+        if not done:
+            refusing(url)
+        done.append(1)
+
+    result = lab.run(observe=observe)
+    assert (result.status, result.error and result.error.code) == (PipelineStatus.DEGRADED, "state.unusable")
+    assert result.error is not None and result.error.place and "rights" in str(result.error.fix)

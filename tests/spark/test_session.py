@@ -248,6 +248,42 @@ def test_a_connect_server_that_is_not_there_is_given_up_soon() -> None:
     assert "secret" not in done.stdout
 
 
+_AWAY = """
+import sys, threading
+from conduit_dagster.connectors.spark.driver_session import current_session, has_session
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.spark import connect
+from conduit_dagster.spark.jobs import run_job
+from conduit_dagster.spark.session import SparkSettings, open_session
+from pyspark.sql import SparkSession
+
+def told(work):
+    try:
+        work()
+    except ConduitError as error:
+        print(type(error).__name__, error.code, flush=True)
+
+connect.TRIES = 1
+used = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+connect._be_patient(used, 1)
+told(lambda: open_session(SparkSettings(sys.argv[1]), "child"))
+told(lambda: run_job(used, "p", lambda: used.range(3).toArrow()))
+told(current_session)
+print(has_session())
+"""
+
+
+def test_who_finds_a_connect_server_away_closes_the_session_of_nobody_else() -> None:
+    """A closed one raises plain errors in the pipelines that use it: neither transient nor understood."""
+    done = _run(_AWAY, "sc://localhost:1/;use_ssl=false")
+    assert done.stdout.splitlines() == [
+        "TransientError spark.unreachable",
+        "TransientError spark.session_lost",
+        "TransientError spark.session_lost",
+        "False",
+    ], done.stderr
+
+
 _JVM_KILLED = """
 import os, signal, threading, time
 from pyspark import SparkContext

@@ -17,7 +17,7 @@ from conduit_dagster.connectors.file.output_history import outputs, stretches
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, decode
 from conduit_dagster.state.claim import has_claim, project_store
-from conduit_dagster.state.database import is_outage, open_database, reading, unreachable
+from conduit_dagster.state.database import open_database, reading, unreachable
 from conduit_dagster.state.readers import step_of
 from conduit_dagster.state.tables import consumers, deliveries
 
@@ -55,8 +55,6 @@ class ProjectView:
             with reading(database) as connection:
                 return work(connection)
         except DBAPIError as error:
-            if not is_outage(error):
-                raise
             raise unreachable(database, error, "the state store does not answer") from error
 
 

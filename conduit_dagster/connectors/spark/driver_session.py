@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.spark.connect import has_opened
 from conduit_dagster.spark.explain import explain, is_sparks
-from conduit_dagster.spark.jobs import jobs_of, lost_session
+from conduit_dagster.spark.jobs import jobs_of, lost_session, session_expired
 from conduit_dagster.spark.shared import current_shared
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ T = TypeVar("T")
 
 
 def current_session() -> SparkSession:
-    """Return the session that the pipeline runs on. Raises ``FatalError`` if this process has none."""
+    """Return the session that the pipeline runs on.
+
+    Raises ``FatalError`` if this process never had one, and ``TransientError`` while it has lost that of its server.
+    """
     # imported late: validating a pipeline must not import pyspark
     from pyspark.sql import SparkSession
 
@@ -32,6 +36,8 @@ def current_session() -> SparkSession:
     try:
         return SparkSession.active()
     except Exception as error:
+        if has_opened():
+            raise session_expired() from error
         raise FatalError(
             "there is no Spark session in this process",
             code="spark.no_session",
@@ -45,7 +51,7 @@ def has_session() -> bool:
         return False
     try:
         current_session()
-    except FatalError:
+    except ConduitError:
         return False
     return True
 
