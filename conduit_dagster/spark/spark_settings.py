@@ -67,8 +67,11 @@ def connect_conf(settings: SparkSettings) -> dict[str, str]:
 SHARED = "shared"
 LOCAL = "local[*]"
 LOOPBACK = "127.0.0.1"
-QUIET_JVM = "-XX:PerfDataSamplingInterval=1000"
-"""Option for a JVM that is idle most of the time: update jstat's counters once a second, not every 50 ms."""
+JVM_OPTIONS = ("-XX:+ExitOnOutOfMemoryError", "-XX:PerfDataSamplingInterval=1000")
+"""End at the first ``OutOfMemoryError``: a thread of Spark that one ended leaves its jobs waiting for ever.
+
+And update jstat's counters once a second, not every 50 ms: most JVMs of Spark are idle most of the time.
+"""
 IDLE_SECONDS = 600.0
 
 
