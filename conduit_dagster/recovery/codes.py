@@ -58,6 +58,7 @@ _FATAL: Final = {
 }
 _TRANSIENT: Final = {
     "alerts": "refused",
+    "chain": "output_elsewhere",
     "connector": "failed",
     "dagster": "step_failed unreachable",
     "dead_letters": "write_failed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lab.kills import crashing
 from lab.support import DECODE, Crashes, Lab, destination, source
 from pyspark.sql import SparkSession
 
+from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state import store
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.tables import deliveries
@@ -300,6 +302,35 @@ def test_an_output_that_is_moved_once_it_was_read(lab: Lab) -> None:
     writes(lab, {**SETTINGS["file"], "path": "./new.jsonl"})
     lab.write("in.jsonl", ROWS[30:], mode="a")
     runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == ROWS
+
+
+@pytest.mark.parametrize("layout", list(SETTINGS))
+def test_a_run_ends_once_its_output_is_at_another_path(lab: Lab, layout: str) -> None:
+    """The run began with the old path, at which it would wait for ever; the next one reads the new path."""
+    reads(lab)
+    lab.write("in.jsonl", ROWS[:30])
+    writes(lab, SETTINGS[layout])
+    runs(lab, "a")
+    new = {**SETTINGS[layout], "path": "./new" + SETTINGS[layout]["path"].removeprefix("./first")}
+
+    def move(*_: Any) -> None:
+        lab.write("in.jsonl", ROWS[30:60], mode="a")
+        runs(lab, "a")
+        writes(lab, new)
+        lab.write("in.jsonl", ROWS[60:], mode="a")
+        runs(lab, "a")
+
+    moves, stop = iter([move]), StopFlag()
+    alarm = threading.Timer(60, stop.request)
+    alarm.start()
+    result = lab.run(drain=False, stop=stop, observe=lambda *_: next(moves, lambda: None)())
+    alarm.cancel()
+    assert result.error is not None and not result.error.fatal
+    assert result.error.code == "chain.output_elsewhere"
+    assert "/new" in result.error.message
+    assert lab.documents("out.jsonl") == ROWS[:60]
+    runs(lab, "p")
     assert lab.documents("out.jsonl") == ROWS
 
 

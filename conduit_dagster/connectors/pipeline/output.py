@@ -22,6 +22,7 @@ from conduit_dagster.connectors.pipeline.read_mode import (
     Upstream,
     no_record,
     not_readable,
+    output_elsewhere,
     output_gone,
     output_moved,
 )
@@ -144,7 +145,8 @@ class OutputReadMode(ReadMode):
     def latest(self, start: dict[str, Any], limit: Limit, horizon: Any) -> dict[str, Any]:
         """Return the position after whole lines within the limit.
 
-        Raises ``FatalError`` (``chain.output_gone``) if the file was replaced, or a part before its end was removed.
+        Raises ``FatalError`` (``chain.output_gone``) if the file was replaced, or a part before its end was removed;
+        and ``TransientError`` (``chain.output_elsewhere``) at the end if more is published at another path by now.
         """
         first = at = _place(start)
         left, pieces = limit, self._behind(at, horizon)
@@ -158,10 +160,16 @@ class OutputReadMode(ReadMode):
                 break
         # the engine compares with the stored position: one of an older version stays unchanged if nothing follows
         if at == first:
+            self._require_place()
             return start
         # before a step is planned over it: otherwise the plan would not fit the part that is put back
         self._require_steps(first, at, [piece.name for piece in pieces])
         return at.as_json()
+
+    def _require_place(self) -> None:
+        """Raise if more will not come: a run keeps the other pipeline's file as it was when the run began."""
+        if moved_to := self._published.moved_to:
+            raise output_elsewhere(":".join(self._log), self._reader, (str(self._path), moved_to))
 
     def _behind(self, at: _Place, horizon: Any = None) -> list[Piece]:
         """Return the files with published bytes after a place, up to the horizon."""

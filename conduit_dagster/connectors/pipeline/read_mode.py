@@ -10,7 +10,7 @@ import msgspec
 
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Split
 
 PLUGIN = "pipeline"
@@ -99,6 +99,18 @@ def output_moved(output: str, reader: str, paths: tuple[str, str], unread: int) 
         place=old,
         fix=f"set its path back to {old}, run {own} and not {output.partition(':')[0]}, then change it again;"
         f" or go on without them: give {connector} another id",
+    )
+
+
+def output_elsewhere(output: str, reader: str, paths: tuple[str, str]) -> TransientError:
+    """Return the error for an output that was given another path during the reader's run. ``paths``: old and new."""
+    old, new = paths
+    return TransientError(
+        f"{output} writes to {new} now, and this run of {reader} reads {old}, where no more will come",
+        code="chain.output_elsewhere",
+        place=old,
+        fix=f"start {reader.partition(':')[0]} again, so that it reads the files as they are now (in Dagster, a restart"
+        " does)",
     )
 
 
