@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
 from conduit_dagster.extras import not_installed
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -82,10 +82,10 @@ def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> C
 
 
 def _is_refused(error: BaseException) -> bool:
-    answered = isinstance(error, DBAPIError) and (
-        getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorcode", None)
-    )
-    return bool(answered) and not is_outage(error)
+    if not isinstance(error, DBAPIError) or isinstance(error, InternalError):
+        return False
+    code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorcode", None)
+    return code is not None and not is_outage(error)
 
 
 def _unusable(place: str | None, error: BaseException) -> FatalError:
