@@ -81,7 +81,8 @@ class Published:
     def __init__(self, pipeline: str, destination: str, path: Path, project: ProjectView) -> None:
         self._mine = (pipeline, destination)
         self._path, self._project = path, project
-        self._written: list[str] = []
+        self._written_first: str | None = None
+        self._written_now = ""
 
     def pieces(self, after: str = "") -> list[Piece] | None:
         """Return the files in order, from ``after`` on; an empty list if nothing is published there yet.
@@ -92,7 +93,7 @@ class Published:
         if row is None:
             return None
         every = list(outputs(json.loads(row[0]) if row[0] else {}))
-        self._written = [*self._written[:1], every[0]["path"] if every else ""]
+        self._look(every[0]["path"] if every else "")
         target = next((one for one in every if one["path"] == str(self._path)), None)
         if target is None:
             return []
@@ -100,11 +101,16 @@ class Published:
             self._ordered(target) if "length" in target else self._parts(target, int(row[1]), after.partition("/")[0])
         )
 
+    def _look(self, written: str) -> None:
+        self._written_now = written
+        if self._written_first is None:
+            self._written_first = written
+
     @property
     def moved_to(self) -> str:
         """Other path at which the destination publishes since this object looked first; empty if there is none."""
-        now = self._written[-1] if self._written else ""
-        return now if now not in (self._written[0] if now else "", str(self._path)) else ""
+        now = self._written_now
+        return "" if now in (self._written_first, str(self._path)) else now
 
     def steps_between(self, first: int, last: int) -> list[int]:
         """Return the steps after ``first`` and before ``last`` that published records, even if their files are gone."""
