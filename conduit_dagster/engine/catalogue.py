@@ -54,5 +54,6 @@ def _of_folder(project: Project) -> list[ParsedPipeline]:
 
 
 def _plugin_finding(error: PluginError) -> Finding:
-    fix = "fix the file; conduit-dagster validate --debug shows the traceback"
-    return Finding("plugin.broken", "error", error.file, 1, 1, "", str(error), fix=fix, trace=error.trace)
+    return Finding(
+        "plugin.broken", "error", error.file, error.line, 1, "", str(error), fix=error.fix, trace=error.trace
+    )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.engine.join_source import JoinSource
+from conduit_dagster.engine.plugin_classes import PluginMistakeError, line_of, require_usable
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.sdk import Destination, Processor, Source
 from conduit_dagster.state.pipeline_state import CATCH_UP, REPLAY
@@ -26,15 +27,31 @@ _RESERVED = frozenset({JoinSource.name, CATCH_UP, REPLAY})
 """Names of the engine's own sources, by which the state store tells them from a plugin's."""
 GROUP = "conduit_dagster.plugins"
 _PACKAGE = "conduit_plugins"
+_FIX = "fix the file; conduit-dagster validate --debug shows the traceback"
+_IMPORT = (
+    "install the package wherever tasks run; a file in plugins/ can't import its neighbours: put all into one file"
+)
 
 
 class PluginError(Exception):
-    """Raised for a plugin file that can't be loaded; the message contains file and reason, ``trace`` the traceback."""
+    """Raised for a plugin file or class that can't be used; ``line`` is its place, ``trace`` the traceback."""
 
     def __init__(self, file: str, error: BaseException) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
+        super().__init__(str(error) if isinstance(error, PluginMistakeError) else f"{type(error).__name__}: {error}")
         self.file = file
+        self.line = _line_in(file, error)
         self.trace = "".join(traceback.format_exception(error))
+        self.fix = _IMPORT if isinstance(error, ImportError) else _FIX
+
+
+def _line_in(file: str, error: BaseException) -> int:
+    """Return the line of the file that the error is about; 1 if it names none."""
+    if isinstance(error, PluginMistakeError):
+        return error.line
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno or 1
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno or 1 for frame in reversed(frames) if frame.filename == file), 1)
 
 
 @dataclass
@@ -85,14 +102,32 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
     found = Plugins(texts=dict(texts))
     if installed:
         _add_installed(found)
+    own = Plugins()
     for name, text in texts.items():
+        file = f"plugins/{name}.py"
         try:
-            for kind in _kinds(module_of(_PACKAGE, name, text, f"plugins/{name}.py")):
-                _require_free(kind)
-                _add(found, kind)
+            kinds = list(_kinds(module_of(_PACKAGE, name, text, file)))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # an author's module may raise anything
-            found.errors.append(PluginError(f"plugins/{name}.py", error))
+            found.errors.append(PluginError(file, error))
+            continue
+        for kind in kinds:
+            _add_own(found, own, kind, file)
     return found
+
+
+def _add_own(found: Plugins, own: Plugins, kind: type[Any], file: str) -> None:
+    """Add a project's class, unless it can't work or has the name of another one of the project."""
+    try:
+        require_usable(kind)
+        _require_free(kind)
+        if (other := _same_kind(own, kind).get(kind.name)) is not None:
+            message = f"{kind.__name__} has the name {kind.name}, which is that of {other.__name__} too"
+            raise PluginMistakeError(message, line_of(kind))
+    except PluginMistakeError as error:
+        found.errors.append(PluginError(file, error))
+        return
+    _add(own, kind)
+    _add(found, kind)
 
 
 def is_of_project(kind: type[Any]) -> bool:
@@ -133,6 +168,7 @@ def _installed() -> list[tuple[str, list[type[Any]] | BaseException]]:
             thing = point.load()
             kinds = [thing] if inspect.isclass(thing) else list(_kinds(thing))
             for kind in kinds:
+                require_usable(kind)
                 _require_free(kind)
             found.append((name, kinds))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a package may raise anything while it is imported
@@ -144,23 +180,30 @@ def _kinds(module: types.ModuleType) -> Iterator[type[Any]]:
     """Return the plugins that a module itself defines."""
     for value in vars(module).values():
         own = inspect.isclass(value) and issubclass(value, _BASES) and value.__module__ == module.__name__
-        if not own or not (name := getattr(value, "name", "")) or inspect.isabstract(value):
+        if not own or not (name := getattr(value, "name", "")) or _is_base(value):
             continue
         if not isinstance(name, str):
             raise TypeError(f"the name of the plugin {value.__name__} is not a text: {name!r}")
         yield value
 
 
+def _is_base(kind: type[Any]) -> bool:
+    """Return whether an abstract class is meant for others to derive from: it has none of the names of plugins."""
+    return inspect.isabstract(kind) and ("name" not in vars(kind) or bool(kind.__subclasses__()))
+
+
 def _require_free(kind: type[Any]) -> None:
     if issubclass(kind, Source) and kind.name in _RESERVED:
         taken = ", ".join(sorted(_RESERVED))
-        raise ValueError(f"the source {kind.__name__} can't be named {kind.name}: the engine's own are called {taken}")
+        message = f"the source {kind.__name__} can't be named {kind.name}: the engine's own are called {taken}"
+        raise PluginMistakeError(message, line_of(kind))
 
 
 def _add(found: Plugins, kind: type[Any]) -> None:
+    _same_kind(found, kind)[kind.name] = kind
+
+
+def _same_kind(found: Plugins, kind: type[Any]) -> dict[str, Any]:
     if issubclass(kind, Processor):
-        found.processors[kind.name] = kind
-    elif issubclass(kind, Source):
-        found.sources[kind.name] = kind
-    elif issubclass(kind, Destination):
-        found.destinations[kind.name] = kind
+        return found.processors
+    return found.sources if issubclass(kind, Source) else found.destinations

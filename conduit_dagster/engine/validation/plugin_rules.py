@@ -88,7 +88,12 @@ class PluginRules:
 
     def _unknown(self, pointer: str, message: str, name: str, names: Iterable[str]) -> None:
         known = sorted(set(names))
-        fix = did_you_mean(name, known) or "write it as a plugin of the project: a class in plugins/*.py"
+        fix = (
+            did_you_mean(name, known)
+            or f'write it as a plugin of the project: a class in plugins/*.py with name = "{name}"'
+        )
+        if broken := sorted({error.file for error in self._plugins.errors}):
+            fix = f"correct {', '.join(broken)}, which can't be used as it is; or {fix}"
         if not self._parsed.has_finding(pointer):
             self._add(pointer, "plugin.unknown", message, got=name, expected=", ".join(known), fix=fix)
 
