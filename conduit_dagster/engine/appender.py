@@ -14,6 +14,7 @@ from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
+from conduit_dagster.engine.plugin_results import splits_of
 from conduit_dagster.engine.position_checks import latest_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
@@ -131,9 +132,9 @@ class Appender:
     def split(self, append: Append, n: int) -> list[Split]:
         """Return the append's range cut into about ``n`` splits, counted ones: offsets of the log are final."""
         node, source = self._node(append.node), append.node.source
-        splits = blamed(node, source.split, append.start, append.end, n)
+        splits = splits_of(node, source, append.start, append.end, n)
         if any(split.assumed for split in splits):
-            return blamed(node, source.split, append.start, append.end, 1)
+            return splits_of(node, source, append.start, append.end, 1)
         return splits
 
     def verify(self, append: Append) -> None:

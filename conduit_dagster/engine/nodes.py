@@ -261,6 +261,9 @@ Step = Node | FilterNode | SourceCheck
 
 def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result]:
     """Return the results of a user's processor, with every invalid record replaced by a nack."""
+    if not isinstance(results, list | tuple):
+        message = f"process_block returned a {type(results).__name__}, not a list with a result for each record"
+        return [Nack("processor.result_type", message) for _ in records]
     if len(results) != len(records):
         message = f"the processor returned {len(results)} results for {len(records)} records"
         return [Nack("processor.result_count", message) for _ in records]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.plugin_results import invalid_result, require_records
 from conduit_dagster.engine.position_checks import own_positions
 from conduit_dagster.engine.record_faults import source_faults, storable
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record, copy, share_documents
-from conduit_dagster.recovery.classify import blamed_each
+from conduit_dagster.recovery.classify import blamed, blamed_each
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, LazyRecords, Payloads, ReadOptions, Source, Split
 
@@ -58,7 +60,10 @@ def read_blocks(
     node = node_id(pipeline.program.pipeline, name)
     # the engine completes metadata on records only
     options = options._replace(payloads=options.payloads and source.sets_metadata)
-    for read in blamed_each(node, source.read(split, options)):
+    given: Any = blamed(node, source.read, split, options)
+    if not isinstance(given, Iterable):
+        raise invalid_result(node, "read()", given, "an iterator of lists of Record")
+    for read in blamed_each(node, given):
         block = read if isinstance(read, Block) else _of_records(node, read)
         if block.records:
             # a replay's records are checked after its edits
@@ -73,6 +78,7 @@ def read_blocks(
 
 
 def _of_records(node: str, records: list[Record]) -> Block:
+    require_records(node, records)
     if records:
         own_positions(node, records)
     return Block.of(records)

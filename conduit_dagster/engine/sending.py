@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -13,11 +13,13 @@ import pyarrow as pa
 from conduit_dagster.engine.acks import Acked, AckFile, Acks
 from conduit_dagster.engine.closing import close
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
+from conduit_dagster.engine.plugin_results import invalid_result, require_methods
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import classified
-from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import (
     NACKED_TOGETHER,
     Delivery,
@@ -82,7 +84,9 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
     assert isinstance(destination, DirectDestination)
     acks = Acks(job.first)
     try:
-        sender = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.idempotency))
+        made = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.idempotency))
+        node = node_id(pipeline.program.pipeline, job.consumer)
+        sender = require_methods(node, "sender()", made, Sender, ("send", "finish", "close"))
     except Exception as error:  # noqa: BLE001  # as below
         return Sent(acks.acked(), [], task_error(error, f"{job.consumer} could not begin"))
     with AckFile(acks, job.delivery.staging, job.token, job.interval):
@@ -113,6 +117,7 @@ class _Sending:
         destination = pipeline.consumers()[job.consumer]
         assert isinstance(destination, DirectDestination)
         self._size = 1 if job.single else destination.batch
+        self._node = node_id(pipeline.program.pipeline, job.consumer)
         self._redaction, self._last = pipeline.redaction, list[Record]()
         self._collected = time.monotonic()
         self._outcome: tuple[TaskError | None, bool] = (None, False)
@@ -182,14 +187,22 @@ class _Sending:
             return False
         return not (self._job.single and self._acks.unhandled)
 
-    def _take(self, receipts: Iterable[Receipt]) -> None:
-        for place, nack, upto in receipts:
+    def _take(self, receipts: Any) -> None:
+        if not isinstance(receipts, Iterable):
+            raise self._invalid(receipts)
+        for receipt in cast("Iterable[Any]", receipts):
+            if not isinstance(receipt, tuple):
+                raise self._invalid(receipt)
+            place, nack, upto = cast(Receipt, receipt)
             if nack is not None:
                 self._acks.nack(place, nack)
             elif upto:
                 self._acks.ack_up_to(place)
             else:
                 self._acks.ack(place)
+
+    def _invalid(self, given: Any) -> FatalError:
+        return invalid_result(self._node, "the sender", given, "a list of Receipt")
 
     def _failed(self, error: Exception) -> None:
         known = isinstance(error, OSError) or classified(error) is not None

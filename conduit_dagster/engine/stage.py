@@ -14,6 +14,7 @@ from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.split_letters import SplitContext, SplitLetters
 from conduit_dagster.engine.log_writer import LogWriter
 from conduit_dagster.engine.origins import TracedWriter, keeps_origins
+from conduit_dagster.engine.plugin_results import require_methods
 from conduit_dagster.engine.reading import SourceReadError, quiet_collector, read_blocks, read_or_fail
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.split_run import SplitRun
@@ -79,7 +80,9 @@ class _Task:
         name, idempotency = self._job.hashes.get(consumer, ""), self._pipeline.idempotency
         task = WriterTask(self._job.staging[consumer], self._number, self._token, name, idempotency)
         destination = self._pipeline.consumers()[consumer]
-        writer = destination.writer(task)
+        node = self._node(consumer)
+        made = blamed(node, destination.writer, task)
+        writer = require_methods(node, "writer()", made, Writer, ("write", "finish", "abort"))
         if consumer == DEAD_LETTERS or not keeps_origins(destination):
             return writer
         return TracedWriter(writer, task, as_records=consumer in self._job.as_records)

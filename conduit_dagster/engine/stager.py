@@ -12,9 +12,11 @@ import msgspec
 from conduit_dagster import storage
 from conduit_dagster.discarded_folders import discard_folder
 from conduit_dagster.engine.offset_updates import generations
+from conduit_dagster.engine.plugin_results import splits_of
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import MISCOUNTED, Part
@@ -116,9 +118,9 @@ class Stager:
     def _tasks(self, plan: Plan) -> Tasks:
         splits: list[SplitOf] = []
         for span in plan.ranges:
-            source = self._pipeline.source_node(span.source).source
+            source, node = self._pipeline.source_node(span.source).source, node_id(self._context.name, span.source)
             n = 1 if span.source in self._uncounted else self._slots
-            splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, n))
+            splits.extend(SplitOf(span.source, split) for split in splits_of(node, source, span.start, span.end, n))
         return group(splits, self._slots)
 
     def relocated(self, tasks: Tasks) -> Tasks:

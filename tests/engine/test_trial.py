@@ -165,6 +165,7 @@ def test_a_changed_script_or_plugin_makes_it_another_one(lab: Lab) -> None:
         return bound.digest
 
     plugin = "from conduit_dagster.sdk.processor import Processor\nclass M(Processor):\n    name = 'mine'\n"
+    plugin += "    def process(self, record):\n        return record\n"
     script = "def same(record):\n    return record\n"
     build(lab, processors=[processor("a", "mine"), processor("b", "python", function="transforms:same")])
     found = [digest(script, plugin), digest(script + "#", plugin), digest(script, plugin + "#"), digest(script, plugin)]

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.search import record_json
+from conduit_dagster.engine.plugin_results import splits_of
+from conduit_dagster.engine.position_checks import initial_of, latest_of
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.trace import TracedNode, trace
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
-from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit, ReadOptions
 
@@ -56,9 +57,9 @@ def dry_run(bound: BoundPipeline, records: int) -> Iterator[TriedRecord]:
 def _read(pipeline: CompiledPipeline, source_node: SourceNode, records: int) -> Iterator[Record]:
     node, source = node_id(pipeline.program.pipeline, source_node.id), source_node.source
     pipeline.begin_step(time.time_ns())
-    start = blamed(node, source.initial)
-    end = blamed(node, source.latest, start, Limit(records, _BYTES))
-    for split in [] if end == start else blamed(node, source.split, start, end, 1):
+    start = initial_of(node, source)
+    end = latest_of(node, source, start, Limit(records, _BYTES), None)
+    for split in [] if end == start else splits_of(node, source, start, end, 1):
         for block in read_blocks(pipeline, source_node.id, source, split, ReadOptions()):
             yield from block.records
 

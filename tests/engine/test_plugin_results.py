@@ -1,0 +1,114 @@
+"""What a user's plugin returns by mistake: one error that names its node and says what is expected."""
+
+from __future__ import annotations
+
+import pytest
+from lab.support import Lab, destination, processor, source
+
+SOURCE = """
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import Source, Split
+
+
+class Mistaken(Source):
+    name = "mistaken"
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        return 3
+
+    def split(self, start, end, n):
+        return {split}
+
+    def read(self, split, options):
+        records = [Record(i + 1, {{}}, {{"i": i}}) for i in range(3)]
+        {read}
+"""
+DESTINATION = """
+from conduit_dagster.sdk import DirectDestination, Receipt, RecordWriter, Sender, StagedDestination
+
+
+class Post(Sender):
+    def send(self, records, first):
+        return {receipts}
+
+
+class Direct(DirectDestination):
+    name = "direct"
+
+    def sender(self, task):
+        return {sender}
+
+
+class Staged(StagedDestination):
+    name = "staged"
+
+    def writer(self, task):
+        return None
+
+    def publish(self, delivery):
+        return None
+"""
+
+
+def _told(lab: Lab) -> tuple[object, ...]:
+    error = lab.run().error
+    assert error is not None
+    return error.code, error.fatal, error.node
+
+
+@pytest.mark.parametrize(
+    ("split", "read"),
+    [
+        ("None", "yield records"),
+        ("Split(start, 0)", "yield records"),
+        ("[(start, end)]", "yield records"),
+        ("[Split(start, 0)]", "yield records[0]"),
+        ("[Split(start, 0)]", "return None"),
+        ("[Split(start, 0)]", "return records"),
+        ("[Split(start, 0)]", "yield (record for record in records)"),
+        ("[Split(start, 0)]", "yield [{'i': 1}]"),
+    ],
+)
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_a_source_that_gives_something_else_is_named(lab: Lab, split: str, read: str, log: str) -> None:
+    lab.write("plugins/mistaken.py", [SOURCE.format(split=split, read=read)])
+    given = {"id": "in", "type": "source", "plugin": "mistaken", "settings": {}}
+    lab.pipeline(connectors=[given, destination()], delivery={"log": log})
+    assert _told(lab) == ("plugin.result_invalid", True, "p:in")
+
+
+def test_an_error_of_read_itself_names_its_source(lab: Lab) -> None:
+    lab.write("plugins/mistaken.py", [SOURCE.format(split="[Split(start, 0)]", read="raise ValueError('no')")])
+    given = {"id": "in", "type": "source", "plugin": "mistaken", "settings": {}}
+    lab.pipeline(connectors=[given, destination()])
+    assert _told(lab) == ("connector.failed", False, "p:in")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "sender", "receipts"),
+    [
+        ("direct", "None", "None"),
+        ("direct", "object()", "None"),
+        ("direct", "Post()", "5"),
+        ("direct", "Post()", "[True]"),
+        ("staged", "Post()", "None"),
+    ],
+)
+def test_a_destination_that_gives_something_else_is_named(lab: Lab, plugin: str, sender: str, receipts: str) -> None:
+    lab.write("plugins/mine.py", [DESTINATION.format(sender=sender, receipts=receipts)])
+    lab.write("in.jsonl", ["a"])
+    taking = {"id": "out", "type": "destination", "plugin": plugin, "settings": {}}
+    lab.pipeline(connectors=[source(), taking])
+    assert _told(lab) == ("plugin.result_invalid", True, "p:out")
+
+
+@pytest.mark.parametrize("given", ["None", "(record for record in records)", "5"])
+def test_a_block_that_is_no_list_nacks_its_records(lab: Lab, given: str) -> None:
+    text = "from conduit_dagster.sdk import Processor\n\n\nclass Mine(Processor):\n    name = 'mine'\n"
+    lab.write("plugins/mine.py", [f"{text}    def process_block(self, records):\n        return {given}\n"])
+    lab.write("in.jsonl", ["a"])
+    lab.pipeline(connectors=[source(), destination()], processors=[processor("a", "mine")])
+    assert _told(lab) == ("processor.result_type", True, "p:a")
