@@ -146,3 +146,12 @@ def test_adopting_foreign_bytes_does_not_go_with_exactly_once(lab: Lab, strategy
     found = [(finding.code, finding.path) for finding in lab.catalogue().findings]
     refused = [("delivery.strategy_unsupported", "/pipelines/0/connectors/1/plugin")]
     assert found == (refused if strategy == "exactly-once" else [])
+
+
+def test_the_fix_for_a_strategy_is_one_that_the_destination_keeps(lab: Lab) -> None:
+    text = "from conduit_dagster.sdk import DriverDestination\n\n\nclass Once(DriverDestination):\n    name = 'once'\n"
+    text += "    strategies = frozenset({'exactly-once'})\n    def deliver(self, records, delivery):\n        pass\n"
+    lab.write("plugins/once.py", [text])
+    lab.pipeline(connectors=[source(), {"id": "out", "type": "destination", "plugin": "once", "settings": {}}])
+    [finding] = lab.catalogue().findings
+    assert finding.fix == "set delivery.strategy: exactly-once, or use a destination that supports it"

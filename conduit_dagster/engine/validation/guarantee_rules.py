@@ -84,6 +84,7 @@ class GuaranteeRules:
         strategy = self._config.delivery.strategy
         if kind is None or strategy in (kept := kind.strategies_with(settings)):
             return
+        possible = "at-least-once" if "at-least-once" in kept else ", ".join(sorted(kept))
         other = "use a destination that supports it"
         if strategy in kind.strategies:
             other = "leave out the settings that do not go with it (if-changed: adopt)"
@@ -92,7 +93,7 @@ class GuaranteeRules:
             "delivery.strategy_unsupported",
             f"{name} does not support {strategy}" + (" with these settings" if strategy in kind.strategies else ""),
             expected=", ".join(sorted(kept)),
-            fix=f"set delivery.strategy: at-least-once, or {other}",
+            fix=f"set delivery.strategy: {possible}, or {other}",
         )
 
     # -- stateful processors ------------------------------------------------------------------------------------
