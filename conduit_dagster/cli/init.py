@@ -54,6 +54,9 @@ def write_project(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _made(folder: Path) -> Outcome:
+    if str(folder) in _PLUGINS:
+        fix = f"init {folder} NAME; for a project in a folder of that name, give its full path"
+        raise usage_error(f"init {folder} needs a name", "init", fix)
     created, kept = write_project(folder)
     enter = [] if folder.absolute() == Path.cwd() else [f"cd {folder}"]
     following = [

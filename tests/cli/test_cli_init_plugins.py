@@ -51,6 +51,8 @@ def test_what_is_made_runs_in_a_real_pipeline(run: Any, lab: Lab) -> None:
         (("processor", "Cap It"), "usage.plugin_name"),
         (("processor", "../x"), "usage.plugin_name"),
         (("thing", "cap"), "usage.init"),
+        (("connector",), "usage.init"),
+        (("processor",), "usage.init"),
         (("processor", "cap"), "usage.file_exists"),
     ],
 )
@@ -58,4 +60,5 @@ def test_what_can_not_be_made(run: Any, lab: Lab, words: tuple[str, ...], code: 
     (lab.root / "plugins").mkdir(exist_ok=True)
     (lab.root / "plugins" / "cap.py").write_text("# mine")
     assert error(run("init", *words, "--json"))["code"] == code
+    assert not (lab.root / "connector").exists()
     assert (lab.root / "plugins" / "cap.py").read_text() == "# mine"
