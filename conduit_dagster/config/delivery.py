@@ -180,4 +180,8 @@ def _timed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trigger_fix(word: str) -> str | None:
+    name = next((name for name in _TIMED if word.split()[:1] == [name]), None)
+    if name is not None:
+        value = word.removeprefix(name).strip() or {"every": "5m", "cron": "0 * * * *"}[name]
+        return f'write {{{name}: "{value}"}}'
     return did_you_mean(word, [*_KINDS, *_TIMED]) if word else None

@@ -205,6 +205,8 @@ def _reason(error: MarkedYAMLError | ReaderError, text: str) -> tuple[int, str, 
     index = mark.index if isinstance(mark, StringMark) else 0
     if text[index : index + 1] == "\t":
         return index, "a tab where YAML wants spaces", "indent with spaces"
+    if "expected ',' or" in problem and text[index - 1 : index + 1] == "${":
+        return index - 1, "a reference in { } or [ ] needs quotes", 'put the whole text in quotes: "${NAME}"'
     fix = 'put a text that holds ": " in quotes' if "mapping values" in problem else None
     return index, problem, fix
 

@@ -155,7 +155,7 @@ class Checker:
         context: dict[str, Any] = error.get("ctx", {})
         code = error["type"] if error["type"].startswith("config.") else "config.field_invalid"
         expected, got = _expected(error), self._got(pointer, error)
-        message = str(context.get("message") or _message(str(location[-1]) if location else "value", expected))
+        message = str(context.get("message") or _message(_name(pointer, location), expected))
         fix = context.get("fix") or _spelling(error, got)
         return self.document.finding(pointer, code, message, got=got, expected=expected, fix=fix)
 
@@ -221,6 +221,13 @@ def _expected(error: ErrorDetails) -> str | None:
     bound = next((f"{word} {context[name]}" for name, word in _BOUNDS.items() if name in context), None)
     kind = error["type"]
     return bound or _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
+
+
+def _name(pointer: str, location: Location) -> str:
+    """Return what a location is called: a field by its name, an item by that of its list."""
+    if location and isinstance(location[-1], int):
+        return f"an item of {pointers.parent(pointer).rpartition('/')[2]}"
+    return str(location[-1]) if location else "value"
 
 
 def _message(name: str, expected: str | None) -> str:

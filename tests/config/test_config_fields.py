@@ -148,6 +148,27 @@ class TestOurFields:
         assert trigger("{every: 5m}") == ("every", 300.0, None)
         assert trigger('{cron: "0 * * * *"}') == ("cron", None, "0 * * * *")
 
+    @pytest.mark.parametrize(
+        ("text", "fix"),
+        [
+            ("every 10m", 'write {every: "10m"}'),
+            ("every", 'write {every: "5m"}'),
+            ("cron 5 * * * *", 'write {cron: "5 * * * *"}'),
+            ("continuos", "did you mean continuous?"),
+        ],
+    )
+    def test_a_trigger_in_the_wrong_form(self, text: str, fix: str) -> None:
+        assert only(pipeline(f"    trigger: {text}\n")).fix == fix
+
+    def test_an_item_of_a_list_is_named_by_its_list(self) -> None:
+        finding = only(pipeline("    processors: [json.decode]\n"))
+        assert finding.message == "an item of processors must be a mapping"
+
+    @pytest.mark.parametrize("text", ["${A}", "./data/${A}/in"])
+    def test_a_reference_in_braces_without_quotes(self, text: str) -> None:
+        finding = only(pipeline(f"    delivery: {{batch-bytes: {text}}}\n"))
+        assert (finding.code, finding.fix) == ("config.parse_error", 'put the whole text in quotes: "${NAME}"')
+
     def test_delays(self) -> None:
         finding = only(pipeline("    recovery: {min-delay: 2m, max-delay: 1m}\n"))
         assert place(finding) == ("config.field_invalid", 4, 27, f"{P}/recovery/min-delay")
