@@ -1,16 +1,14 @@
 """Lineage between pipelines: which assets are upstream of a source."""
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatch
-from pathlib import Path
 
 import dagster as dg
 
 from conduit_dagster.assets.names import asset_key
 from conduit_dagster.connectors.pipeline.source import PipelineSource
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.validation.owner_rules import is_read_with, path_of
 
 Links = dict[tuple[str, str], list[dg.AssetKey]]
 
@@ -29,7 +27,7 @@ def find_links(pipelines: Iterable[BoundPipeline]) -> Links:
         found[reader, source].append(asset_key(other, connector))
     for reader, source, path in _read(pipelines):
         for writer, consumer, thing in _written_by(pipelines):
-            if _is_in(thing, path) and not _reaches(upstream, writer, reader):
+            if is_read_with(thing, path) and not _reaches(upstream, writer, reader):
                 upstream[reader].add(writer)
                 found[reader, source].append(asset_key(writer, consumer))
     return found
@@ -47,9 +45,8 @@ def _chained(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str
 def _read(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
     for bound in pipelines:
         for node in bound.compiled.sources:
-            path = node.source.unit.get("path")
-            if isinstance(path, str) and path.startswith("/"):
-                yield bound.id, node.id, os.path.realpath(path)
+            if (path := path_of(node.source)) is not None:
+                yield bound.id, node.id, path
 
 
 def _written_by(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
@@ -57,16 +54,6 @@ def _written_by(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, 
         for name, destination in bound.compiled.consumers().items():
             if destination.owned is not None:
                 yield bound.id, name, destination.owned
-
-
-def _is_in(thing: str, path: str) -> bool:
-    """Return whether the written file is the one read, lies in the folder read, or matches the glob read.
-
-    A folder of parts may also be read by a glob.
-    """
-    folder, name = Path(path).parent, Path(path).name
-    in_folder = str(Path(thing).parent) == path or (str(folder) == thing and "*" in name)
-    return thing == path or in_folder or fnmatch(thing, path)
 
 
 def _reaches(upstream: dict[str, set[str]], start: str, goal: str) -> bool:

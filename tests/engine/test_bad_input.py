@@ -270,6 +270,25 @@ def test_two_destinations_on_one_path(lab: Lab) -> None:
     assert codes == ["destination.owned"]
 
 
+@pytest.mark.parametrize(
+    ("reads", "writes", "warned"),
+    [
+        ({"path": "./in.jsonl"}, "./in.jsonl", True),
+        ({"path": "./data"}, "./data/out.jsonl", True),
+        ({"path": "./data/*.jsonl"}, "./data/out.jsonl", True),
+        ({"path": "./data/*.jsonl", "exclude": "out*"}, "./data/out.jsonl", False),
+        ({"path": "./data/*.jsonl"}, "./data/_out.jsonl", False),
+        ({"path": "./data/*.jsonl"}, "./data/out.json", False),
+    ],
+)
+def test_a_source_that_reads_its_own_output_is_warned_of(
+    lab: Lab, reads: dict[str, str], writes: str, warned: bool
+) -> None:
+    simple(lab, connectors=[{**source(), "settings": reads}, destination("out", writes)])
+    codes = [(finding.code, finding.severity) for finding in lab.catalogue().findings]
+    assert codes == ([("source.own_output", "warning")] if warned else [])
+
+
 def test_two_sources_on_one_replication_slot(lab: Lab) -> None:
     """Data confirmed by one of them would never reach the other."""
     for name in ("p", "q"):
