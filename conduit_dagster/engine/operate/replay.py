@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.replay_route import give_back, unit_of, with_replay
@@ -70,7 +72,7 @@ def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:
     try:
         return with_replay(lock.bound, order)
     except ValueError as error:
-        message = str(error).splitlines()[-1].strip()
+        message = error.errors()[-1]["msg"] if isinstance(error, ValidationError) else str(error)
         raise refused(
             "usage.edit", f"--set can't be followed: {message}", "--set '.Payload.After.field=EXPRESSION'"
         ) from None
