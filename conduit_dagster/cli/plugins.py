@@ -45,11 +45,13 @@ def describe_processor(name: Name, as_json: AsJson = False) -> None:
     perform("processors describe", as_json, lambda: _describe("processor", name))
 
 
-def _pages(noun: str) -> list[Page]:
+def _pages(noun: str) -> tuple[list[Page], list[str]]:
+    """Return the pages, and what is wrong with the plugins that have none because they can't be used."""
     from conduit_dagster.cli.reference import connector_pages, processor_pages
 
     plugins = _plugins()
-    return connector_pages(plugins) if noun == "connector" else processor_pages(plugins)
+    broken = [f"{error.file}:{error.line}: {error}" for error in plugins.errors]
+    return connector_pages(plugins) if noun == "connector" else processor_pages(plugins), broken
 
 
 def _plugins() -> Plugins:
@@ -62,25 +64,28 @@ def _plugins() -> Plugins:
 def _list(noun: str) -> Outcome:
     from conduit_dagster.cli.terminal import count
 
-    pages = _pages(noun)
+    pages, broken = _pages(noun)
     rows = [{"name": p.name, "kind": p.kind, "origin": p.origin, "summary": p.summary} for p in pages]
-    return Outcome(count(len(rows), noun), {f"{noun}s": rows}, show=lambda console: _show_list(console, pages))
+    result = {f"{noun}s": rows, "broken": broken}
+    return Outcome(count(len(rows), noun), result, show=lambda console: _show_list(console, pages, broken))
 
 
-def _show_list(console: Console, pages: list[Page]) -> None:
+def _show_list(console: Console, pages: list[Page], broken: list[str]) -> None:
     from conduit_dagster.cli.terminal import print_table
 
     rows = [(page.name, page.kind, page.origin, page.summary) for page in pages]
     print_table(console, ("name", "kind", "origin", ""), rows)
+    for error in broken:
+        console.print(f"can't be used: {error}", markup=False)
 
 
 def _describe(noun: str, name: str) -> Outcome:
     from conduit_dagster.builtin_plugins import plain_name
 
-    pages = _pages(noun)
+    pages, broken = _pages(noun)
     found = [page for page in pages if page.name in (name, plain_name(name))]
     if not found:
-        raise _unknown(noun, name, [page.name for page in pages])
+        raise _unknown(noun, name, [page.name for page in pages], broken)
     result = {"name": found[0].name, "pages": [page.as_json() for page in found]}
     return Outcome("", result, show=lambda console: _show_pages(console, found))
 
@@ -89,10 +94,12 @@ def _out(example: ExampleText) -> list[tuple[str, str]]:
     return [("out", text) for text in example.gives]
 
 
-def _unknown(noun: str, name: str, names: list[str]) -> Exception:
+def _unknown(noun: str, name: str, names: list[str], broken: list[str]) -> Exception:
     from conduit_dagster.config.findings import did_you_mean
 
     fix = did_you_mean(name, names) or f"conduit-dagster {noun}s list shows them all"
+    if broken:
+        fix = f"correct {'; '.join(broken)}; or {fix}"
     return usage_error(f"there is no {noun} {name}", f"unknown_{noun}", fix)
 
 

@@ -93,6 +93,6 @@ def _positional(signature: inspect.Signature) -> list[str]:
 
 
 def line_of(kind: type[Any]) -> int:
-    """Return the line of a class, or at least of its first method."""
+    """Return the line of the first method of a class, as Python 3.11 does not keep its own; 1 if it has none."""
     lines = [method.__code__.co_firstlineno for method in vars(kind).values() if inspect.isfunction(method)]
-    return vars(kind).get("__firstlineno__") or min(lines, default=1)
+    return min(lines, default=1)

@@ -76,6 +76,13 @@ def test_a_plugin_of_the_project_is_described_by_its_docstrings(run, own: Path) 
     ]
 
 
+def test_a_plugin_that_can_not_be_used_is_told_not_hidden(run, own: Path) -> None:
+    (own / "plugins" / "mine.py").write_text(PLUGIN.replace("def process", "def handle"))
+    told = "plugins/mine.py:19: Shout lacks process"
+    assert told in run("processors", "describe", "shout", "--json").envelope["error"]["fix"]
+    assert run("processors", "list", "--json").envelope["result"]["broken"] == [told]
+
+
 @pytest.mark.slow
 def test_every_builtin_setting_is_described(run, project: Path) -> None:
     for noun in ("connector", "processor"):
