@@ -144,7 +144,13 @@ def _load(source: ConfigText, chunk: Chunk, references: References) -> Document 
         return None
     if not isinstance(tree, Mapped):
         message = "the document is not a mapping"
-        return _whole(source, chunk, "config.parse_error", message, "start it with version: and pipelines:")
+        return _whole(
+            source,
+            chunk,
+            "config.parse_error",
+            message,
+            "write keys with values; a pipeline file starts with version: and pipelines:",
+        )
     document = Document(source, chunk, tree, [], builder.nodes, builder.keys, references)
     document.findings += [_flaw(document, flaw) for flaw in builder.flaws]
     return document

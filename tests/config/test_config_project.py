@@ -180,3 +180,9 @@ def test_relative_paths_start_at_the_root(tmp_path: Path) -> None:
 
 def test_sqlite_in_memory_stays(tmp_path: Path) -> None:
     assert project(tmp_path, "state.url: 'sqlite:///:memory:'\n").state_url == "sqlite:///:memory:"
+
+
+def test_settings_that_are_no_mapping_are_not_taken_for_a_pipeline_file(tmp_path: Path) -> None:
+    [finding] = project(tmp_path, "[a]\n").findings
+    assert (finding.code, finding.message) == ("config.parse_error", "the document is not a mapping")
+    assert (finding.fix or "").startswith("write keys with values")
