@@ -32,7 +32,7 @@ from conduit_dagster.cli import (
     validate,
 )
 from conduit_dagster.cli.examples import epilog
-from conduit_dagster.cli.verb import INTERRUPTED, INVALID, Outcome, broken_pipe, usage_error
+from conduit_dagster.cli.verb import INTERRUPTED, INVALID, Outcome, broken_pipe, prepare_streams, unwritable, usage_error
 
 NAME = "conduit-dagster"
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000
@@ -109,6 +109,7 @@ def _enter(folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
+    prepare_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     # the interpreter would traverse everything imported once more, only to discard it
@@ -122,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return broken_pipe()
+    except OSError as error:
+        return unwritable(error)
     return int(code or 0)
 
 

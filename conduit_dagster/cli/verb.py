@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -178,8 +179,30 @@ def _write(stdout: object, saved: int | None, text: str) -> None:
         data = data[os.write(saved, data) :]
 
 
+def prepare_streams() -> None:
+    """Open missing standard streams as the null device, and escape what a stream's encoding can't hold.
+
+    A closed descriptor would otherwise be taken by the next file that is opened, such as the state store.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # as long as the process
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def broken_pipe() -> int:
     """Discard all further output, even at exit, because its reader has ended; return the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     return FAILED
+
+
+def unwritable(error: OSError) -> int:
+    """Print the error of an output that can't be written, such as on a full disk; return the exit code."""
+    broken_pipe()
+    fix = "what the command changed is done: free some space, or write elsewhere, before you repeat it"
+    print(f"error environment.output: the output can't be written: {error.strerror or error}", file=sys.stderr)
+    print(f"  fix:    {fix}", file=sys.stderr)
+    return ENVIRONMENT
