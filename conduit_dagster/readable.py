@@ -38,9 +38,13 @@ def readable_line(layout: dict[str, Any]) -> str:
 
     For display only: the output of ``--json`` keeps the layout.
     """
-    payload = {name: _decoded(part) for name, part in layout["payload"].items()}
     decoded = {name: _decoded(layout[name]) for name in ("position", "key")}
-    return json.dumps({**layout, **decoded, "payload": payload}, ensure_ascii=False)
+    return json.dumps({**layout, **decoded, "payload": readable_payload(layout)}, ensure_ascii=False)
+
+
+def readable_payload(layout: dict[str, Any]) -> dict[str, Any]:
+    """Return the payload of a record in Conduit's layout, with raw data as text instead of Base64 where it is UTF-8."""
+    return {name: _decoded(part) for name, part in layout["payload"].items()}
 
 
 def _decoded(part: Any) -> Any:

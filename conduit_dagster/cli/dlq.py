@@ -236,7 +236,7 @@ def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
     one = subject(pipeline, files)
     # the letter is shown with its path through the processors; only a query needs Spark
     open_with(session_opener(one.project))
-    facts = letter_facts(_letters(one), one.bound, pipeline, key, reveal)
+    facts = letter_facts(_letters(one), one.bound, pipeline, key, [] if reveal else one.redact)
     row = _row(facts.pop("row"))
     return Outcome("", {**row, **facts}, show=lambda console: _print_letter(console, row, facts))
 

@@ -49,6 +49,7 @@ Contents = Annotated[
         help="What the entries hold: records as exported, or any bytes (raw).",
     ),
 ]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Also fields that the pipeline's file redacts.")]
 _WIDTH = 80
 
 
@@ -71,11 +72,12 @@ def show(
     last: Last = None,
     source: Source = None,
     limit: Limit = 100,
+    reveal: Reveal = False,
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
     """Show entries from one offset to another; without --from, unhandled ones. --json prints whole records."""
-    perform("log show", as_json, lambda: _show(subject(pipeline, files), first, last, source, limit))
+    perform("log show", as_json, lambda: _show(subject(pipeline, files), (first, last), source, limit, reveal))
 
 
 @app.command("compact")
@@ -175,10 +177,13 @@ def _print_ends(console: Console, rows: list[dict[str, Any]]) -> None:
     print_table(console, columns, cells)
 
 
-def _show(one: Subject, first: int | None, last: int | None, source: str | None, limit: int) -> Outcome:
+def _show(
+    one: Subject, offsets: tuple[int | None, int | None], source: str | None, limit: int, reveal: bool
+) -> Outcome:
     from conduit_dagster.engine.operate.log_view import shown
 
-    facts = shown(one.known(), one.id, one.bound, one.options.log_url, first, last, source, limit)
+    redact = [] if reveal else one.redact
+    facts = shown(one.known(), one.id, one.bound, one.options.log_url, *offsets, source, limit, redact)
     entries = facts["entries"]
     more = f"; there are more: --limit, or --from {entries[-1]['offset'] + 1}" if facts["more"] else ""
     summary = f"{entry_count(len(entries))} of {facts['source']}, from the {facts['from']}{more}"
@@ -204,7 +209,10 @@ def _print_entries(console: Console, entries: list[dict[str, Any]]) -> None:
 
 
 def _record(console: Console, entry: dict[str, Any]) -> str:
-    text = json.dumps(entry["record"]["payload"]["after"] or entry["record"]["payload"], ensure_ascii=False)
+    from conduit_dagster.readable import readable_payload
+
+    payload = readable_payload(entry["record"])
+    text = json.dumps(payload["after"] or payload, ensure_ascii=False)
     text = f"nacked by {entry['nack']['node']}: {text}" if entry["nack"] else text
     return text if not console.is_terminal or len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
 

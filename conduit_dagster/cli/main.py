@@ -32,7 +32,15 @@ from conduit_dagster.cli import (
     validate,
 )
 from conduit_dagster.cli.examples import epilog
-from conduit_dagster.cli.verb import INTERRUPTED, INVALID, Outcome, broken_pipe, prepare_streams, unwritable, usage_error
+from conduit_dagster.cli.verb import (
+    INTERRUPTED,
+    INVALID,
+    Outcome,
+    broken_pipe,
+    prepare_streams,
+    unwritable,
+    usage_error,
+)
 
 NAME = "conduit-dagster"
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000

@@ -62,6 +62,16 @@ def test_one_letter_is_shown_with_what_each_processor_does_to_it(run, lab: Lab) 
     assert failure(run, "show", "p/1.9")["code"] == "dead_letters.unknown"
 
 
+def test_a_letter_stays_redacted_while_its_file_has_an_error(run, lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    file = lab.root / "pipelines" / "p.yaml"
+    broken = file.read_text().replace("plugin: json.decode", "plugin: json.decod")
+    file.write_text(f"{broken}  redact: [.Payload.After.tag]\n")
+    assert done(run, "show", "p/1.0")["failed"]["payload"]["after"]["tag"] == "[redacted]"
+    assert done(run, "show", "p/1.0", "--reveal")["failed"]["payload"]["after"]["tag"] == "t3"
+
+
 def test_an_export_has_both_records(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None

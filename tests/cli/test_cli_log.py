@@ -63,6 +63,25 @@ def test_show_begins_with_what_is_not_handled_and_stops_at_the_limit(run, lab: L
     assert result(run("log", "show", "p", "--json"))["entries"] == []
 
 
+def test_raw_data_is_shown_as_text(run, lab: Lab) -> None:
+    logged(lab, 1)
+    assert lab.run().error is None
+    assert '{\\"i\\":0' in run("log", "show", "p", "--from", "0").out.replace(" ", "")
+
+
+def test_redacted_fields_are_masked_unless_they_are_asked_for(run, lab: Lab, script: Script) -> None:
+    for more in ({"delivery": RECORDS}, {}):
+        after_bulk_error(lab, script, redact=[".Payload.After.i"], processors=[DECODE], **more)
+        for form in ([], ["--json"]):
+            masked = run("log", "show", "p", *form).out
+            assert "[redacted]" in masked and '"i": 9' not in masked
+        revealed = result(run("log", "show", "p", "--reveal", "--json"))["entries"]
+        assert [value_of(row) for row in revealed] == list(range(9, 16))
+        script.says()
+        assert lab.run().error is None
+        shutil.rmtree(lab.root / ".conduit")
+
+
 def test_beyond_the_end_and_backwards_ranges_are_refused(run, lab: Lab) -> None:
     logged(lab, 4)
     assert lab.run().error is None

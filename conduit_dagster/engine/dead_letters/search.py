@@ -124,12 +124,12 @@ def condition(text: str) -> Callable[[Record], bool]:
 
 
 def letter_facts(
-    letters: DeadLetterSearch, bound: BoundPipeline | None, pipeline: str, key: Key, reveal: bool = False
+    letters: DeadLetterSearch, bound: BoundPipeline | None, pipeline: str, key: Key, redact: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return ``row`` of the index, ``failed`` and ``original`` as JSON, and ``nodes``.
 
     ``nodes`` are the nodes of the current file, each with its result for the original; empty if the file is missing or
-    has errors. Redacted fields are masked unless ``reveal``.
+    has errors. Values of the fields ``redact`` are masked.
 
     Raises ``FatalError`` (``dead_letters.unknown``, ``dead_letters.damaged``).
     """
@@ -141,7 +141,7 @@ def letter_facts(
             fix=f"conduit-dagster dlq list {pipeline} --state all prints the ids",
         )
     original = found.original()
-    view = _View(Redaction([] if reveal or bound is None else bound.program.redact))
+    view = _View(Redaction(redact))
     return {
         "row": found.row,
         "failed": view.record(found.failed()),

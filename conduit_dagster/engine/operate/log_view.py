@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
@@ -20,6 +20,7 @@ from conduit_dagster.engine.operate.log_readers import readers
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
 from conduit_dagster.engine.operate.source_positions import LogView, beyond, joined_of, log_of, logs_of, no_log, stored
+from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.record import encode, mode_of
 from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
@@ -113,11 +114,12 @@ def shown(
     last: int | None,
     source: str | None,
     limit: int,
+    redact: Sequence[str] = (),
 ) -> Facts:
     """Return the entries from offset ``first`` to ``last``, both included; by default the unhandled ones.
 
-    With a log of positions: the records of the open step, as staged for a destination that takes records. Raises
-    ``FatalError`` (``log.*``, ``usage.*``).
+    With a log of positions: the records of the open step, as staged for a destination that takes records. Values of
+    the fields ``redact`` are masked. Raises ``FatalError`` (``log.*``, ``usage.*``).
     """
     state = stored(database, pipeline)
     if state is None:
@@ -127,11 +129,18 @@ def shown(
     if logs_of(database, pipeline, base):
         view = log_of(database, pipeline, base, source)
         entries = _logged(view, _unhandled(state, view.source) if first is None else first, first is None, last)
-        return _shown(view.source, "log", entries, limit)
+        return _shown(view.source, "log", _redacted(entries, redact), limit)
     name, consumer, staged = _staged(pipeline, state, bound, source)
     low, high = first or 0, last
     entries = (e for e in staged if e.offset >= low and (high is None or e.offset <= high))
-    return _shown(name, f"step, as it is staged for {consumer}", entries, limit)
+    return _shown(name, f"step, as it is staged for {consumer}", _redacted(entries, redact), limit)
+
+
+def _redacted(entries: Iterator[Entry], fields: Sequence[str]) -> Iterator[Entry]:
+    redaction = Redaction(fields)
+    for entry in entries:
+        nack = entry.nack and (entry.nack[0], redaction.nack(entry.nack[1], entry.record))
+        yield entry._replace(record=redaction.record(entry.record), nack=nack)
 
 
 def _shown(source: str, where: str, entries: Iterator[Entry], limit: int) -> Facts:

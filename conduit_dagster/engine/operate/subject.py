@@ -56,6 +56,16 @@ class Subject:
         return any(parsed.config.id == self.id for parsed in self.catalogue.loaded.pipelines)
 
     @property
+    def redact(self) -> list[str]:
+        """Fields that its file redacts, valid or not; none if no file names the pipeline."""
+        return [
+            field
+            for parsed in self.catalogue.loaded.pipelines
+            if parsed.config.id == self.id
+            for field in parsed.config.redact
+        ]
+
+    @property
     def options(self) -> RunOptions:
         """Options that a run would use."""
         return RunOptions.of(self.project)
