@@ -212,6 +212,7 @@ def _pipelines(project: Project) -> Check:
 
 
 def _failures(project: Project) -> Check:
+    from conduit_dagster.cli.description import is_abandoned
     from conduit_dagster.recovery.pipeline_status import PipelineStatus
     from conduit_dagster.state.existing_store import existing_store
     from conduit_dagster.state.overview import pipeline_rows
@@ -219,10 +220,11 @@ def _failures(project: Project) -> Check:
     failing = (PipelineStatus.DEGRADED, PipelineStatus.RECOVERING)
     store = existing_store(project)
     rows = pipeline_rows(store) if store is not None else {}
-    found = {name: row["status"] for name, row in rows.items() if row["status"] in failing}
+    found = {name: f"is {row['status']}" for name, row in rows.items() if row["status"] in failing}
+    found |= {name: "counts as running, its process is gone" for name, row in rows.items() if is_abandoned(row)}
     if not found:
         return Check("failures", "ok", "no pipeline is degraded or waiting for a restart")
-    message = ", ".join(f"{name} is {status}" for name, status in found.items())
+    message = ", ".join(f"{name} {state}" for name, state in found.items())
     return Check("failures", "warn", message, f"conduit-dagster pipelines describe {next(iter(found))}")
 
 

@@ -103,14 +103,26 @@ def _restart(row: Facts) -> Facts | None:
 def _status(row: Facts | None) -> Facts:
     if row is None:
         return {"status": None, "reason": "", "owner_alive": None, "restart": None}
-    owner = row["owner"]
     return {
         "status": row["status"],
         # that of a run is about what follows it
         "reason": "" if row["status"] in (PipelineStatus.RUNNING, PipelineStatus.RECOVERING) else row["reason"],
-        "owner_alive": None if owner is None else not is_dead(owner),
+        "owner_alive": _owner_alive(row),
         "restart": _restart(row),
     }
+
+
+def is_abandoned(row: Facts) -> bool:
+    """Return whether a pipeline counts as running although its process is certainly gone."""
+    return row["status"] == PipelineStatus.RUNNING and _owner_alive(row) is False
+
+
+def _owner_alive(row: Facts) -> bool | None:
+    owner = row["owner"]
+    if owner is None:
+        # a run gives its lease back after it has stored its end
+        return False if row["status"] == PipelineStatus.RUNNING else None
+    return not is_dead(owner)
 
 
 def described(catalogue: Catalogue, parsed: ParsedPipeline, store: sa.Engine | None) -> Facts:

@@ -125,7 +125,8 @@ def status_text(row: dict[str, Any], now_ns: int) -> str:
 
     restart = row["restart"]
     if restart is None:
-        return row["status"] or "never ran"
+        gone = row["status"] == "running" and row["owner_alive"] is False
+        return f"{row['status']}, its process is gone" if gone else row["status"] or "never ran"
     when = f" {due(restart['at_ns'], now_ns)}" if restart["at_ns"] else ""
     return f"recovering, restart {restart['attempt']}{when}"
 

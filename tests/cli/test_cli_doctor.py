@@ -73,6 +73,21 @@ def test_a_degraded_pipeline_is_told(run, project: Path) -> None:
     assert told["fix"] == "conduit-dagster pipelines describe orders"
 
 
+def test_a_pipeline_whose_process_is_gone_is_told(run, shell, project: Path) -> None:
+    process = shell.spawn("run")
+    shell.wait_until(process, (project / "orders.jsonl").exists, "the first records")
+    assert "running," not in run("pipelines", "list").out
+    process.kill()
+    process.wait()
+    for _ in range(2):
+        assert "running, its process is gone" in run("pipelines", "list").out
+        [told] = [
+            check for check in run("doctor", "--json").envelope["result"]["checks"] if check["name"] == "failures"
+        ]
+        assert (told["level"], told["message"]) == ("warn", "orders counts as running, its process is gone")
+        assert run("dlq", "discard", "orders", "--note", "x").code in (0, 1)  # takes the lease, and gives it back
+
+
 def test_a_destination_that_cannot_be_written_to_fails(project: Path, pipeline) -> None:
     found = Project.find(project)
     assert _destinations((), found).level == "ok"

@@ -82,7 +82,7 @@ def test_the_first_signal_asks_and_the_second_forces() -> None:
 
 def test_an_output_that_cannot_be_written_is_one_clear_error(shell, failed: Path) -> None:
     for words in (("pipelines", "list"), ("pipelines", "list", "--json"), ("--help",)):
-        with open("/dev/full", "w", encoding="utf-8") as full:
+        with Path("/dev/full").open("w", encoding="utf-8") as full:
             process = shell.spawn(*words, stdout=full)
             _, told = process.communicate(timeout=60)
         assert process.returncode == 3
