@@ -148,7 +148,37 @@ def described(catalogue: Catalogue, parsed: ParsedPipeline, store: sa.Engine | N
     }
 
 
-def _status_facts(starts: str, row: Facts | None) -> Facts:
+def described_without_file(name: str, store: sa.Engine) -> Facts:
+    """Return what the store alone knows of a pipeline whose file is gone; what only a file says is None or empty."""
+    row, sources, consumers = _rows(store)[name], overview.real_source_rows(store, name), {}
+    for one in overview.consumer_rows(store, name):
+        consumers[one["id"]] = one["delivered"]
+    own = {"plugin": None, "namespace": "", "settings": {}, "processors": []}
+    unknown = {"columnar": False, **_lag(name, None, None)}
+    queue = {"plugin": None, "settings": {}, "window_size": None, "window_nack_threshold": None}
+    delivered = consumers.pop(DEAD_LETTERS, 0)
+    return {
+        "id": name,
+        "name": name,
+        "description": "",
+        "file": None,
+        "line": None,
+        "runnable": False,
+        "status": _status_facts(None, row),
+        "error": row["error"],
+        "delivery": None,
+        "trigger": None,
+        "not_yet": [],
+        "sources": [{**own, **unknown, **one} for one in sources],
+        "processors": [],
+        "destinations": [{**own, "id": id_, "delivered": count, "open": None} for id_, count in consumers.items()],
+        "dead_letter_queue": {**queue, "delivered": delivered},
+        **_past(name, store),
+        "findings": [],
+    }
+
+
+def _status_facts(starts: str | None, row: Facts | None) -> Facts:
     status = _status(row)
     return {
         "now": status["status"],

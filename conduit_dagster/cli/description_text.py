@@ -34,20 +34,27 @@ def show_description(console: Console, facts: Facts) -> None:
 
 
 def _head(console: Console, facts: Facts) -> None:
-    status, delivery = facts["status"], facts["delivery"]
+    status = facts["status"]
     now = status["now"] or "never ran"
-    console.print(Text.assemble((facts["id"], "bold"), f"  {facts['file']}:{facts['line']}"))
+    where = f"{facts['file']}:{facts['line']}" if facts["file"] else "no file any more"
+    console.print(Text.assemble((facts["id"], "bold"), f"  {where}"))
     if facts["description"]:
         console.print(f"  {facts['description']}")
     console.print("  status    ", styled(now), _status_note(status), sep="")
+    if facts["file"]:
+        _configured(console, facts)
+    if facts["error"]:
+        print_error(console, dict(facts["error"]), "  ")
+
+
+def _configured(console: Console, facts: Facts) -> None:
+    delivery = facts["delivery"]
     console.print(f"  delivery  {delivery['strategy']}, fan-in {delivery['fan_in']}")
     log = delivery["log"]
     console.print(f"  log       {log['chosen'] or 'not chosen'}: {log['why']}")
     console.print(f"  trigger   {', '.join(map(str, facts['trigger'].values()))}")
     if facts["not_yet"]:
         console.print(f"  refused   {', '.join(facts['not_yet'])}: not there yet")
-    if facts["error"]:
-        print_error(console, dict(facts["error"]), "  ")
 
 
 def _status_note(status: Facts) -> str:
@@ -59,7 +66,8 @@ def _status_note(status: Facts) -> str:
     if restart := status["restart"]:
         due = f" is due at {restart['at']}" if restart["at"] else " is under way"
         notes.append(f"restart {restart['attempt']}{due}")
-    notes.append(f"its file says {status['starts']}")
+    if status["starts"]:
+        notes.append(f"its file says {status['starts']}")
     return f" ({'; '.join(notes)})"
 
 
@@ -73,7 +81,7 @@ def _section(console: Console, title: str, lines: Iterable[str]) -> None:
 
 def _part(one: Facts) -> Iterable[str]:
     """Yield the lines of a connector or processor: its settings and, if any, its counters."""
-    yield f"{one['id']}  {one['plugin']}{_restriction(one)}"
+    yield f"{one['id']}  {one['plugin'] or ''}{_restriction(one)}".rstrip()
     yield from (f"  {key}: {short(value)}" for key, value in one["settings"].items())
     for inner in one.get("processors", ()):
         yield from (f"  {line}" for line in _part(inner))
@@ -110,8 +118,8 @@ def _source_numbers(one: Facts) -> Iterable[str]:
 
 
 def _queue(queue: Facts) -> Iterable[str]:
-    size, threshold = queue["window_size"], queue["window_nack_threshold"]
-    yield f"{queue['plugin']}  {_tolerance(size, threshold)}"
+    if queue["plugin"]:
+        yield f"{queue['plugin']}  {_tolerance(queue['window_size'], queue['window_nack_threshold'])}"
     yield from (f"  {key}: {short(value)}" for key, value in queue["settings"].items())
     yield f"  delivered {queue['delivered']:,}"
 

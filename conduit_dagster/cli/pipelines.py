@@ -132,23 +132,29 @@ def status_text(row: dict[str, Any], now_ns: int) -> str:
 
 
 def _describe(pipeline: str, paths: list[str]) -> Outcome:
-    from conduit_dagster.cli.description import described
+    from conduit_dagster.cli.description import described, described_without_file
     from conduit_dagster.cli.description_text import show_description
     from conduit_dagster.state.existing_store import existing_store
+    from conduit_dagster.state.overview import stored_names
 
     catalogue = _open(paths)
     parsed = next((one for one in catalogue.loaded.pipelines if one.config.id == pipeline), None)
-    if parsed is None:
-        raise _unknown(pipeline, catalogue)
-    facts = described(catalogue, parsed, existing_store(catalogue.project))
+    store = existing_store(catalogue.project)
+    stored = [] if store is None else stored_names(store)
+    if parsed is not None:
+        facts = described(catalogue, parsed, store)
+    elif store is not None and pipeline in stored:
+        facts = described_without_file(pipeline, store)
+    else:
+        raise _unknown(pipeline, catalogue, stored)
     summary = f"{pipeline}: {facts['status']['now'] or 'never ran'}"
     return Outcome(summary, facts, show=lambda console: show_description(console, facts))
 
 
-def _unknown(pipeline: str, catalogue: Catalogue) -> Exception:
+def _unknown(pipeline: str, catalogue: Catalogue, stored: list[str]) -> Exception:
     from conduit_dagster.config.findings import did_you_mean
 
-    ids = [one.config.id for one in catalogue.loaded.pipelines]
+    ids = [*(one.config.id for one in catalogue.loaded.pipelines), *stored]
     fix = (
         did_you_mean(pipeline, ids)
         or f"where its file lies elsewhere: conduit-dagster pipelines describe {pipeline} PATH"

@@ -63,6 +63,19 @@ def test_describe_in_words(run, failed: Path) -> None:
         assert words in ran.out
 
 
+def test_describe_of_a_pipeline_whose_file_is_gone_tells_what_the_store_knows(run, failed: Path) -> None:
+    (failed / "pipelines" / "orders.yaml").unlink()
+    ran = run("pipelines", "describe", "orders")
+    assert ran.code == 0
+    for words in ("no file any more", "degraded", "x.y: it broke", "mend it", "0 read", "newest events"):
+        assert words in ran.out
+    facts = run("pipelines", "describe", "orders", "--json").envelope["result"]
+    assert (facts["file"], facts["delivery"], facts["error"]["code"]) == (None, None, "x.y")
+    assert [one["id"] for one in facts["sources"]] == ["in"]
+    assert [(one["id"], one["delivered"]) for one in facts["destinations"]] == [("out", 0)]
+    assert "did you mean orders" in run("pipelines", "describe", "order").err
+
+
 def test_describe_never_shows_what_the_environment_put_in(run, project: Path, pipeline, monkeypatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     text = pipeline().replace("path: ./in.jsonl", "path: './${SECRET}.jsonl'")
