@@ -15,7 +15,8 @@ from conduit_dagster.metrics.source_lag import source_lag
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
-from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, newest, open_counts
+from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, letter_id, newest, open_counts
+from conduit_dagster.state.history import events, said
 from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
@@ -282,8 +283,14 @@ def _past(pipeline: str, store: sa.Engine | None) -> Facts:
     if store is None:
         return {"dead_letters": [], "events": []}
     letters = newest(store, pipeline, DeadLetterQuery(STATES), _NEWEST)
-    events = overview.newest_events(store, pipeline, _NEWEST)
-    return {"dead_letters": [_timed(row) for row in letters], "events": [_timed(row) for row in events]}
+    happened = reversed(events(store, pipeline, _NEWEST))
+    return {
+        "dead_letters": [{"id": letter_id(row), **_timed(row)} for row in letters],
+        "events": [
+            {"at": when(one.at_ns), "event": one.event, "says": said(one.event, one.detail), "detail": one.detail}
+            for one in happened
+        ],
+    }
 
 
 def _timed(row: Facts) -> Facts:

@@ -134,14 +134,11 @@ def _tolerance(size: int, threshold: int) -> str:
 
 def _letter(row: Facts) -> str:
     record = f"{row['source']} offset {row['offset']}"
-    return f"{row['at']}  {record}  {row['node']}  {row['code']}: {short(row['message'])}"
+    return f"{row['id']}  {row['state']}  {row['at']}  {record}  {row['node']}  {row['code']}: {short(row['message'])}"
 
 
 def _event(row: Facts) -> str:
-    detail = row["detail"]
-    error = detail.get("error")
-    text = error["message"] if error else ", ".join(f"{k} {short(v, 60)}" for k, v in detail.items())
-    return f"{row['at']}  {row['event']}{'  ' + short(text) if text else ''}"
+    return f"{row['at']}  {short(row['says'], 200)}"
 
 
 def _finding(row: Facts) -> str:

@@ -328,4 +328,5 @@ def _discarded(facts: Facts) -> str:
     from conduit_dagster.cli.terminal import count
 
     many = facts["letters"] if facts["dry_run"] else facts["discarded"]
-    return f"{facts['pipeline']}: {count(many, 'dead letter')} {'would be' if facts['dry_run'] else 'are'} discarded"
+    verb = "would be" if facts["dry_run"] else "is" if many == 1 else "are"
+    return f"{facts['pipeline']}: {count(many, 'dead letter')} {verb} discarded"

@@ -72,6 +72,14 @@ def test_a_letter_stays_redacted_while_its_file_has_an_error(run, lab: Lab) -> N
     assert done(run, "show", "p/1.0", "--reveal")["failed"]["payload"]["after"]["tag"] == "t3"
 
 
+def test_describe_tells_the_id_and_the_state_of_each_letter(run, lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    assert run("dlq", "discard", "p", "--id", "p/1.0", "--note", "no").out == "p: 1 dead letter is discarded\n"
+    told = run("pipelines", "describe", "p").out
+    assert "p/1.0  discarded  " in told and "p/1.1  open  " in told
+
+
 def test_an_export_has_both_records(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None

@@ -61,6 +61,7 @@ def test_describe_in_words(run, failed: Path) -> None:
     assert ran.code == 0
     for words in ("degraded", "x.y: it broke", "mend it", "json.decode", "tolerates every nack", "positions"):
         assert words in ran.out
+    assert "  degraded: x.y in orders:in: it broke\n" in ran.out
 
 
 def test_describe_of_a_pipeline_whose_file_is_gone_tells_what_the_store_knows(run, failed: Path) -> None:
