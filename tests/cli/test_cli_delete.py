@@ -115,6 +115,7 @@ def test_one_that_never_ran_or_runs_is_refused(run, lab: Lab) -> None:
     with lab.store() as database, owned(bound, database, RunOptions.of(lab.catalogue().project), _no_spark, "me"):
         refusal = error(run("pipelines", "delete", "p", "--json"))
     assert (refusal["code"], "stop it first" in refusal["fix"]) == ("lease.held", True)
+    assert "conduit-dagster pipelines stop p;" in refusal["fix"]
 
 
 def _no_spark() -> Any:

@@ -80,6 +80,21 @@ def test_describe_tells_the_id_and_the_state_of_each_letter(run, lab: Lab) -> No
     assert "p/1.0  discarded  " in told and "p/1.1  open  " in told
 
 
+def test_a_refusal_tells_a_file_with_errors_from_one_that_is_gone(run, lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    file = lab.root / "pipelines" / "p.yaml"
+    file.write_text(file.read_text().replace("plugin: json.decode", "plugin: json.decod"))
+    broken = failure(run, "discard", "p", "--note", "x")
+    assert (broken["code"], "its file has errors" in broken["message"]) == ("validation.failed", True)
+    file.unlink()
+    gone = failure(run, "replay", "p")
+    assert (gone["code"], "no file names it" in gone["message"]) == ("validation.failed", True)
+    assert gone["fix"].startswith("put its file back")
+    refused = run("pipelines", "delete", "p").err
+    assert "put its file back, run it once" in refused
+
+
 def test_an_export_has_both_records(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None

@@ -60,7 +60,7 @@ def delete(subject: Subject, by: str, force: bool = False, dry_run: bool = False
         left = sorted([*found.left, *_left_behind(held)])
         lost = [*_undelivered(held), *(one.loses for one in found.leftovers if one.loses)]
         if (lost or left) and not force:
-            raise _would_lose(held.id, lost, left)
+            raise _would_lose(held, lost, left)
         facts: Facts = {
             "pipeline": held.id,
             "sources": sorted(held.state.sources),
@@ -168,7 +168,7 @@ def _undelivered(held: _Held) -> Iterator[str]:
         if waits > 0:
             yield f"{waits:,} logged records of {source} that are not delivered"
     if letters := open_counts(held.database).get(held.id, 0):
-        yield f"{letters:,} open dead letters"
+        yield f"{letters:,} open dead {'letter' if letters == 1 else 'letters'}"
 
 
 def _handled(state: PipelineState, source: str) -> int:
@@ -219,14 +219,16 @@ def _left_behind(held: _Held) -> Iterator[str]:
             yield masked(f"{text} (source {name})")
 
 
-def _would_lose(pipeline: str, lost: list[str], left: list[str]) -> Exception:
+def _would_lose(held: _Held, lost: list[str], left: list[str]) -> Exception:
     what = [f"would lose {'; '.join(lost)}"] if lost else []
     if left:
         what.append(f"would leave on a server, as its file does not name it any more: {'; '.join(left)}")
-    finish = "run it once first (conduit-dagster run --once), and replay or discard its dead letters" if lost else ""
+    restored = "" if held.subject.has_file else "put its file back, "
+    finish = "run it once first (conduit-dagster run --once), and replay or discard its dead letters"
+    finish = f"{restored}{finish}" if lost else ""
     back = "name its last file with --file PATH" if left else ""
     fix = "; ".join(filter(None, (finish, back, "or repeat it with --force")))
-    return refused("pipeline.would_lose", f"deleting {pipeline} {', and '.join(what)}", fix)
+    return refused("pipeline.would_lose", f"deleting {held.id} {', and '.join(what)}", fix)
 
 
 def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:

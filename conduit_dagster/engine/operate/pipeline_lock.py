@@ -129,7 +129,8 @@ def take_lease(pipeline: str, database: sa.Engine, options: RunOptions) -> Lease
         raise unreachable(database, error, "the state store does not answer") from error
     except ConduitError as error:
         if error.code == "lease.held":
-            error.fix = "stop it first: Ctrl-C where it runs, or terminate its run in Dagster; then type this again"
+            stop = f"conduit-dagster pipelines stop {pipeline}"
+            error.fix = f"stop it first: {stop}; then type this again, and pipelines start {pipeline} at the end"
         raise
 
 

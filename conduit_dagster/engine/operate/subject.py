@@ -79,16 +79,20 @@ class Subject:
     def sound(self) -> BoundPipeline:
         """Return the runnable pipeline. Raises ``FatalError`` (``validation.*``) if its file is missing or invalid."""
         if self.bound is None:
-            message = f"pipeline {self.id} can't be operated on: its file is gone or has mistakes"
-            raise FatalError(
-                message, code="validation.failed", fix="conduit-dagster validate shows them; or --file PATH"
-            )
+            raise self._not_runnable()
         if broken := next((finding for finding in self.project.findings if finding.is_error), None):
             # settings with errors keep their defaults, and so name another store, log or staging folder
             raise FatalError(broken.render(), code="validation.failed", fix="correct the project's settings first")
         if refusal := self.bound.refusal():
             raise refusal
         return self.bound
+
+    def _not_runnable(self) -> FatalError:
+        why, fix = "its file has errors", "conduit-dagster validate shows them"
+        if not self.has_file:
+            why = "no file names it any more, or that file can't be read"
+            fix = "put its file back, or name it with --file PATH; conduit-dagster validate shows unreadable files"
+        return FatalError(f"pipeline {self.id} can't be operated on: {why}", code="validation.failed", fix=fix)
 
     @contextmanager
     def locked(
