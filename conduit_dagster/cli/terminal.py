@@ -6,6 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # a table in a pipe is read by the next program: nothing is truncated or wrapped
 _UNBOUNDED = 10_000
+_READABLE = 24
+"""Width of a cell on a terminal below which its text is not folded."""
 _STYLES = {
     "running": "green",
     "ok": "green",
@@ -54,7 +57,9 @@ def styled(word: str, text: str | None = None) -> Text:
 def print_table(to: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table; in a pipe, without trailing blanks."""
     if to.is_terminal:
-        to.print(table(columns, rows))
+        made = table(columns, rows)
+        # a narrow terminal wraps whole lines, where columns of a few characters each can't be read
+        to.print(made, width=max(to.width, to.measure(made).minimum), crop=False)
         return
     with to.capture() as captured:
         to.print(table(columns, rows))
@@ -64,10 +69,12 @@ def print_table(to: Console, columns: Sequence[str], rows: Iterable[Sequence[Any
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """Return a table without lines."""
     made = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold", show_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    cells = [[cell if isinstance(cell, Text) else Text(str(cell)) for cell in row] for row in rows]
+    for number, column in enumerate(columns):
+        longest = max([cell_len(column), *(row[number].cell_len for row in cells)])
+        made.add_column(column, overflow="fold", min_width=min(longest, _READABLE))
+    for row in cells:
+        made.add_row(*row)
     return made
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from pathlib import Path
+from typing import cast
 
 import pytest
+from rich.console import Console
 
 from conduit_dagster.cli.progress import finished, print_traces
 from conduit_dagster.cli.signals import CommandSignals
-from conduit_dagster.cli.terminal import console
+from conduit_dagster.cli.terminal import console, print_table
 from conduit_dagster.cli.verb import failure
 from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.stop import StopFlag
@@ -78,6 +81,14 @@ def test_the_first_signal_asks_and_the_second_forces() -> None:
     signals.deliver()
     assert (stop.forced, signals.forced_exit) == (True, 130)
     assert len(said) == 2
+
+
+def test_a_table_stays_readable_on_a_narrow_terminal() -> None:
+    narrow = Console(file=io.StringIO(), width=30, force_terminal=True, color_system=None)
+    print_table(narrow, ("id", "status", "file"), [("orders", "recovering, restart 2", "pipelines/" + "x" * 40)])
+    lines = cast("io.StringIO", narrow.file).getvalue().splitlines()
+    assert lines[1].startswith("orders   recovering, restart 2   pipelines/xxx")
+    assert len(lines[1]) < 60
 
 
 def test_an_output_that_cannot_be_written_is_one_clear_error(shell, failed: Path) -> None:
