@@ -264,18 +264,16 @@ def _export(one: Subject, file: Path, filters: Filters, state: str, force: bool)
 
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.engine.dead_letters.search import record_json
+    from conduit_dagster.engine.operate.export_file import exported
     from conduit_dagster.engine.operate.letters import wanted_of
 
     found = _letters(one).all(wanted_of(filters, one.id, _states(state)), filters.where)
     written = 0
-    try:
-        with file.open("w" if force else "x", encoding="utf-8") as to:
-            for letter in found:
-                records = {"failed": record_json(letter.failed()), "original": record_json(letter.original())}
-                to.write(json.dumps({**_row(letter.row), **records}, ensure_ascii=False) + "\n")
-                written += 1
-    except FileExistsError:
-        raise usage_error(f"{file} already exists", "file_exists", "name another file, or --force") from None
+    with exported(file, force, "exporting dead letters") as to:
+        for letter in found:
+            records = {"failed": record_json(letter.failed()), "original": record_json(letter.original())}
+            to.write((json.dumps({**_row(letter.row), **records}, ensure_ascii=False) + "\n").encode())
+            written += 1
     facts = {"pipeline": one.id, "file": str(file), "letters": written}
     return Outcome(f"{count(written, 'dead letter')} of {one.id} in {file}", facts)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from lab.dlq_lab import GOOD, build, delivered, done, failure, letters, mended
@@ -105,6 +107,21 @@ def test_an_export_has_both_records(run, lab: Lab) -> None:
     assert isinstance(first["original"]["payload"]["after"], str)  # raw, as the source gave it
     assert failure(run, "export", "p", "letters.jsonl")["code"] == "usage.file_exists"
     assert done(run, "export", "p", "letters.jsonl", "--force", "--where", "after.i == 7")["letters"] == 1
+
+
+def test_an_export_that_cannot_be_written_is_one_clear_error_and_keeps_what_is_there(run, lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    assert failure(run, "export", "p", "nowhere/letters.jsonl")["code"] == "file.missing"
+    assert failure(run, "export", "p", ".", "--force")["code"] == "file.is_folder"
+    os.mkfifo("pipe")
+    assert failure(run, "export", "p", "pipe", "--force")["code"] == "usage.not_a_file"
+    assert done(run, "export", "p", "letters.jsonl")["letters"] == 3
+    before = Path("letters.jsonl").read_bytes()
+    for part in (lab.root / ".conduit").rglob("*.parquet"):
+        part.unlink()
+    assert failure(run, "export", "p", "letters.jsonl", "--force")["code"] == "dead_letters.damaged"
+    assert Path("letters.jsonl").read_bytes() == before
 
 
 def test_discarded_letters_are_closed_with_a_note(run, lab: Lab) -> None:

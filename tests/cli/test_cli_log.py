@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 from lab.kills import crashing
@@ -205,6 +207,15 @@ def fresh(lab: Lab, **delivery: Any) -> None:
         shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
     lab.write("in.jsonl", [])
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE], delivery={**RECORDS, **delivery})
+
+
+def test_an_export_replaces_no_device_pipe_or_folder(run, lab: Lab) -> None:
+    logged(lab, 1)
+    assert lab.run().error is None
+    os.mkfifo("pipe")
+    assert error(run("log", "export", "p", "pipe", "--force", "--json"))["code"] == "usage.not_a_file"
+    assert Path("pipe").is_fifo()
+    assert error(run("log", "export", "p", ".", "--force", "--json"))["code"] == "file.is_folder"
 
 
 def test_c22_what_was_exported_is_imported_and_delivered(run, lab: Lab) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from itertools import islice
@@ -18,6 +17,7 @@ from conduit_dagster.commit_log.entries import Entry, encode_entries
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.operate.export_file import exported
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, begin_log_at, move_source
 from conduit_dagster.engine.operate.rewind import require_no_step
@@ -47,21 +47,10 @@ def export_log(
     view = log_of(database, pipeline, base, source)
     if first is not None and first >= view.state().next_offset:
         raise beyond(view, first)
-    if file.exists() and not force:
-        raise refused("usage.file_exists", f"{file} already exists", "name another file, or repeat it with --force")
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     blocks = view.blocks(first or 0, None if last is None else last + 1)
-    try:
-        with draft.open("xb") as out:
-            count = export_entries(blocks, out)
-            out.flush()
-            os.fsync(out.fileno())
-        size = draft.stat().st_size
-        draft.replace(file)
-    except OSError as error:
-        raise from_os_error(error, "exporting the log") from error
-    finally:
-        draft.unlink(missing_ok=True)
+    with exported(file, force, "exporting the log") as out:
+        count = export_entries(blocks, out)
+        size = out.tell()
     position = view.state().position
     return {"source": view.source, "file": str(file), "entries": count, "bytes": size, "source_position": position}
 
