@@ -146,8 +146,12 @@ def _state(project: Project) -> Check:
     shown = place_of(engine)
     if has_claim(project.home):
         project_store(project).dispose()  # raises if the store is lost
-    if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
-        return _creatable("state", Path(url.removeprefix(_SQLITE)).parent, shown)
+    if url.startswith(_SQLITE):
+        file = Path(url.removeprefix(_SQLITE))
+        folder = _creatable("state", file.parent, shown)
+        # SQLite opens a file that it may not write for reading, and its transactions begin all the same
+        if folder.level != "ok" or not file.exists():
+            return folder
     try:
         # on SQLite this begins a write transaction
         with engine.begin() as connection:
@@ -201,13 +205,16 @@ def _disk(project: Project) -> Check:
 
 
 def _pipelines(project: Project) -> Check:
+    from conduit_dagster.cli.terminal import count
+
     if not project.has_pipelines:
         return Check("pipelines", "warn", f"there is no {project.pipelines_path}", "conduit-dagster init")
     catalogue = open_catalogue(project)
     errors = [finding for finding in catalogue.findings if finding.is_error]
     total = len(catalogue.loaded.pipelines)
     if errors:
-        return Check("pipelines", "fail", f"{len(errors)} errors in {total} pipelines", "conduit-dagster validate")
+        message = f"{count(len(errors), 'error')} in {count(total, 'pipeline')}"
+        return Check("pipelines", "fail", message, "conduit-dagster validate")
     return Check("pipelines", "ok", f"{total} valid")
 
 

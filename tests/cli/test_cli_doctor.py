@@ -51,6 +51,14 @@ def test_a_folder_that_cannot_be_written_fails(run, project: Path) -> None:
     assert (checks(ran)["state"], checks(ran)["staging"]) == ("fail", "fail")
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_store_that_can_only_be_read_fails(run, failed: Path) -> None:
+    (failed / ".conduit").chmod(0o555)
+    ran = run("doctor", "--json")
+    (failed / ".conduit").chmod(0o755)
+    assert (ran.code, checks(ran)["state"]) == (3, "fail")
+
+
 def test_a_file_in_the_way_of_staging_fails(run, project: Path) -> None:
     (project / ".conduit").write_text("in the way")
     ran = run("doctor", "--json")
