@@ -28,7 +28,8 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.starting import stop
 from conduit_dagster.spark.server import stop_server
 from conduit_dagster.state.database import open_database
-from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.overview import pipeline_rows
+from tests.lab.stored_events import newest_events
 
 _PIPELINE = """
 version: "2.2"

@@ -14,7 +14,6 @@ from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.tables import (
     collections,
     consumers,
-    history,
     logs,
     offsets,
     pipelines,
@@ -163,13 +162,3 @@ def log_names(engine: sa.Engine, pipeline: str) -> list[str]:
     mine = sa.select(logs.c.source).where(logs.c.pipeline == pipeline).order_by(logs.c.source)
     with reading(engine) as connection:
         return list(connection.execute(mine).scalars())
-
-
-def newest_events(engine: sa.Engine, pipeline: str, limit: int) -> list[dict[str, Any]]:
-    """Return the newest events of a pipeline's history, newest first."""
-    newest = sa.select(history).where(history.c.pipeline == pipeline).order_by(history.c.id.desc()).limit(limit)
-    with reading(engine) as connection:
-        return [
-            {"at_ns": row["at_ns"], "event": row["event"], "detail": json.loads(row["detail"])}
-            for row in connection.execute(newest).mappings()
-        ]

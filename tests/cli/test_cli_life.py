@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from lab.as_owner import ERROR, owned
+from lab.stored_events import newest_events
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import RunStart, recovery_rows
 
 

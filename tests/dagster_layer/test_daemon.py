@@ -13,6 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 import sqlalchemy as sa
+from lab.stored_events import newest_events
 from lab.waiting import wait_until
 
 from benchmarks.daemon import Daemon
@@ -21,7 +22,7 @@ from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.spark.server import stop_server
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.state.database import open_database
-from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 PIPELINE = """

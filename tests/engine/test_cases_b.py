@@ -21,6 +21,7 @@ from lab.recovery_lab import (
     status,
     waits,
 )
+from lab.stored_events import newest_events
 from lab.support import Lab, destination, processor, queue
 from lab.waiting import wait_until
 from pyspark.sql import SparkSession
@@ -34,7 +35,7 @@ from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.database import make_engine
-from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import recovery_rows
 
 

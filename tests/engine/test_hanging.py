@@ -11,12 +11,13 @@ import pytest
 import sqlalchemy as sa
 from lab.hanging_plugin import COUNTING, HANGING, HOLDING
 from lab.stopping import run_until
+from lab.stored_events import newest_events
 from lab.support import DECODE, Lab, destination, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.bounded import GRACE, RECORDING
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.overview import pipeline_rows
 
 pytestmark = pytest.mark.slow
 

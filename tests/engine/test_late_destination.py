@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from lab.scripted import Script, scripted
+from lab.stored_events import newest_events
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
 
-from conduit_dagster.state.overview import newest_events, offset_rows
+from conduit_dagster.state.overview import offset_rows
 from conduit_dagster.state.pipeline_state import load
 
 pytestmark = pytest.mark.slow

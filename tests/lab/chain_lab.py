@@ -10,9 +10,10 @@ from conduit_dagster.engine.operate.rewind import rewind
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogStore
-from conduit_dagster.state.overview import newest_events
 from conduit_dagster.state.readers import ReadingSource, readers_of
 from lab.support import DECODE, Lab, destination, queue, source
+
+from .stored_events import newest_events
 
 ROWS = [{"i": i} for i in range(100)]
 SMALL = {"log-segment-size": "1KB", "batch-size": 10}

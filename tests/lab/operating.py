@@ -9,9 +9,11 @@ import sqlalchemy as sa
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.state import tables
-from conduit_dagster.state.overview import newest_events, offset_rows
+from conduit_dagster.state.overview import offset_rows
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Lab, processor, queue, source
+
+from .stored_events import newest_events
 
 RECORDS = {"log": "records"}
 NAMESPACE = processor("namespace", "field.set", field='.Metadata["opencdc.collection"]', expression="after.c")

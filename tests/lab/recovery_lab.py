@@ -14,9 +14,11 @@ from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import recovery_rows
 from lab.support import Lab, queue
+
+from .stored_events import newest_events
 
 QUICK = Policy(min_delay=0.05, max_delay=0.4, window=300)
 NEVER = Policy(min_delay=3600, max_delay=3600)

@@ -18,10 +18,12 @@ from conduit_dagster.processes import identity
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import RunStart, recovery_rows
 from conduit_dagster.state.tables import pipelines
 from lab.as_owner import owned
+
+from .stored_events import newest_events
 
 PIPELINE = """
 version: "2.2"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from engine.edits.edited import LATE, SEVEN, build, numbers, rows_of, run, step_states
 from lab.chain_lab import rewound
+from lab.stored_events import newest_events
 from lab.support import Crashes, Lab, destination, source
 
 from conduit_dagster.commit_log.compaction import Compactor
@@ -20,7 +21,6 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.operate.rewind import RewindTarget
 from conduit_dagster.state.delivery_store import EVERYTHING, set_offsets
 from conduit_dagster.state.log_store import LogStore
-from conduit_dagster.state.overview import newest_events
 
 pytestmark = pytest.mark.slow
 
