@@ -108,8 +108,8 @@ fuzz: $(STAMP) ## N pipeline files with random mistakes, through validate and li
 	FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest -n 0 --timeout 0 tests/config/test_bad_files.py -k a_finding_or_a_run $(PYTEST_ARGS)
 	FUZZ_EXAMPLES=$$(( ($(N) + 9) / 10 )) $(BIN)/python -m pytest -n 0 --timeout 0 tests/dagster_layer/test_bad_definitions.py -k any_file $(PYTEST_ARGS)
 
-matrix: $(STAMP) ## the whole kill matrix, all frozen owners, all stops and all growth, about an hour; the tests have a choice of them
-	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen tests/engine/test_hanging_processes.py tests/engine/test_sql.py tests/expressions/test_growth.py $(PYTEST_ARGS)
+matrix: $(STAMP) ## the whole kill matrix, all frozen owners, all stops, all growth and all pictures, about an hour; the tests have a choice of them
+	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen tests/engine/test_hanging_processes.py tests/engine/test_sql.py tests/expressions/test_growth.py tests/dagster_layer/test_screenshots.py $(PYTEST_ARGS)
 
 soak: N ?= 200
 soak: $(STAMP) ## N random kills, or with EDITS=1 N pipelines edited between kills; SEED=... repeats them, CASE=... repeats one

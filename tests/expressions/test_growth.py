@@ -52,9 +52,9 @@ def filled(part: str, separator: str = ", ", room: int = limits.EXPRESSION_CHARS
     return separator.join([part] * (room // len(part + separator)))
 
 
-def chosen(of: Sequence[str], name: str) -> Sequence[str]:
-    """An eighth of them, another one for each name; all with ``make matrix``, which takes some ten minutes more."""
-    return of if os.environ.get("CONDUIT_MATRIX") else of[sum(map(ord, name)) % 8 :: 8]
+def chosen(of: Sequence[str], name: str, share: int = 8) -> Sequence[str]:
+    """An eighth of them, or another share, different for each name; all with ``make matrix``, some ten minutes more."""
+    return of if os.environ.get("CONDUIT_MATRIX") else of[sum(map(ord, name)) % share :: share]
 
 
 ARGUMENTS = ("", "after.a", "after.needle", "after.many, 'x'", "'', after.q", "'a', after.ab", "after.w", "after.docs")
@@ -70,7 +70,7 @@ def test_methods(evaluate: Evaluate, name: str) -> None:
         for arguments in chosen(ARGUMENTS, name):
             call = f".{name}({arguments})"
             check(evaluate, "expression", receiver + call * 2)
-    for arguments in ("", "after.a", "'', after.q"):
+    for arguments in chosen(("", "after.a", "'', after.q"), name, 3):
         call = f".{name}({arguments})"
         for receiver in ("after.q", "after.docs[0]"):
             check(evaluate, "expression", "[" + filled(receiver + call) + "]")
@@ -165,7 +165,7 @@ def test_template_functions(evaluate: Evaluate, name: str) -> None:
     least, most = TABLE[name].least, TABLE[name].most
     first = {"printf": '"%q%s%v"', "replace": '"" .Payload.After.q', "index": ".Payload.After"}.get(name, "")
     count = {"printf": 3, "replace": 1}.get(name, max(1, least))
-    for field in ("", ".q", ".control"):
+    for field in ("", *chosen((".q", ".control"), name, 2)):
         part = f".Payload.After{field}"
         call = f"{name} {first} {' '.join([part] * count)}"
         check(evaluate, "template", f"{{{{ {call} }}}}")
