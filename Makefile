@@ -4,9 +4,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # a file's tests share servers and run after one another; PYTEST_ARGS="-n 0" runs all of them so
-SIDE_BY_SIDE := -n 2 --dist loadfile
-# those of real servers and kills also wait
-THREE_AT_ONCE := -n 3 --dist loadfile
+# three on two cores: most of them also wait, for Spark or a server
+SIDE_BY_SIDE := -n 3 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -69,7 +68,7 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP) ## the fast tests first, then those with real servers and kills
 	@$(COMPILED)
 	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m slow $(THREE_AT_ONCE) --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE) --no-loadscope-reorder $(PYTEST_ARGS)
 
 ui: export DAGSTER_HOME := $(CURDIR)/.conduit/dagster
 ui: $(STAMP) ## Dagster with its daemon, everything it keeps under .conduit/
