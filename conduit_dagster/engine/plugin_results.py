@@ -32,14 +32,19 @@ def splits_of(node: str, source: Source, start: Position, end: Position, n: int)
     return found
 
 
-def require_records(node: str, records: Any) -> None:
-    """Raise ``FatalError`` (``plugin.result_invalid``) if a source's block is not a list of records."""
+def require_list(node: str, records: Any) -> None:
+    """Raise ``FatalError`` (``plugin.result_invalid``) if a source's block can't be a list of records."""
     if not isinstance(records, Sized) or isinstance(records, str | bytes | dict):
-        raise invalid_result(node, "a block of read()", records, "a list of Record")
-    if isinstance(records, list | tuple):
-        wrong = [one for one in records if not hasattr(one, "position")]
-        if wrong:
-            raise invalid_result(node, "a block of read()", wrong[0], "a list of Record")
+        raise _no_records(node, records)
+
+
+def not_all_records(node: str, records: Iterable[Any]) -> FatalError:
+    """Return the error for a block of which something is not a record."""
+    return _no_records(node, next((one for one in records if not hasattr(one, "position")), None))
+
+
+def _no_records(node: str, given: Any) -> FatalError:
+    return invalid_result(node, "a block of read()", given, "a list of Record")
 
 
 def require_methods(node: str, what: str, made: T, base: type[T], names: Iterable[str]) -> T:

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.plugin_results import invalid_result, require_records
+from conduit_dagster.engine.plugin_results import invalid_result, not_all_records, require_list
 from conduit_dagster.engine.position_checks import own_positions
 from conduit_dagster.engine.record_faults import source_faults, storable
 from conduit_dagster.node_ids import node_id
@@ -78,9 +78,12 @@ def read_blocks(
 
 
 def _of_records(node: str, records: list[Record]) -> Block:
-    require_records(node, records)
+    require_list(node, records)
     if records:
-        own_positions(node, records)
+        try:
+            own_positions(node, records)
+        except AttributeError:
+            raise not_all_records(node, records) from None
     return Block.of(records)
 
 
