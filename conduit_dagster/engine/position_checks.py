@@ -38,16 +38,20 @@ def latest_of(node: str, source: Source, start: Position, limit: Limit, horizon:
     return _as_stored(node, end, "latest()")
 
 
-def own_positions(node: str, records: list[Record]) -> None:
-    """Check the positions of records that are boundaries as well: the step may be cut between any two of them."""
+def own_positions(node: str, records: list[Record], before: Position) -> Position:
+    """Check positions that are boundaries as well: the step may be cut between any two records. Return the last.
+
+    ``before`` is that of the record before, None for a split's first.
+    """
     positions: list[Any] = [record.position for record in records]
     if None in positions:
         raise _position_error(node, f"read() gave record {positions.index(None)} of a block without a position")
     _as_stored(node, positions[-1], "read()")
-    texts = list(map(str, positions))
+    texts = list(map(str, positions if before is None else [before, *positions]))
     if len(set(texts)) < len(texts):
         twice = next(text for place, text in enumerate(texts) if text in texts[:place])
-        raise _position_error(node, f"read() gave two records of a block the position {twice[:100]!r}")
+        raise _position_error(node, f"read() gave two records the position {twice[:100]!r}")
+    return positions[-1]
 
 
 def _position_error(node: str, message: str) -> FatalError:

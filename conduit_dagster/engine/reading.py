@@ -16,7 +16,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record, copy, share_documents
 from conduit_dagster.recovery.classify import blamed, blamed_each
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Block, LazyRecords, Payloads, ReadOptions, Source, Split
+from conduit_dagster.sdk import Block, LazyRecords, Payloads, Position, ReadOptions, Source, Split
 
 
 @contextmanager
@@ -63,8 +63,7 @@ def read_blocks(
     given: Any = blamed(node, source.read, split, options)
     if not isinstance(given, Iterable):
         raise invalid_result(node, "read()", given, "an iterator of lists of Record")
-    for read in blamed_each(node, given):
-        block = read if isinstance(read, Block) else _of_records(node, read)
+    for block in _blocks(node, given):
         if block.records:
             # a replay's records are checked after its edits
             if not (source.gives_json or isinstance(block.records, LazyRecords) or block.replayed):
@@ -77,14 +76,20 @@ def read_blocks(
             yield block
 
 
-def _of_records(node: str, records: list[Record]) -> Block:
-    require_list(node, records)
-    if records:
-        try:
-            own_positions(node, records)
-        except AttributeError:
-            raise not_all_records(node, records) from None
-    return Block.of(records)
+def _blocks(node: str, given: Iterable[Any]) -> Iterator[Block]:
+    """Yield what a source reads as blocks; check the positions of records that come as lists."""
+    before: Position = None
+    for read in blamed_each(node, given):
+        if isinstance(read, Block):
+            yield read
+            continue
+        require_list(node, read)
+        if read:
+            try:
+                before = own_positions(node, read, before)
+            except AttributeError:
+                raise not_all_records(node, read) from None
+        yield Block.of(read)
 
 
 def _check_payloads(node: str, source: Source, records: Payloads) -> None:

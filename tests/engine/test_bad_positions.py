@@ -57,6 +57,7 @@ def test_a_source_without_mistakes(lab: Lab) -> None:
         {"position": "datetime(2026, 1, 1)"},
         {"position": "b'1'"},
         {"position": "7"},
+        {"position": "max(i, 1)", "block": "records[:1]; yield records[1:]"},
     ],
     ids=str,
 )
