@@ -61,14 +61,13 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP) ## what the project does, in a minute
 	@$(BIN)/python -m conduit_dagster.cli.demo
 
-# so that pytest keeps its rewritten tests for the second run
+# so that pytest keeps its rewritten tests for the next run
 test: export PYTHONDONTWRITEBYTECODE :=
 
-# slow files in their own order: by number of tests, the kill matrix would begin last, and run alone
+# files in their own order: by number of tests, the kill matrix would begin last, and run alone
 test: $(STAMP) ## the fast tests first, then those with real servers and kills
 	@$(COMPILED)
-	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE) --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --no-loadscope-reorder $(PYTEST_ARGS)
 
 ui: export DAGSTER_HOME := $(CURDIR)/.conduit/dagster
 ui: $(STAMP) ## Dagster with its daemon, everything it keeps under .conduit/

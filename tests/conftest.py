@@ -19,6 +19,7 @@ from lab.jvm_options import SHORT_LIVED
 from lab.kills import crashing
 from lab.one_statement_cache import share_statements
 from lab.postgres_server import PostgresServer, installations
+from lab.run_order import sort_files
 from lab.support import Crashes, Lab
 from lab.waiting import wait_until
 
@@ -43,6 +44,12 @@ def pytest_configure() -> None:
     # a busy machine must not fail the test
     settings.register_profile("ours", deadline=None)
     settings.load_profile("ours")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For every worker alike."""
+    sort_files(items)
 
 
 @pytest.fixture(scope="session")

@@ -171,11 +171,12 @@ def test_a_wrong_password_by_the_command_line(
     (folder.root / "conduit.yaml").write_text(PROJECT % (folder.root / "events").as_uri())
     (folder.root / "events").mkdir()
     folder.write("p.yaml", PIPELINE % (database(postgres_server), ""))
-    told = command(folder, "doctor", "--deep", "--json"), command(folder, "run", "--once", "--verbose")
+    told = command(folder, "run", "--once", "--verbose")
     # a server takes no such settings from its clients
     (folder.root / "conduit.yaml").unlink()
     done = [
-        *told,
+        command(folder, "doctor", "--deep", "--json", **connect_server.settings),
+        told,
         command(folder, "run", "--once", "--json", **connect_server.settings),
         verb("pipelines", "describe", "p"),
         verb("pipelines", "describe", "p", "--json"),
@@ -241,6 +242,7 @@ def test_a_provider_that_fails_is_worth_another_attempt(secret_folder: Folder, m
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("connected")
 def test_by_the_command_line(secret_folder: Folder, verb: Verb) -> None:
     folder = secret_folder
     cases = {"driver": ("publish", ""), "task": ("fatal task", ""), "nacks": ("nowhere", "nack")}
@@ -288,7 +290,8 @@ def test_spark_shows_no_options_of_a_format(secret_folder: Folder, url: str) -> 
     try:
         done = command(folder, "run", "--once", "--json")
     finally:
-        command(folder, "spark", "stop")
+        if url == "shared":
+            command(folder, "spark", "stop")
     assert done.code == 0, done.out + done.err
     described = content(folder.root / "events")
     assert (b"Spark Connect - session_id" in described) == (url == "shared") and b"(redacted)" in described

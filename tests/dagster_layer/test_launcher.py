@@ -60,6 +60,7 @@ def worker(run: dg.DagsterRun) -> dict[str, Any]:
     return json.loads(run.tags[".dagster/conduit_worker"])
 
 
+@pytest.mark.usefixtures("connected")
 def test_a_run_comes_from_a_warm_process_and_can_be_terminated(folder: Folder) -> None:
     folder.numbers(trigger="continuous")
     with web_server(folder, LAUNCHER) as url, storage(folder) as instance:
@@ -79,6 +80,7 @@ def test_a_run_comes_from_a_warm_process_and_can_be_terminated(folder: Folder) -
         assert launcher.check_run_worker_health(run).status == WorkerStatus.FAILED
 
 
+@pytest.mark.usefixtures("connected")
 def test_where_nobody_is_warm_dagster_launches_it(folder: Folder) -> None:
     folder.numbers()
     with web_server(folder, LAUNCHER, CONDUIT_WARM_SECONDS="0") as url, storage(folder) as instance:
