@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
+
 from conduit_dagster.cli.progress import Row, live
 from conduit_dagster.cli.signals import CommandSignals, handled
 from conduit_dagster.cli.terminal import console
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.report import StepReport
     from conduit_dagster.metrics.live import LiveMetrics
 
+log = structlog.get_logger("conduit.engine")
 _TICK = 0.25
 """Seconds between two checks of the pipelines and of received signals."""
 OpenSession = Callable[[], "SparkSession"]
@@ -173,6 +176,10 @@ class _Member:
             known = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
             self.result = RunResult(self._bound.id, PipelineStatus.DEGRADED, "", unforeseen(known), RunProgress())
         self.row.status = self.result.status
+        error = self.result.error
+        # the others may run for days before the summary says it
+        if error is not None and not self._once:
+            log.error("ended", pipeline=self._bound.id, status=self.result.status, code=error.code, cause=error.message)
 
 
 def _policy(project: Project, bound: BoundPipeline) -> Policy:

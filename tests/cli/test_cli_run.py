@@ -192,6 +192,18 @@ pipelines:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("connected")
+def test_a_pipeline_that_is_given_up_is_logged_while_the_others_go_on(shell, project: Path) -> None:
+    (project / "pipelines" / "failing.yaml").write_text(FAILING)
+    process = shell.spawn("run", "--json")
+    logged = next(line for line in process.stderr if "status=degraded" in line)
+    assert "pipeline=failing" in logged and "code=connector.failed" in logged
+    process.send_signal(signal.SIGINT)
+    ended = {one["id"]: one["status"] for one in shell.ended(process).envelope["result"]["pipelines"]}
+    assert ended == {"failing": "degraded", "orders": "stopped"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("connected")
 def test_a_run_ends_when_a_pipeline_is_given_up_if_asked_to(shell, project: Path) -> None:
     """Not while it is being restarted."""
     (project / "conduit.yaml").write_text("pipelines: {exit-on-degraded: true}\n")
