@@ -23,6 +23,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.lease import LeaseHeldByCommand
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import RecoveryState, read
 
@@ -107,8 +108,8 @@ def _is_held(result: RunResult) -> bool:
     return result.error is not None and result.error.code == "lease.held"
 
 
-_HELD_NS = 1_000_000_000
-"""Nanoseconds before another try if the lease was taken."""
+_HELD = 1.0
+"""Seconds before another try if the lease was taken."""
 _LONGEST = 60.0
 """Maximum seconds that a restart launched ahead of its time waits, whatever the clock says."""
 log = structlog.get_logger("conduit.engine")
@@ -129,7 +130,7 @@ class RestartLoop:
         """
         about, pending = self._options.about, None
         while True:
-            result = self._attempt(session, about)
+            result = self._begin(session, about) if pending is None else self._attempt(session, about)
             # an operator's command may have the lease for a moment: the restart stays due
             is_held = pending is not None and _is_held(result)
             restart = pending if is_held else result.restart
@@ -137,7 +138,8 @@ class RestartLoop:
                 return result
             if not is_held:
                 self._announce(result, restart)
-            pending, at_ns = restart, max(restart.at_ns, time.time_ns() + _HELD_NS) if is_held else restart.at_ns
+            again_ns = time.time_ns() + round(_HELD * 1e9)
+            pending, at_ns = restart, max(restart.at_ns, again_ns) if is_held else restart.at_ns
             awaited = self._await(restart.failure, at_ns, restart.delay)
             if awaited in ("stopped", "superseded"):
                 return self._given_up(awaited)
@@ -183,6 +185,20 @@ class RestartLoop:
             if awaited == "now":
                 about = replace(about, restart=None)
         return self._attempt(session, about)
+
+    def _begin(self, session: Callable[[], SparkSession], about: RunOrigin) -> RunResult:
+        """Make the first attempt, with recovery once no command holds the lease any more; a stop ends the wait."""
+        result = self._attempt(session, about)
+        if about.recovery is None or not isinstance(result.error, LeaseHeldByCommand):
+            return result
+        log.warning("waiting for a command", pipeline=self._bound.id, cause=result.error.message)
+        was_stopped = _stopped_by_user(self._database, self._bound.id)
+        while isinstance(result.error, LeaseHeldByCommand):
+            awaited = await_tick(self._database, self._bound.id, time.time() + _HELD, self._stop, was_stopped)
+            if awaited in ("stopped", "superseded"):
+                return self._given_up("superseded")
+            result = self._attempt(session, about)
+        return result
 
     def _attempt(self, session: Callable[[], SparkSession], about: RunOrigin) -> RunResult:
         options = replace(self._options, about=about)

@@ -256,7 +256,7 @@ def _in_its_place(
 ) -> Generator[StatusStore | None]:
     """Yield the pipeline's status store under our own lease; None if its owner is alive."""
     try:
-        lease = acquire(database, pipeline, lease_seconds, epoch=epoch)
+        lease = acquire(database, pipeline, lease_seconds, epoch=epoch, by_command=True)
     except ConduitError as error:
         if error.code != "lease.held":
             raise

@@ -32,6 +32,10 @@ class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of
     """Raised if another process owns the pipeline: this one must not decide anything any more."""
 
 
+class LeaseHeldByCommand(TransientError):  # noqa: N818  # the command ends by itself: no fault of anybody
+    """Raised if an operator's command holds the lease: it will give it back, and nothing runs meanwhile."""
+
+
 class Lease:
     """The right to run one pipeline, kept by a heartbeat until it is released."""
 
@@ -147,11 +151,12 @@ def acquire(
     seconds: float,
     cancelled: Callable[[], bool] = lambda: False,
     epoch: int | None = None,
+    by_command: bool = False,
 ) -> Lease:
     """Acquire the pipeline's lease once it is free, or its owner is dead or silent for ``seconds``.
 
-    ``epoch``: only from the owner with this epoch, which was found dead. Raises ``TransientError`` (``lease.held``) if
-    the owner shows a heartbeat, or is another one.
+    ``epoch``: only from the owner with this epoch, which was found dead. ``by_command``: for one operation, not for a
+    run. Raises ``TransientError`` (``lease.held``) if the owner shows a heartbeat, or is another one.
     """
     _ensure(engine, pipeline)
     seen = _look(engine, pipeline)
@@ -166,7 +171,8 @@ def acquire(
         seen = now
     if not is_free(seen["owner"]) and time.monotonic() < until:
         raise _held(pipeline, seen["owner"])  # cancelled while waiting: the owner was not found silent
-    return Lease(engine, pipeline, _take(engine, pipeline, seen), seconds)
+    owner = identity(os.getpid()) | ({_COMMAND: True} if by_command else {})
+    return Lease(engine, pipeline, _take(engine, pipeline, seen, owner), seconds)
 
 
 def is_free(owner: str) -> bool:
@@ -186,7 +192,7 @@ def free_silent(engine: sa.Engine, pipeline: str, seconds: float) -> bool:
     if is_free(owner) or is_running(json.loads(owner)):
         return False
     try:
-        acquire(engine, pipeline, seconds).release()
+        acquire(engine, pipeline, seconds, by_command=True).release()
     except ConduitError as error:
         if error.code != "lease.held":
             raise
@@ -194,9 +200,19 @@ def free_silent(engine: sa.Engine, pipeline: str, seconds: float) -> bool:
     return True
 
 
+_COMMAND = "command"
+"""Key of an owner that holds the lease for one operation."""
+
+
 def _held(pipeline: str, owner: str) -> TransientError:
-    who = json.loads(owner) if owner else None  # None: it was acquired and released meanwhile
+    who = json.loads(owner) if owner else {}  # empty: it was acquired and released meanwhile
     where = f", in process {who['pid']} on {who['host']}" if who else ""
+    if who.get(_COMMAND):
+        return LeaseHeldByCommand(
+            f"a command is at work on pipeline {pipeline}{where}",
+            code="lease.held",
+            fix="repeat this once that command has ended",
+        )
     return TransientError(
         f"pipeline {pipeline} is already running{where}",
         code="lease.held",
@@ -222,14 +238,14 @@ def _look(engine: sa.Engine, pipeline: str) -> dict[str, Any]:
         return dict(row)
 
 
-def _take(engine: sa.Engine, pipeline: str, seen: dict[str, Any]) -> int:
+def _take(engine: sa.Engine, pipeline: str, seen: dict[str, Any], owner: dict[str, Any]) -> int:
     """Raise the epoch by compare-and-set and return it: of two contenders one wins."""
     epoch = int(seen["epoch"]) + 1
     with engine.begin() as connection:
         changed = connection.execute(
             sa.update(pipelines)
             .where(pipelines.c.pipeline == pipeline, pipelines.c.epoch == seen["epoch"])
-            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=json.dumps(identity(os.getpid())))
+            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=json.dumps(owner))
         )
         if changed.rowcount != 1:
             now = connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar_one()

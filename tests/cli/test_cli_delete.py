@@ -19,6 +19,7 @@ from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.kill_points import DELETION
 from conduit_dagster.state import deletion, tables
+from conduit_dagster.state.lease import acquire
 
 STAYS = {"conduit_meta", "conduit_pipelines", "conduit_recoveries", "conduit_generations", "conduit_history"}
 
@@ -112,10 +113,16 @@ def test_one_that_never_ran_or_runs_is_refused(run, lab: Lab) -> None:
     assert lab.run().error is None
     bound = lab.catalogue().get("p")
     assert bound is not None
-    with lab.store() as database, owned(bound, database, RunOptions.of(lab.catalogue().project), _no_spark, "me"):
+    with lab.store() as database:
+        lease = acquire(database, "p", 1.0)
         refusal = error(run("pipelines", "delete", "p", "--json"))
-    assert (refusal["code"], "stop it first" in refusal["fix"]) == ("lease.held", True)
-    assert "conduit-dagster pipelines stop p;" in refusal["fix"]
+        lease.release()
+        assert (refusal["code"], "stop it first" in refusal["fix"]) == ("lease.held", True)
+        assert "conduit-dagster pipelines stop p;" in refusal["fix"]
+        with owned(bound, database, RunOptions.of(lab.catalogue().project), _no_spark, "me"):
+            refusal = error(run("pipelines", "delete", "p", "--json"))
+    assert (refusal["code"], "a command is at work on pipeline p" in refusal["message"]) == ("lease.held", True)
+    assert refusal["fix"] == "repeat this once that command has ended"
 
 
 def _no_spark() -> Any:

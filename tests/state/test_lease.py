@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state import tables
 from conduit_dagster.state.database import open_database
-from conduit_dagster.state.lease import Lease, LeaseLost, acquire
+from conduit_dagster.state.lease import Lease, LeaseHeldByCommand, LeaseLost, acquire
 from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
 
@@ -27,6 +27,18 @@ def test_a_second_owner_is_refused_while_the_first_lives(database: sa.Engine) ->
     assert error.value.code == "lease.held"
     lease.release()
     acquire(database, "p", 1.0).release()
+
+
+def test_one_that_is_refused_is_told_whether_a_run_or_a_command_has_the_lease(database: sa.Engine) -> None:
+    lease = acquire(database, "p", 60.0, by_command=True)
+    with pytest.raises(LeaseHeldByCommand, match="a command is at work on pipeline p, in process") as error:
+        acquire(database, "p", 60.0, cancelled=lambda: True)
+    assert error.value.code == "lease.held"
+    lease.release()
+    lease = acquire(database, "p", 60.0)
+    with pytest.raises(ConduitError, match="already running"):
+        acquire(database, "p", 60.0, cancelled=lambda: True)
+    lease.release()
 
 
 def test_of_two_contenders_one_wins(database: sa.Engine) -> None:

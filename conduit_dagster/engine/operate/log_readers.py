@@ -90,7 +90,7 @@ def _dropped(database: sa.Engine, reader: ReadingSource, by: str, lease_seconds:
 
 def _lease(database: sa.Engine, reader: ReadingSource, lease_seconds: float) -> Lease:
     try:
-        return acquire(database, reader.pipeline, lease_seconds)
+        return acquire(database, reader.pipeline, lease_seconds, by_command=True)
     except ConduitError as error:
         if error.code == "lease.held":
             error.fix = f"stop {reader.pipeline} first; one that runs on needs its place in the log"

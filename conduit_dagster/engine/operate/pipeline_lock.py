@@ -29,7 +29,7 @@ from conduit_dagster.spark.sql.evaluator import open_with
 from conduit_dagster.state.connector_registrations import Generations, unmarked
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.delivery_store import EVERYTHING, set_offsets
-from conduit_dagster.state.lease import Lease, acquire
+from conduit_dagster.state.lease import Lease, LeaseHeldByCommand, acquire
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.store import PipelineStore
@@ -124,11 +124,11 @@ def _alone(spark: SparkSession, store: PipelineStore) -> SparkSession:
 def take_lease(pipeline: str, database: sa.Engine, options: RunOptions) -> Lease:
     """Acquire a stopped pipeline's lease. Raises ``TransientError`` (``lease.held``, ``state.unreachable``)."""
     try:
-        return acquire(database, pipeline, options.lease_seconds)
+        return acquire(database, pipeline, options.lease_seconds, by_command=True)
     except SQLAlchemyError as error:
         raise unreachable(database, error, "the state store does not answer") from error
     except ConduitError as error:
-        if error.code == "lease.held":
+        if error.code == "lease.held" and not isinstance(error, LeaseHeldByCommand):
             stop = f"conduit-dagster pipelines stop {pipeline}"
             error.fix = f"stop it first: {stop}; then type this again, and pipelines start {pipeline} at the end"
         raise
