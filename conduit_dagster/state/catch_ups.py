@@ -75,7 +75,6 @@ class CatchUps:
         log, upto = LogStore(self._id), self._position(source)
         end = log.state(self._connection, source).next_offset
         first = min(upto, whole_from(log.parts(self._connection, source), end))
-        self._connection.execute(sa.delete(sources).filter_by(**self._source(name)))
         self._begin(CatchUp(name, source, consumer, first, upto), [])
         record_event(self._connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
 
@@ -90,7 +89,6 @@ class CatchUps:
             _, unit, position = last
             self._tell_rest(unit, position)
             before = merged(sent_ranges({**unit, "upto": min(position, unit["upto"])}))
-        self._connection.execute(sa.delete(sources).filter_by(**self._source(wanted.name)))
         generation = self._begin(wanted, before, SENT_AGAIN)
         detail = {"consumer": wanted.destination, "source": wanted.source, "first": wanted.first, "upto": wanted.upto}
         record_event(self._connection, self._id, "sent_again", **detail, generation=generation, by=by)
@@ -100,11 +98,12 @@ class CatchUps:
         promised = {"destination": wanted.destination, "first": wanted.first, "upto": wanted.upto}
         named = {"plugin": CATCH_UP, "source": wanted.source, **promised, **dict.fromkeys(marks, True)}
         unit = json.dumps({**named, **({_BEFORE: before} if before else {})})
-        fresh = {"records": wanted.first, "acked": 0, "filtered": 0, "nacked": 0}
+        counted = self._counts(wanted.name)
+        self._connection.execute(sa.delete(sources).filter_by(**self._source(wanted.name)))
         # never an earlier generation: the destination must get everything again
         generation = Generations(self._connection, self._id).new(wanted.name, json.dumps(named))
         values = {**self._source(wanted.name), "unit": unit, "position": json.dumps(wanted.first)}
-        insert(self._connection, sources, [{**values, **fresh, "generation": generation}])
+        insert(self._connection, sources, [{**values, **counted, "records": wanted.first, "generation": generation}])
         return generation
 
     def drop_others(self, present: set[str], sources: set[str]) -> None:
@@ -155,6 +154,12 @@ class CatchUps:
     def _position(self, source: str) -> int:
         found = sa.select(sources.c.position).filter_by(**self._source(source))
         return json.loads(self._connection.execute(found).scalar_one())
+
+    def _counts(self, name: str) -> dict[str, int]:
+        """Return the counts of all catch-ups of this name so far."""
+        columns = (sources.c.acked, sources.c.filtered, sources.c.nacked)
+        found = self._connection.execute(sa.select(*columns).filter_by(**self._source(name))).mappings().first()
+        return {column.name: 0 if found is None else found[column.name] for column in columns}
 
     def _source(self, source: str) -> dict[str, Any]:
         return {"pipeline": self._id, "source": source}

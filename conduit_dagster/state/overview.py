@@ -71,7 +71,9 @@ def _source_rows(connection: sa.Connection, pipeline: str | None) -> dict[str, R
     for row in connection.execute(_only(query, sources, pipeline)).mappings():
         if json.loads(row["unit"]).get("plugin") == REPLAY:
             continue
-        counts = {name: row[name] for name in ("generation", "records", "acked", "filtered", "nacked")}
+        counts = {name: row[name] for name in ("generation", "acked", "filtered", "nacked")}
+        # the column of this name is the next record's offset, which a rewind or an import of a log moves
+        counts["records"] = row["acked"] + row["nacked"]
         one = {"id": row["source"], "position": json.loads(row["position"]), **counts}
         found.setdefault(row["pipeline"], []).append(one)
     return found

@@ -354,6 +354,30 @@ def test_one_destination_is_sent_a_range_again(run, lab: Lab) -> None:
     assert event["consumer"] == "second"
 
 
+def test_what_is_read_again_is_counted_again(run, lab: Lab) -> None:
+    """Although a log's offsets, and those of a range for one destination, go back."""
+    build(lab, 16, destination(), delivery=RECORDS)
+
+    def counted() -> tuple[int, int, str]:
+        (row,) = result(run("pipelines", "list", "--no-lag", "--json"))["pipelines"]
+        (source,) = result(run("pipelines", "describe", "p", "--json"))["sources"]
+        assert source["records"] == source["acked"] + source["nacked"]
+        return row["records"], source["records"], run("metrics").out
+
+    assert lab.run().error is None
+    assert run("positions", "rewind", "p", "--to-offset", "6").code == 0
+    assert counted()[:2] == (16, 16)
+    assert lab.run().error is None
+    assert counted()[:2] == (26, 26)
+    for again in (30, 34):
+        assert run("positions", "rewind", "p", "--into", "out", "--to-offset", "12").code == 0
+        assert counted()[0] == again - 4
+        assert lab.run().error is None
+        assert counted()[:2] == (again, 26)
+    assert 'records_read_total{pipeline="p",source="in"} 26.0' in counted()[2]
+    assert 'records_read_total{pipeline="p",source="in@out"} 8.0' in counted()[2]
+
+
 def test_a_range_needs_one_destination(run, lab: Lab) -> None:
     build(lab, 2, destination(), delivery=RECORDS)
     assert lab.run().error is None

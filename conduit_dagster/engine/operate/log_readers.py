@@ -11,7 +11,7 @@ from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.delivery_store import EVERYTHING
-from conduit_dagster.state.lease import Lease, Transactions, acquire
+from conduit_dagster.state.lease import Lease, LeaseHeldByCommand, Transactions, acquire
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.readers import ReadingSource, drop, readers_of
 
@@ -92,6 +92,6 @@ def _lease(database: sa.Engine, reader: ReadingSource, lease_seconds: float) -> 
     try:
         return acquire(database, reader.pipeline, lease_seconds, by_command=True)
     except ConduitError as error:
-        if error.code == "lease.held":
+        if error.code == "lease.held" and not isinstance(error, LeaseHeldByCommand):
             error.fix = f"stop {reader.pipeline} first; one that runs on needs its place in the log"
         raise
