@@ -8,12 +8,14 @@ import pytest
 from lab.commit_log_lab import PIPELINE, SOURCE, LogLab, surviving
 from lab.kills import at, crashing
 
+from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compacted, Compactor, handled_upto
 from conduit_dagster.commit_log.entries import decode_batch
 from conduit_dagster.commit_log.log_reader import MissingPartError, read, read_current
 from conduit_dagster.commit_log.segment_layout import hidden
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.deletion import delete_state
 from conduit_dagster.state.lease import LeaseLost, Transactions, acquire
 
 OLD = "AABBAABBCACBAACBA"
@@ -229,6 +231,19 @@ def test_a_reader_goes_on_when_its_files_are_taken_away(log: LogLab) -> None:
     assert set(range(17, 34)) | {14, 15, 16} <= set(seen)
     with pytest.raises(MissingPartError):
         list(read(log.folder, held))
+
+
+def test_a_reader_of_a_log_that_is_deleted_does_not_take_that_for_its_end(log: LogLab) -> None:
+    reference_log(log)
+    blocks = read_current(log.folder, log.parts, 0, None, block=2)
+    next(blocks)
+    lease = acquire(log.database, PIPELINE, 60.0)
+    delete_state(Transactions(log.database, lease), PIPELINE)
+    lease.release()
+    for segment in (0, 17):
+        storage.remove_folder(log.folder.segment(segment))
+    with pytest.raises(MissingPartError):
+        list(blocks)
 
 
 def test_two_at_once_is_one(log: LogLab) -> None:
