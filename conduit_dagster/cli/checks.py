@@ -219,7 +219,7 @@ def _pipelines(project: Project) -> Check:
 
 
 def _failures(project: Project) -> Check:
-    from conduit_dagster.cli.description import is_abandoned
+    from conduit_dagster.cli.description import abandoned_names
     from conduit_dagster.recovery.pipeline_status import PipelineStatus
     from conduit_dagster.state.existing_store import existing_store
     from conduit_dagster.state.overview import pipeline_rows
@@ -228,7 +228,8 @@ def _failures(project: Project) -> Check:
     store = existing_store(project)
     rows = pipeline_rows(store) if store is not None else {}
     found = {name: f"is {row['status']}" for name, row in rows.items() if row["status"] in failing}
-    found |= {name: "counts as running, its process is gone" for name, row in rows.items() if is_abandoned(row)}
+    gone = abandoned_names(store) if store is not None else []
+    found |= {name: f"counts as {rows[name]['status']}, its process is gone" for name in gone}
     if not found:
         return Check("failures", "ok", "no pipeline is degraded or waiting for a restart")
     message = ", ".join(f"{name} {state}" for name, state in found.items())

@@ -113,9 +113,19 @@ def _status(row: Facts | None) -> Facts:
     }
 
 
-def is_abandoned(row: Facts) -> bool:
-    """Return whether a pipeline counts as running although its process is certainly gone."""
-    return row["status"] == PipelineStatus.RUNNING and _owner_alive(row) is False
+def is_abandoned(status: str | None, owner_alive: bool | None, restart: Facts | None) -> bool:
+    """Return whether a run counts as under way although its process is certainly gone.
+
+    A process that is gone may also have been a command, which leaves a pipeline as it was.
+    """
+    runs = status == PipelineStatus.RUNNING or (restart is not None and not restart["at_ns"])
+    return runs and owner_alive is False
+
+
+def abandoned_names(store: sa.Engine) -> list[str]:
+    """Return the pipelines with such a run."""
+    found = {name: _status(row) for name, row in _rows(store).items()}
+    return [name for name, one in found.items() if is_abandoned(one["status"], one["owner_alive"], one["restart"])]
 
 
 def _owner_alive(row: Facts) -> bool | None:

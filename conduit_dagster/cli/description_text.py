@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from conduit_dagster.cli.description import short
+from conduit_dagster.cli.description import is_abandoned, short
 from conduit_dagster.cli.progress import known_lag
 from conduit_dagster.cli.terminal import print_error, styled
 from conduit_dagster.readable import readable
@@ -61,7 +61,7 @@ def _status_note(status: Facts) -> str:
     notes = [f"by the {status['reason']}"] if status["reason"] else []
     if status["since"]:
         notes.append(f"last change {status['since']}")
-    if status["owner_alive"] is False:
+    if is_abandoned(status["now"], status["owner_alive"], status["restart"]):
         notes.append("its process is gone; the next run continues where it was")
     if restart := status["restart"]:
         due = f" is due at {restart['at']}" if restart["at"] else " is under way"

@@ -121,14 +121,15 @@ def _short(file: str) -> str:
 
 def status_text(row: dict[str, Any], now_ns: int) -> str:
     """Return a pipeline's status, with the time until its restart: ``recovering, restart 2 in 40 s``."""
+    from conduit_dagster.cli.description import is_abandoned
     from conduit_dagster.cli.moments import due
 
     restart = row["restart"]
+    gone = ", its process is gone" if is_abandoned(row["status"], row["owner_alive"], restart) else ""
     if restart is None:
-        gone = row["status"] == "running" and row["owner_alive"] is False
-        return f"{row['status']}, its process is gone" if gone else row["status"] or "never ran"
+        return f"{row['status'] or 'never ran'}{gone}"
     when = f" {due(restart['at_ns'], now_ns)}" if restart["at_ns"] else ""
-    return f"recovering, restart {restart['attempt']}{when}"
+    return f"recovering, restart {restart['attempt']}{when}{gone}"
 
 
 def _describe(pipeline: str, paths: list[str]) -> Outcome:

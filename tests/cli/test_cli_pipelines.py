@@ -6,11 +6,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from lab.as_owner import ERROR, owned
 from lab.idle_source import install
+from lab.leases import change_owner
 from lab.operating import RECORDS, after_bulk_error, fails_at_14
 from lab.scripted import Script
 from lab.support import Lab, destination, source
 from lab.waiting import wait_until
+
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.status_store import RunStart
 
 
 def test_list_does_not_create_the_state_store(run, project: Path) -> None:
@@ -31,6 +37,23 @@ def test_list_shows_pipelines_whose_file_is_gone(run, failed: Path) -> None:
     (failed / "pipelines" / "orders.yaml").unlink()
     (row,) = run("pipelines", "list", "--json").envelope["result"]["pipelines"]
     assert (row["id"], row["file"]) == ("orders", None)
+
+
+def test_only_a_run_whose_process_is_gone_is_said_to_be_gone(run, project: Path) -> None:
+    """Not a stopped pipeline whose command was killed; but a restart that is under way."""
+    with owned(project) as store:
+        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.life.ended(PipelineStatus.STOPPED, "user")
+        change_owner(store.engine, pid=2**22 + 1, started="1")
+        assert "gone" not in run("pipelines", "list").out + run("pipelines", "describe", "orders").out
+        assert "gone" not in run("doctor").out
+    with owned(project) as store:
+        failed = store.life.failed({**ERROR, "fatal": False}, Policy(), "first")
+        store.life.begin(RunStart("again", "pipelines/orders.yaml", restart=failed.failure))
+        change_owner(store.engine, pid=2**22 + 1, started="1")
+        assert "recovering, restart 1, its process is gone" in run("pipelines", "list").out
+        assert "its process is gone; the next run" in run("pipelines", "describe", "orders").out
+        assert "orders counts as recovering, its process is gone" in run("doctor").out
 
 
 def test_list_of_a_folder_without_pipelines_is_empty(run, folder: Path) -> None:
