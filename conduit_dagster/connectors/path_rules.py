@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Final
 
 from pydantic_core import PydanticCustomError
@@ -24,7 +26,7 @@ def valid_path(path: str) -> str:
 
 
 def possible_path(path: str) -> str:
-    """Return the path of a setting, which may be empty. Raises if it is invalid on every file system."""
+    """Return the path of a setting, which may be empty. Raises if it is invalid on every file system, or here."""
     if "\0" in path:
         raise _refused("the path holds a NUL character, which no path can", "remove it")
     try:
@@ -35,6 +37,12 @@ def possible_path(path: str) -> str:
         ) from None
     if not storage.is_local(path):
         return path
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        message = f"no such path can be opened here: this process's locale encodes names as {encoding}"
+        raise _refused(message, "run it with LC_ALL=C.UTF-8 or PYTHONUTF8=1") from None
     longest = max(map(len, data.split(b"/")))
     if longest > NAME_BYTES:
         message = f"a name in the path is {longest} bytes long; file systems take at most {NAME_BYTES}"
@@ -56,7 +64,7 @@ def located(context: ConnectorContext, path: str) -> str:
     """
     url = context.resolve(path)
     local = storage.local_path(url)
-    if local is not None and (size := len(str(local).encode())) > PATH_BYTES:
+    if local is not None and (size := len(os.fsencode(local))) > PATH_BYTES:
         raise FatalError(
             f"with the project's folder the path is {size} bytes long, the limit is {PATH_BYTES}",
             code="file.path_too_long",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ def test_all_findings_of_all_files_come_at_once_with_their_places(run, project: 
     assert ("a.yaml", "plugin.unknown") in found
     assert ("b.yaml", "setting.required") in found
     assert ran.envelope["error"]["code"] == "validation.failed"
+
+
+@pytest.mark.parametrize("place", ["./in.jsonl", "./orders.jsonl"])
+def test_a_path_that_the_locale_cannot_encode_is_one_finding(shell, project: Path, pipeline, place: str) -> None:
+    (project / "pipelines" / "orders.yaml").write_text(pipeline().replace(place, "./é.jsonl"), encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    [found] = shell.run("validate", "--json", env={**os.environ, **ascii_only}).envelope["result"]["findings"]
+    assert (found["code"], found["path"].rsplit("/", 1)[1]) == ("setting.invalid", "path")
+    assert "this process's locale encodes names as ascii" in found["message"]
+    assert "PYTHONUTF8=1" in found["fix"]
 
 
 def test_a_finding_is_printed_with_file_line_column_and_fix(run, project: Path, pipeline) -> None:
