@@ -129,6 +129,7 @@ def import_(
 
 def _ends(one: Subject, newest: bool) -> Outcome:
     from conduit_dagster.engine.operate.log_view import log_facts, open_ranges
+    from conduit_dagster.engine.operate.operator_errors import never_ran
     from conduit_dagster.engine.operate.source_positions import stored
 
     store = one.known()
@@ -137,7 +138,9 @@ def _ends(one: Subject, newest: bool) -> Outcome:
         result: dict[str, Any] = {"pipeline": one.id, "log": "records", "logs": rows}
         return Outcome("", result, show=lambda console: _print_ends(console, rows))
     state = stored(store, one.id)
-    ranges = [] if state is None else open_ranges(state)
+    if state is None:
+        raise never_ran(one.id)
+    ranges = open_ranges(state)
     result = {"pipeline": one.id, "log": "positions", "logs": [], "open": ranges}
     summary = (
         f"{one.id} keeps no log of records: the ranges of its steps are its log, and the records are read again from"

@@ -54,6 +54,15 @@ def test_c09_without_a_log_the_open_step_as_it_is_staged(run, lab: Lab, script: 
     ]
 
 
+def test_one_that_never_ran_is_not_said_to_keep_no_log(run, lab: Lab) -> None:
+    logged(lab, 1)
+    assert lab.run().error is None
+    lab.pipeline(id="q", connectors=[source(), destination("q")], delivery=RECORDS)
+    file = str(lab.root / "q.log")
+    for words in (("current", "q"), ("oldest", "q"), ("show", "q"), ("export", "q", file), ("compact", "q")):
+        assert error(run("log", *words, "--json"))["code"] == "pipeline.never_ran", words
+
+
 def test_show_begins_with_what_is_not_handled_and_stops_at_the_limit(run, lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script, delivery=RECORDS)
     assert [row["offset"] for row in result(run("log", "show", "p", "--json"))["entries"]] == list(range(9, 16))

@@ -15,7 +15,7 @@ from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.scalars import masked, parse_age
 from conduit_dagster.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.operate.operator_errors import chosen, refused
+from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.record import Mode
 from conduit_dagster.sdk import Source
@@ -89,10 +89,13 @@ def logs_of(database: sa.Engine, pipeline: str, base: str) -> list[LogView]:
 
 
 def log_of(database: sa.Engine, pipeline: str, base: str, source: str | None) -> LogView:
-    """Return the log of ``source``, or the only one. Raises ``FatalError`` (``log.positions_only``, ``usage.*``)."""
+    """Return the log of ``source``, or the only one.
+
+    Raises ``FatalError`` (``pipeline.never_ran``, ``log.positions_only``, ``usage.*``).
+    """
     views = {view.source: view for view in logs_of(database, pipeline, base)}
     if not views:
-        raise no_log(pipeline)
+        raise no_log(pipeline) if pipeline in pipeline_rows(database) else never_ran(pipeline)
     return views[chosen("source", source, list(views), pipeline)]
 
 
