@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Final
 
 from conduit_dagster.recovery.errors import FatalError
@@ -42,6 +43,11 @@ def extra_of(module: str) -> str | None:
     """Return the extra that a module of a built-in plugin needs, or None."""
     package, _, place = module.partition(".")
     return PLUGINS.get(".".join(place.split(".")[:2])) if package == "conduit_dagster" else None
+
+
+def can_import(module: str) -> bool:
+    """Return whether a module can be found. Imports nothing of it."""
+    return find_spec(module) is not None
 
 
 def install_command(*extras: str) -> str:

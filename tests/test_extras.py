@@ -136,6 +136,18 @@ def test_a_state_store_in_postgres_says_it_as_well(project: Path) -> None:
     assert "state.url" in said["error"]["place"]
 
 
+def test_settings_that_need_an_extra_are_found_by_validate(project: Path) -> None:
+    (project / "pipelines" / "orders.yaml").write_text(OTHER)
+    (project / "conduit.yaml").write_text("state: {url: 'postgresql://u@h/d'}\nlineage: {openlineage: true}\n")
+    code, said = _said(project, "validate")
+    found = [(one["code"], one["line"], one["fix"]) for one in said["result"]["findings"]]
+    assert code == 2
+    assert found == [
+        ("state.not_installed", 1, "pip install 'conduit-dagster[postgres]'"),
+        ("lineage.not_installed", 2, "pip install 'conduit-dagster[lineage]'"),
+    ]
+
+
 def test_a_task_on_a_worker_without_the_package_says_it_too() -> None:
     ran = _python(BARE + TASK)
     lacking, unknown = ran.stdout.splitlines()

@@ -86,8 +86,10 @@ class Document:
         column_offset: int = 0,
     ) -> Finding:
         """Return a finding at a place in this document."""
+        from conduit_dagster.config.scalars import masked  # which is built on documents
+
         line, column = self.locate(pointer, on_key, column_offset)
-        got = None if got is None else shown(got)
+        got = None if got is None else shown(masked(got))
         return Finding(code, severity, self.source.file, line, column, pointer, message, got, expected, fix)
 
     def written_at(self, pointer: str) -> str:

@@ -16,9 +16,10 @@ from conduit_dagster.config.document import Document, load_documents
 from conduit_dagster.config.findings import UNSET, Finding, by_place
 from conduit_dagster.config.isolation import unexpected
 from conduit_dagster.config.model_findings import Checker, kebab, section_at
-from conduit_dagster.config.project_settings import CONDUIT_ONLY, ProjectSettings
+from conduit_dagster.config.project_settings import CONDUIT_ONLY, POSTGRES_STORES, ProjectSettings
 from conduit_dagster.config.source_text import read_source, source_of
 from conduit_dagster.config.tree import Mapped
+from conduit_dagster.extras import can_import, install_command
 
 FILE = "conduit.yaml"
 _HOME = ".conduit"
@@ -129,7 +130,8 @@ def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list
     unset = {flaw.path for flaw in document.findings if flaw.code in UNSET}
     problems = [problem for problem in problems if document.written_at(problem.path) not in unset]
     from_env, env_findings = _overridden(settings, env)
-    return from_env, [*findings, *document.findings, *problems, *_delays(from_env, document, env), *env_findings]
+    found = [*_delays(from_env, document, env), *_not_installed(from_env, document, env)]
+    return from_env, [*findings, *document.findings, *problems, *found, *env_findings]
 
 
 def _remember_credentials(settings: ProjectSettings) -> None:
@@ -256,6 +258,20 @@ def _env_names(keys: tuple[str, ...]) -> list[str]:
 
 def _env_name(keys: tuple[str, ...]) -> str:
     return "CONDUIT_" + "_".join(keys).replace("-", "_").upper()
+
+
+def _not_installed(settings: ProjectSettings, document: Document, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a finding for each setting whose extra is missing."""
+    store = (settings.state.url or "").partition("://")[0] in POSTGRES_STORES
+    for needed, keys, module, extra in (
+        (store, ("state", "url"), "psycopg", "postgres"),
+        (settings.lineage.openlineage, ("lineage", "openlineage"), "openlineage", "lineage"),
+    ):
+        if needed and not can_import(module):
+            chosen = next((name for name in _env_names(keys) if env.get(name)), None)
+            given = document if chosen is None else _empty(f"${chosen}")
+            message, fix = f"{'.'.join(keys)} needs the extra {extra}", install_command(extra)
+            yield given.finding(pointers.join("", keys), f"{keys[0]}.not_installed", message, fix=fix)
 
 
 def _delays(settings: ProjectSettings, document: Document, env: Mapping[str, str]) -> list[Finding]:

@@ -46,6 +46,30 @@ def _webhook(url: str) -> str:
     return url
 
 
+SQLITE_STORES = ("sqlite", "sqlite+pysqlite")
+POSTGRES_STORES = ("postgresql", "postgres", "postgresql+psycopg")
+"""Schemes of a state store's URL."""
+
+
+def _store_url(url: str) -> str:
+    if url.partition("://")[0] not in SQLITE_STORES + POSTGRES_STORES:
+        fix = "write sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
+        raise refuse("a state store is SQLite or PostgreSQL", expected="the URL of one of them", fix=fix)
+    return url
+
+
+_MASTER = re.compile(
+    r"shared|yarn|local(-cluster)?(\[[^\]]+\])?|[a-z][a-z0-9+.\-]*://.+"  # a scheme may be that of a package of Spark's
+)
+
+
+def _spark_url(url: str) -> str:
+    if _MASTER.fullmatch(url) is None:
+        expected = "shared, local, local[N], local[*], spark://HOST:PORT, yarn, k8s://HOST:PORT or sc://HOST:PORT"
+        raise refuse("Spark knows no such master", expected=expected)
+    return url
+
+
 def _headers(given: dict[str, str]) -> dict[str, str]:
     for name, value in given.items():
         if not _HEADER.fullmatch(name):
@@ -86,7 +110,7 @@ class LogSettings(Section):
 class SparkSection(Section):
     """Spark settings."""
 
-    url: str = "local[*]"
+    url: Annotated[str, AfterValidator(_spark_url)] = "local[*]"
     """`shared` (one local server for all runs of the project), a master URL (`local[*]`, `spark://…`, `yarn`,
     `k8s://…`) or a Spark Connect server (`sc://…`). Default: `shared` for runs in Dagster and for more than one
     pipeline in `run`. Short form: `spark: shared`.
@@ -126,7 +150,7 @@ class HistorySettings(Section):
 class StateSettings(Section):
     """State that must outlive a process."""
 
-    url: str | None = None
+    url: Annotated[str, AfterValidator(_store_url)] | None = None
     """State store, as an SQLAlchemy URL. Defaults to SQLite in `$CONDUIT_HOME`."""
 
     staging: str | None = None

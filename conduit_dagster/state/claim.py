@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
 
 _FILE = "project"
+_PLACES = ("/state/url", "/state/staging", "/state/log")
 _AGE_FILE = "state-age"
 _STORED = sa.select(meta.c.value).where(meta.c.name == "project")
 IS_CLAIMED = sa.exists(_STORED.where(meta.c.value == sa.bindparam("project", type_=meta.c.value.type)))
@@ -242,7 +243,9 @@ def require_known_place(project: Project) -> None:
     ``TransientError`` if a provider of secrets failed, otherwise ``FatalError``.
     """
     for finding in project.findings:
-        if finding.code in UNSET and finding.path.startswith("/state"):
+        # with a wrong value as with an unknown one the default, another store, would take its place
+        is_wrong = finding.code.startswith("config.") and finding.path in _PLACES
+        if is_wrong or (finding.code in UNSET and finding.path.startswith("/state")):
             message = f"where the project's state is can't be told: {finding.message}"
             place = f"{finding.file}:{finding.line}:{finding.column}"
             if finding.code == "config.secret_failed":

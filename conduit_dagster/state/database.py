@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
 
+from conduit_dagster.config.project_settings import POSTGRES_STORES, SQLITE_STORES
 from conduit_dagster.extras import not_installed
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.secret_values import hide
@@ -119,7 +120,6 @@ _BUSY_MS = 30_000
 _WAL_SECONDS = 5
 
 _SETTING = "CONDUIT_STATE_URL or state.url in conduit.yaml"
-_POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
 _CONNECT: dict[str, Any] = {
     "connect_timeout": 10,
     "application_name": "conduit-dagster",
@@ -189,9 +189,9 @@ def _parse(url: str) -> sa.URL:
         parsed = sa.make_url(url)
     except (ArgumentError, ValueError):
         raise _bad_url("it is no database URL") from None  # the cause may quote a part of the password
-    if parsed.drivername in _POSTGRES:
+    if parsed.drivername in POSTGRES_STORES:
         parsed = parsed.set(drivername="postgresql+psycopg")
-    elif parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+    elif parsed.drivername not in SQLITE_STORES:
         raise _bad_url(f"a store of kind {parsed.drivername} is not known")
     if "@" in (parsed.host or ""):
         raise _bad_url("an @ in its password must be written as %40")

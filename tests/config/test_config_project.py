@@ -76,7 +76,7 @@ def test_an_empty_section_excludes_nothing(tmp_path: Path) -> None:
 def test_the_environment_wins(tmp_path: Path) -> None:
     found = project(
         tmp_path,
-        "pipelines.path: p\nstate.lease: 1s\nspark.url: x\n",
+        "pipelines.path: p\nstate.lease: 1s\nspark.url: local\n",
         CONDUIT_PIPELINES_PATH="q",
         CONDUIT_PIPELINES="r",
         CONDUIT_STATE_LEASE="7s",
@@ -186,3 +186,37 @@ def test_settings_that_are_no_mapping_are_not_taken_for_a_pipeline_file(tmp_path
     [finding] = project(tmp_path, "[a]\n").findings
     assert (finding.code, finding.message) == ("config.parse_error", "the document is not a mapping")
     assert (finding.fix or "").startswith("write keys with values")
+
+
+@pytest.mark.parametrize("url", ["mysql://u:s3cret@h/d", "state.db", "postgresql+psycopg2://u:s3cret@h/d"])
+def test_another_kind_of_state_store_is_refused(tmp_path: Path, url: str) -> None:
+    for text, env in (f"state: {{url: '{url}'}}\n", {}), ("", {"CONDUIT_STATE_URL": url}):
+        [finding] = project(tmp_path, text, **env).findings
+        assert (finding.code, finding.path) == ("config.field_invalid", "/state/url")
+        assert finding.message == "a state store is SQLite or PostgreSQL"
+        assert "s3cret" not in finding.render()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///x.db", "sqlite+pysqlite:///x.db", "postgres://h/d", "postgresql://u@h/d"])
+def test_every_kind_of_state_store(tmp_path: Path, url: str) -> None:
+    assert project(tmp_path, f"state: {{url: '{url}'}}\n").findings == ()
+
+
+@pytest.mark.parametrize("url", ["locall", "local[2", "Local[2]", "yarn-client", "spark:h:7077", "spark://"])
+def test_what_is_no_master_of_spark_is_refused(tmp_path: Path, url: str) -> None:
+    for text in (f"spark: {{url: '{url}'}}\n", f"spark: '{url}'\n"):
+        [finding] = project(tmp_path, text).findings
+        assert (finding.code, finding.path) == ("config.field_invalid", "/spark/url")
+        assert "local[*]" in str(finding.expected)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("shared", "yarn", "local", "local[2]", "local[*]", "local[*, 3]", "local-cluster[2,1,1024]"),
+        *("spark://h:7077,i:7077", "k8s://https://h:1", "sc://h:15002/;token=x", "other://x"),
+    ],
+)
+def test_every_kind_of_master(tmp_path: Path, url: str) -> None:
+    found = project(tmp_path, f"spark: '{url}'\n")
+    assert (found.findings, found.settings.spark.url) == ((), url)

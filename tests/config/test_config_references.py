@@ -131,6 +131,14 @@ def test_no_other_store_is_opened_where_its_place_is_unknown(tmp_path: Path, lin
     assert caught.value.code == code and not (tmp_path / ".conduit").exists()
 
 
+@pytest.mark.parametrize("line", ["state.url: mysql://h/d", "state.staging: [1]", "state: {log: {}, url: 'nope'}"])
+def test_nor_where_its_place_is_wrong(tmp_path: Path, line: str) -> None:
+    (tmp_path / "conduit.yaml").write_text(f"{line}\n")
+    with pytest.raises(FatalError, match="where the project's state is can't be told") as caught:
+        project_store(Project.find(tmp_path, {}))
+    assert caught.value.code == "state.url" and not (tmp_path / ".conduit").exists()
+
+
 def test_a_provider_that_is_away_is_worth_another_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     away = Unresolved("config.secret_failed", "vault is away")
     monkeypatch.setattr(references, "ask_provider", lambda name, reference: away)
