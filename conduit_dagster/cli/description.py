@@ -240,6 +240,7 @@ def _source(parsed: ParsedPipeline, one: ConnectorConfig, row: Facts | None, bou
     position = None if row is None else row["position"]
     node = None if bound is None else bound.compiled.known(one.id)
     columnar = bound is not None and node is not None and bound.compiled.takes_rows(node)
+    counts["undelivered"] = 0 if row is None else row["undelivered"]
     own = {"columnar": columnar, "position": position, **counts, **_lag(one.id, position, bound)}
     return {**_connector(parsed, one), **own}
 

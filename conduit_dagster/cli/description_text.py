@@ -115,6 +115,8 @@ def _source_numbers(one: Facts) -> Iterable[str]:
         yield f"  position {short(one['position'])}"
     if one["lag"] is not None:
         yield f"  lag {known_lag(one)}"
+    if one["undelivered"]:
+        yield f"  {one['undelivered']:,} in the log, not delivered yet"
 
 
 def _queue(queue: Facts) -> Iterable[str]:

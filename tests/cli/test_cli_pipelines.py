@@ -9,7 +9,7 @@ from typing import Any
 from lab.as_owner import ERROR, owned
 from lab.idle_source import install
 from lab.leases import change_owner
-from lab.operating import RECORDS, after_bulk_error, fails_at_14
+from lab.operating import RECORDS, after_bulk_error, fails_at_14, result
 from lab.scripted import Script
 from lab.support import Lab, destination, source
 from lab.waiting import wait_until
@@ -174,6 +174,8 @@ def test_list_shows_what_waits_before_and_after_a_run(run, lab: Lab) -> None:
 def test_what_is_logged_and_not_delivered_waits(run, lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script, delivery=RECORDS)
     assert _lags(run("pipelines", "list", "--json")) == {"p": {"records": 7, "bytes": 0}}
+    assert "  lag 0 B\n    7 in the log, not delivered yet\n" in run("pipelines", "describe", "p").out
+    assert result(run("pipelines", "describe", "p", "--json"))["sources"][0]["undelivered"] == 7
 
 
 def test_list_adds_what_waits_in_one_unit(run, lab: Lab) -> None:
