@@ -14,6 +14,7 @@ from lab.operating import NAMESPACE, RECORDS, after_bulk_error, append, build, e
 from lab.scripted import Script
 from lab.support import DECODE, Lab, destination, source
 
+from conduit_dagster.assets.offset_gaps import offset_gaps
 from conduit_dagster.commit_log.binary import LogRecord, encode_log_record
 
 
@@ -261,6 +262,23 @@ def test_a_part_is_imported_with_its_offsets(run, lab: Lab) -> None:
     assert lab.run().error is None
     assert [row["i"] for row in lab.documents("out.jsonl")] == [4, 5, 6, 7, 8]
     assert offsets(lab)["out"] == 8
+
+
+def test_offsets_that_were_never_in_a_log_are_no_gap_between_steps(run, lab: Lab) -> None:
+    logged(lab, 10)
+    assert lab.run().error is None
+    assert run("log", "export", "p", "part.log", "--from", "6").code == 0
+    lab.write("few.jsonl", [{"i": i} for i in range(3)])
+    lab.pipeline(
+        id="q", connectors=[source("./few.jsonl"), destination("other")], delivery=RECORDS, processors=[DECODE]
+    )
+    assert lab.run("q").error is None
+    assert result(run("log", "import", "q", "part.log", "--json"))["first"] == 6
+    for _ in range(2):
+        with lab.store() as database:
+            assert offset_gaps(database, "q") == []
+        assert lab.run("q").error is None
+    assert [row["i"] for row in lab.documents("other.jsonl")] == [0, 1, 2, 6, 7, 8, 9]
 
 
 def test_the_source_goes_on_where_the_export_left_it(run, lab: Lab) -> None:

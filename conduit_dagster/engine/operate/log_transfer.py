@@ -19,7 +19,7 @@ from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.export_file import exported
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
-from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, begin_log_at, move_source
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, begin_log_at, move_source, renew_source
 from conduit_dagster.engine.operate.rewind import require_no_step
 from conduit_dagster.engine.operate.source_positions import beyond, joined_of, log_of
 from conduit_dagster.engine.registering import register_sources
@@ -189,6 +189,8 @@ class _Import:
         join = joined_of(self._state).get(self._source)
         if join is None:
             move_source(connection, self._lock.id, self._source, self._first, self._first)
+            # within a generation every step begins where the one before it ended
+            renew_source(connection, self._lock.id, self._source)
         else:
             moved = {**self._state.sources[join].position, self._source: self._first}
             move_source(connection, self._lock.id, join, moved, None)
