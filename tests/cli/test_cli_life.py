@@ -62,6 +62,17 @@ def test_stop_of_one_that_never_ran_is_one_clear_error(run, project: Path) -> No
     assert not (project / ".conduit").exists()
 
 
+def test_stop_withdraws_the_start_of_one_that_never_ran(run, project: Path) -> None:
+    assert run("pipelines", "start", "orders").code == 0
+    ran = run("pipelines", "stop", "orders", "--json")
+    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True})
+    found = Project.find(project)
+    database = open_store(found.state_url, found.home)
+    assert recovery_rows(database)["orders"].asked == ""
+    row = pipeline_rows(database)["orders"]
+    assert (row["status"], row["reason"]) == ("stopped", "user")
+
+
 @pytest.mark.parametrize("verb", ["start", "stop"])
 def test_one_that_nobody_knows_is_one_clear_error(run, project: Path, verb: str) -> None:
     ran = run("pipelines", verb, "orderz", "--json")

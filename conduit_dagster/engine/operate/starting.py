@@ -45,12 +45,12 @@ def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds
     (``pipeline.stopping``: requested, but not ended yet).
     """
     row = pipeline_rows(database).get(pipeline)
-    if row is None:
-        raise never_ran(pipeline)
-    is_stopped = (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row)
-    # otherwise a start that was requested, and has not begun yet, is withdrawn
-    if is_stopped and recovery_rows(database).get(pipeline, NEVER).asked != "start":
-        return False
+    # a start that was requested, and has not begun yet, is withdrawn, even that of a pipeline that never ran
+    if recovery_rows(database).get(pipeline, NEVER).asked != "start":
+        if row is None:
+            raise never_ran(pipeline)
+        if (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row):
+            return False
     ask(database, pipeline, "force" if force else "stop", by)
     end = time.monotonic() + longest
     while not _is_ended(database, pipeline, lease_seconds):
@@ -65,7 +65,8 @@ def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds
 
 
 def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
-    if _is_owned(pipeline_rows(database)[pipeline]) and not free_silent(database, pipeline, lease_seconds):
+    row = pipeline_rows(database).get(pipeline)
+    if row is not None and _is_owned(row) and not free_silent(database, pipeline, lease_seconds):
         return False  # its owner polls the store twice a second
     # its last owner has taken the request; without an owner, pending work ends here
     return not recovery_rows(database)[pipeline].asked or end_waiting(database, pipeline, "user", lease_seconds)
