@@ -138,9 +138,10 @@ def _state(project: Project) -> Check:
     import sqlalchemy as sa
     from sqlalchemy.exc import SQLAlchemyError
 
-    from conduit_dagster.state.claim import has_claim, project_store
+    from conduit_dagster.state.claim import has_claim, project_store, require_known_place
     from conduit_dagster.state.database import cause_of, make_engine, place_of
 
+    require_known_place(project)
     url = project.state_url
     engine = make_engine(url)
     shown = place_of(engine)
