@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Final
+from typing import Final, NamedTuple
 
+from conduit_dagster import storage
 from conduit_dagster.recovery.errors import FatalError
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -20,6 +21,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "kafka": ("confluent-kafka",),
     "lineage": ("openlineage-python",),
     "postgres": ("psycopg",),
+    "s3": ("s3fs",),
     "ui": ("dagster-webserver", "dagster-dg-cli"),
 }
 """Extras, with the distributions that ``pyproject.toml`` lists for them; ``all`` is all of these."""
@@ -33,6 +35,9 @@ PLUGINS: Final[Mapping[str, str]] = {
     "processors.custom_javascript": "javascript",
 }
 """Built-in plugins, by file location, that can't be imported without an extra."""
+
+_PROTOCOLS: Final[Mapping[str, str]] = {"s3": "s3", "s3a": "s3"}
+"""Protocols of URLs whose file system comes with an extra."""
 
 
 class NotInstalledError(FatalError):
@@ -61,6 +66,25 @@ def not_installed(
     """Return the error for ``what``, which could not be imported without ``extra``."""
     message = f"{what} needs the extra {extra}: {' '.join(str(error).split())}"
     return NotInstalledError(message, code=code, place=place, fix=install_command(extra))
+
+
+class Unopenable(NamedTuple):
+    """Why no file at a URL can be opened in this process, and what to do."""
+
+    message: str
+    fix: str
+
+
+def unopenable(url: str) -> Unopenable | None:
+    """Return why the file system of a URL can't be used in this process, or None. Opens no connection."""
+    if storage.is_local(url) or (problem := storage.protocol_problem(url)) is None:
+        return None
+    protocol = url.partition("://")[0]
+    extra = _PROTOCOLS.get(protocol)
+    install = install_command(extra) if extra is not None else "install the package of fsspec for it"
+    return Unopenable(
+        f"{protocol}:// can't be opened here: {problem}", f"{install} wherever the pipeline runs, or use a local path"
+    )
 
 
 def is_installed(extra: str) -> bool:

@@ -20,7 +20,7 @@ from conduit_dagster.cli.main import main
 from conduit_dagster.extras import EXTRAS, PLUGINS, install_command, is_installed
 
 MODULES = (
-    "fastavro", "deltalake", "_quickjs", "openlineage", "psycopg", "confluent_kafka", "dagster_webserver",
+    "fastavro", "deltalake", "_quickjs", "openlineage", "psycopg", "confluent_kafka", "s3fs", "dagster_webserver",
     "dagster_dg_cli",
 )  # fmt: skip
 BARE = f"import sys; sys.modules.update(dict.fromkeys({MODULES!r}))\n"
@@ -148,6 +148,15 @@ def test_settings_that_need_an_extra_are_found_by_validate(project: Path) -> Non
     ]
 
 
+def test_staging_and_paths_in_s3_say_it_as_well(project: Path) -> None:
+    (project / "conduit.yaml").write_text("state: {staging: 's3://lake/staging'}\n")
+    (project / "pipelines" / "orders.yaml").write_text(OTHER.replace("./in.jsonl", "s3://lake/in.jsonl"))
+    code, said = _said(project, "validate")
+    found = [(one["code"], one["line"], one["fix"]) for one in said["result"]["findings"]]
+    fix = "pip install 'conduit-dagster[s3]' wherever the pipeline runs, or use a local path"
+    assert (code, sorted(found)) == (2, [("config.field_invalid", 1, fix), ("file.not_local", 6, fix)])
+
+
 def test_a_task_on_a_worker_without_the_package_says_it_too() -> None:
     ran = _python(BARE + TASK)
     lacking, unknown = ran.stdout.splitlines()
@@ -175,5 +184,5 @@ def test_an_extra_that_is_not_there_is_no_failure_of_doctor(
     main(["doctor", "--json"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["result"]["checks"]}
     assert checks["extras"]["level"] == "ok"
-    assert checks["extras"]["message"].endswith("postgres installed; without ui")
+    assert checks["extras"]["message"].endswith("s3 installed; without ui")
     assert checks["extras"]["fix"] == "pip install 'conduit-dagster[ui]'"

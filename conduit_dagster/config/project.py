@@ -19,7 +19,7 @@ from conduit_dagster.config.model_findings import Checker, kebab, section_at
 from conduit_dagster.config.project_settings import CONDUIT_ONLY, POSTGRES_STORES, ProjectSettings
 from conduit_dagster.config.source_text import read_source, source_of
 from conduit_dagster.config.tree import Mapped
-from conduit_dagster.extras import can_import, install_command
+from conduit_dagster.extras import can_import, install_command, unopenable
 
 FILE = "conduit.yaml"
 _HOME = ".conduit"
@@ -130,8 +130,9 @@ def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list
     unset = {flaw.path for flaw in document.findings if flaw.code in UNSET}
     problems = [problem for problem in problems if document.written_at(problem.path) not in unset]
     from_env, env_findings = _overridden(settings, env)
-    found = [*_delays(from_env, document, env), *_not_installed(from_env, document, env)]
-    return from_env, [*findings, *document.findings, *problems, *found, *env_findings]
+    checks = (_delays, _not_installed, _unopenable)
+    own = [finding for check in checks for finding in check(from_env, document, env)]
+    return from_env, [*findings, *document.findings, *problems, *own, *env_findings]
 
 
 def _remember_credentials(settings: ProjectSettings) -> None:
@@ -268,10 +269,9 @@ def _not_installed(settings: ProjectSettings, document: Document, env: Mapping[s
         (settings.lineage.openlineage, ("lineage", "openlineage"), "openlineage", "lineage"),
     ):
         if needed and not can_import(module):
-            chosen = next((name for name in _env_names(keys) if env.get(name)), None)
-            given = document if chosen is None else _empty(f"${chosen}")
+            where, place = pointers.join("", keys), _written_in(document, env, keys)
             message, fix = f"{'.'.join(keys)} needs the extra {extra}", install_command(extra)
-            yield given.finding(pointers.join("", keys), f"{keys[0]}.not_installed", message, fix=fix)
+            yield place.finding(where, f"{keys[0]}.not_installed", message, fix=fix)
 
 
 def _delays(settings: ProjectSettings, document: Document, env: Mapping[str, str]) -> list[Finding]:
@@ -280,7 +280,22 @@ def _delays(settings: ProjectSettings, document: Document, env: Mapping[str, str
         return []
     message = f"min-delay ({recovery.min_delay:g}s) is longer than max-delay ({recovery.max_delay:g}s)"
     places = [(*_RECOVERY, name) for name in ("min-delay", "max-delay")]
-    chosen = next((name for keys in places for name in reversed(_env_names(keys)) if env.get(name)), None)
+    document = _written_in(document, env, *places)
     where = pointers.join("", places[0])
-    document = document if chosen is None else _empty(f"${chosen}")
     return [document.finding(where, "config.field_invalid", message, expected="min-delay at most max-delay")]
+
+
+def _unopenable(settings: ProjectSettings, document: Document, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield a finding for each location of records whose file system can't be used in this process."""
+    for name, url in (("staging", settings.state.staging), ("log", settings.state.log)):
+        if url is None or (problem := unopenable(url)) is None:
+            continue
+        keys = ("state", name)
+        where, place = pointers.join("", keys), _written_in(document, env, keys)
+        yield place.finding(where, "config.field_invalid", problem.message, fix=problem.fix)
+
+
+def _written_in(document: Document, env: Mapping[str, str], *settings: tuple[str, ...]) -> Document:
+    """Return the document of the environment variable that gives one of the settings; otherwise the file's."""
+    chosen = next((name for keys in settings for name in reversed(_env_names(keys)) if env.get(name)), None)
+    return document if chosen is None else _empty(f"${chosen}")

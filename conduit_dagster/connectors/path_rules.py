@@ -9,6 +9,7 @@ from typing import Final
 from pydantic_core import PydanticCustomError
 
 from conduit_dagster import storage
+from conduit_dagster.extras import unopenable
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext
 
@@ -70,11 +71,6 @@ def located(context: ConnectorContext, path: str) -> str:
             code="file.path_too_long",
             fix="shorten it",
         )
-    if local is None and (problem := storage.protocol_problem(url)) is not None:
-        protocol = url.partition("://")[0]
-        raise FatalError(
-            f"{protocol}:// can't be opened here: {problem}",
-            code="file.not_local",
-            fix="install the package of fsspec for it wherever the pipeline runs, or use a local path",
-        )
+    if (problem := unopenable(url)) is not None:
+        raise FatalError(problem.message, code="file.not_local", fix=problem.fix)
     return url

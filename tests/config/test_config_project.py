@@ -172,6 +172,15 @@ def test_absolute_paths_and_urls_stay(tmp_path: Path, path: str) -> None:
     assert project(tmp_path).resolve(path) == path
 
 
+def test_staging_and_log_that_can_not_be_opened_are_found(tmp_path: Path) -> None:
+    found = project(tmp_path, "state: {staging: nope://bucket/x, log: s://y}\n", CONDUIT_STATE_LOG="none://z")
+    assert places(found) == [
+        ("config.field_invalid", "$CONDUIT_STATE_LOG", 1, 1, "/state/log"),
+        ("config.field_invalid", "conduit.yaml", 1, 18, "/state/staging"),
+    ]
+    assert "nope:// can't be opened here: Protocol not known: nope" in found.findings[1].message
+
+
 def test_relative_paths_start_at_the_root(tmp_path: Path) -> None:
     found = project(tmp_path, "state: {url: 'sqlite:///s.db', staging: stage}\n")
     assert found.resolve("./in.jsonl") == str(tmp_path / "in.jsonl")
