@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from urllib.parse import quote
 
+from conduit_dagster.store_files import create_stored, has_folders, open_stored, store_of
+
 
 class _Appends(Protocol):
     def write(self, data: bytes) -> None: ...
@@ -92,18 +94,6 @@ def safe_name(name: str) -> str:
     return f"{safe[:180]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
-def _remote(url: str) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs  # late, as above
-
-    try:
-        # a kept listing never expires, and hides what other processes write after it
-        return url_to_fs(url, use_listings_cache=False)
-    except TypeError:  # sftp, for one, passes every option on to its client
-        fs, name = url_to_fs(url)
-        fs.invalidate_cache()
-        return fs, name
-
-
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 _HOME_MARK = ".private"
 """Name of the file that marks a home: everything created below is readable by its user only, whatever the umask."""
@@ -143,11 +133,15 @@ def is_private(path: Path) -> bool:
 
 
 def make_folder(url: str) -> None:
-    """Create a folder and its parents; no effect if it exists. In a home they are for its user only."""
+    """Create a folder and its parents; no effect if it exists, or in an object store, which has none.
+
+    In a home they are for its user only.
+    """
     path = local_path(url)
     if path is None:
-        fs, name = _remote(url)
-        fs.makedirs(name, exist_ok=True)
+        if has_folders(url):
+            with store_of(url) as (fs, name):
+                fs.makedirs(name, exist_ok=True)
     elif not path.is_dir():
         if is_private(path):
             private_folder(path)
@@ -159,8 +153,7 @@ def create(url: str) -> IO[bytes]:
     path = local_path(url)
     if path is not None:
         return open(path, "xb", buffering=_PIECE, opener=_open_new)  # Path.open has no opener
-    fs, name = _remote(url)
-    return fs.open(name, "xb")
+    return create_stored(url)
 
 
 def _open_new(name: str, flags: int) -> int:
@@ -226,8 +219,7 @@ def open_read(url: str) -> IO[bytes]:
     path = local_path(url)
     if path is not None:
         return path.open("rb")
-    fs, name = _remote(url)
-    return fs.open(name, "rb")
+    return open_stored(url)
 
 
 def size(url: str) -> int | None:
@@ -235,8 +227,12 @@ def size(url: str) -> int | None:
     path = local_path(url)
     if path is not None:
         return path.stat().st_size if path.is_file() else None
-    fs, name = _remote(url)
-    return int(fs.size(name)) if fs.exists(name) else None
+    try:
+        with store_of(url) as (fs, name):
+            found = fs.info(name)
+    except FileNotFoundError:
+        return None
+    return int(found["size"]) if found["type"] == "file" else None
 
 
 def sync(url: str) -> None:
@@ -279,8 +275,7 @@ def remove_folder(url: str) -> None:
         with suppress(FileNotFoundError):
             shutil.rmtree(path)  # raises what kept the first one from removing all
         return
-    fs, name = _remote(url)
-    if fs.exists(name):
+    with suppress(FileNotFoundError), store_of(url) as (fs, name):
         fs.rm(name, recursive=True)
 
 
@@ -301,9 +296,14 @@ def files(url: str) -> list[str]:
 
 
 def _entries(url: str, kind: str) -> list[str]:
-    fs, name = _remote(url)
-    found = fs.ls(name, detail=True) if fs.exists(name) else []
-    return sorted(e["name"].rstrip("/").rsplit("/", 1)[-1] for e in found if e["type"] == kind)
+    try:
+        with store_of(url) as (fs, name):
+            found = fs.ls(name, detail=True)
+    except FileNotFoundError:
+        return []
+    # a folder made by another program may be an empty object, which is listed among what is in it
+    listed = [entry for entry in found if entry["name"].strip("/") != name.strip("/")]
+    return sorted(e["name"].rstrip("/").rsplit("/", 1)[-1] for e in listed if e["type"] == kind)
 
 
 def rename(old: str, new: str) -> None:
@@ -312,14 +312,14 @@ def rename(old: str, new: str) -> None:
     if path is not None:
         path.rename(Path(local_path(new) or new))
         return
-    fs, name = _remote(old)
-    fs.mv(name, _remote(new)[1])
+    with store_of(old) as (fs, name), store_of(new) as (_, into):
+        fs.mv(name, into)
 
 
 def copy(old: str, new: str) -> None:
     """Copy a file within the same store, which is not the local disk."""
-    fs, name = _remote(old)
-    fs.cp_file(name, _remote(new)[1])
+    with store_of(old) as (fs, name), store_of(new) as (_, into):
+        fs.cp_file(name, into)
 
 
 def remove(url: str) -> None:
@@ -328,8 +328,7 @@ def remove(url: str) -> None:
     if path is not None:
         path.unlink(missing_ok=True)
         return
-    fs, name = _remote(url)
-    if fs.exists(name):
+    with suppress(FileNotFoundError), store_of(url) as (fs, name):
         fs.rm_file(name)
 
 

@@ -30,6 +30,7 @@ LAYERS = [
     },
     {"conduit_dagster.discarded_folders"},
     {"conduit_dagster.storage"},
+    {"conduit_dagster.store_files"},
     {"conduit_dagster.field_reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
     {"conduit_dagster.javascript"},
     {"conduit_dagster.warm"},

@@ -15,11 +15,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.failing_store import EndpointConnectionError, NoCredentialsError, failing_store
 from lab.small_disk import no_file_beyond
 from structlog.testing import capture_logs
 
 from conduit_dagster import storage
 from conduit_dagster.discarded_folders import discard_folder
+from conduit_dagster.recovery.errors import from_os_error
 
 LARGE = 1 << 14
 SIZES = st.lists(st.sampled_from([0, 1, 100, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE]), max_size=8)
@@ -174,6 +176,59 @@ def test_what_another_process_writes_after_a_listing_is_seen(store: type[_Listin
 
 def _write_elsewhere(store: type[_ListingStore], url: str) -> None:
     store(skip_instance_cache=True).pipe_file(url, b"new")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (EndpointConnectionError("could not connect"), "file.unreachable"),
+        (NoCredentialsError("unable to locate credentials"), "file.no_permission"),
+        (PermissionError("Forbidden"), "file.no_permission"),
+        (OSError(errno.EBUSY, "please reduce your request rate"), "file.error"),
+        (FileNotFoundError("the bucket does not exist"), "file.missing"),
+    ],
+)
+def test_an_error_of_a_store_says_what_the_store_said(error: Exception, code: str) -> None:
+    """Whatever its client's classes are, and without the password of the URL."""
+    with failing_store(error) as url, pytest.raises(OSError) as raised:
+        storage.put_new(f"{url}/file", b"data")
+    ours = from_os_error(raised.value, "can't write")
+    assert (ours.code, ours.place) == (code, "failing://bucket/folder/file")
+    assert str(error.args[-1]) in ours.message and ours.fix != ""
+
+
+def test_nothing_is_missing_in_a_store_that_does_not_answer() -> None:
+    """A prepared step's staging would count as lost."""
+    with failing_store(EndpointConnectionError("could not connect")) as url:
+        for ask in (storage.size, storage.files, storage.folders, storage.remove, storage.remove_folder):
+            with pytest.raises(OSError, match="could not connect"):
+                ask(url)
+
+
+class _BlockStore(MemoryFileSystem):
+    """Counts reads: each copies a whole block in fsspec's object stores, and so does each line."""
+
+    protocol = "blocks"
+    store: ClassVar[dict[str, Any]] = {}
+    reads: ClassVar[list[int]] = []
+
+    def open(self, path: str, mode: str = "rb", **more: Any) -> Any:
+        return super().open(path, mode, **more) if mode == "xb" else _Block(self.cat_file(path))
+
+
+class _Block(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        _BlockStore.reads.append(size or 0)
+        return super().read(size)
+
+
+def test_lines_of_a_stored_file_are_read_in_blocks() -> None:
+    fsspec.register_implementation("blocks", _BlockStore, clobber=True)
+    url, lines = f"blocks://{secrets.token_hex(4)}", [b"%d\n" % i for i in range(10_000)]
+    assert storage.put_new(url, b"".join(lines))
+    with storage.open_read(url) as file:
+        assert list(file) == lines
+    assert 0 < len(_BlockStore.reads) < 10
 
 
 def test_what_stays_of_a_discarded_folder_is_told_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from conduit_dagster.recovery.codes import class_of, is_code
 from conduit_dagster.secret_values import hide
+from conduit_dagster.store_files import StoreError
 
 MARK: Final = "conduit-error: "
 """Prefix of the note that carries an error through wrappers that keep only its text."""
@@ -118,13 +119,22 @@ _OS_ERRORS = {
     errno.ENAMETOOLONG: ("file.name_too_long", "the path, or a name in it, is too long", "shorten it"),
     errno.ELOOP: ("file.link_loop", "its symbolic links form a circle", "correct the links"),
     errno.ENOTDIR: ("file.not_folder", "a part of the path is a file", "correct the path"),
+    errno.EHOSTUNREACH: (
+        "file.unreachable",
+        "it does not answer",
+        "check that it runs, and its address in the environment, such as AWS_ENDPOINT_URL",
+    ),
 }
+_STORE_LOGIN = "check the credentials in the environment, such as AWS_SECRET_ACCESS_KEY, and what they may do"
 
 
 def from_os_error(error: OSError, doing: str) -> TransientError:
     """Convert an ``OSError`` to an error that names the attempted action, the place and the fix."""
     code, why, fix = _OS_ERRORS.get(error.errno or 0, ("file.error", error.strerror or str(error), None))
     place = str(error.filename) if error.filename else None
+    if isinstance(error, StoreError):
+        why = error.strerror or why
+        fix = _STORE_LOGIN if error.errno == errno.EACCES else fix
     return TransientError(f"{doing}: {why}", code=code, place=place, fix=fix)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.failing_store import failing_store
 
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile, keep, kept
 from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_letter
 from conduit_dagster.record import Nack, Record
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 
 HALF = "a\ud800b"
 VALUES = st.recursive(
@@ -76,3 +77,10 @@ def test_rows_are_found_by_their_lines(tmp_path: Path) -> None:
     with pytest.raises(FatalError) as error:
         list(archive.letters(part.name, [10_000]))
     assert error.value.code == "dead_letters.damaged"
+
+
+def test_an_archive_that_may_not_be_read_is_not_damaged() -> None:
+    """Its letters would be given up."""
+    with failing_store(PermissionError("the signature does not match")) as url, pytest.raises(TransientError) as error:
+        list(Archive(url).letters("part.parquet", [0]))
+    assert (error.value.code, "signature" in error.value.message) == ("file.no_permission", True)

@@ -18,7 +18,7 @@ from conduit_dagster.engine.dead_letters.letter_layout import clean, shallow_rec
 from conduit_dagster.json_values import writable
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
 from conduit_dagster.state.steps import LetterPart
 from conduit_dagster.storage import Sink
 
@@ -226,8 +226,8 @@ class Archive:
         with self._opened(part) as file:
             try:
                 yield from _rows(file, lines, names)
-            except _arrow_errors():
-                raise damaged(storage.join(self.folder, part), "is not what was written") from None
+            except _arrow_errors() as error:
+                raise _unread(error, storage.join(self.folder, part)) from None
 
     def verify(self, part: LetterPart) -> None:
         """Raise ``FatalError`` (``dead_letters.damaged``) if a file differs from the written one."""
@@ -264,8 +264,15 @@ class Archive:
             return pq.ParquetFile(storage.open_read(url))
         except FileNotFoundError:
             raise damaged(url, "is gone") from None
-        except _arrow_errors():
-            raise damaged(url, "is not what was written") from None
+        except _arrow_errors() as error:
+            raise _unread(error, url) from None
+
+
+def _unread(error: Exception, url: str) -> ConduitError:
+    """Return the error for a file that can't be read: damaged, unless the disk or the store refuses it."""
+    if isinstance(error, OSError) and error.errno:
+        return from_os_error(error, "reading the archive of dead letters")
+    return damaged(url, "is not what was written")
 
 
 def _arrow_errors() -> tuple[type[Exception], ...]:

@@ -1,0 +1,140 @@
+"""Files of a store behind a URL, such as S3, through fsspec. Every error is an ``OSError``, as that of a disk."""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import IO, Any, Final
+
+_BUFFER: Final = 1 << 20
+_MISSING: Final = "there is no such file or folder"
+_OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
+_LOGIN: Final = ("Credential", "Token", "Unauthorized", "Forbidden")
+_AWAY: Final = ("Connect", "Timeout", "HTTPClientError")
+
+
+class StoreError(OSError):
+    """An error of a store: with the number of the same error of a disk, the store's own words, and the URL."""
+
+
+class NoSuchFileError(StoreError, FileNotFoundError):
+    """Raised for a file, a folder or a bucket that a store does not have."""
+
+
+class FileThereError(StoreError, FileExistsError):
+    """Raised for a new file whose name is taken."""
+
+
+def store_error(error: Exception, url: str) -> StoreError:
+    """Return the error of a store's client as an ``OSError``; most clients have classes of their own."""
+    text = " ".join((str(error.strerror or error) if isinstance(error, OSError) else str(error)).split())
+    scheme, _, rest = url.partition("://")
+    shown = f"{scheme}://{rest.rpartition('@')[2]}"
+    if isinstance(error, FileNotFoundError):
+        return NoSuchFileError(errno.ENOENT, _MISSING if text in url else text, shown)
+    if isinstance(error, FileExistsError):
+        return FileThereError(errno.EEXIST, text, shown)
+    return StoreError(_number(error), text or type(error).__name__, shown)
+
+
+def _number(error: Exception) -> int:
+    names = [kind.__name__ for kind in type(error).__mro__]
+    if isinstance(error, PermissionError) or any(word in names[0] for word in _LOGIN):
+        return errno.EACCES
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    return errno.EHOSTUNREACH if any(word in name for name in names for word in _AWAY) else errno.EIO
+
+
+@contextmanager
+def store_of(url: str) -> Generator[tuple[Any, str]]:
+    """Yield the file system of a URL, and the URL's name there. Raises ``StoreError`` for errors inside."""
+    from fsspec.core import url_to_fs  # imported late: commands that read only the state store need no file system
+
+    try:
+        try:
+            # a kept listing never expires, and hides what other processes write after it
+            fs, name = url_to_fs(url, use_listings_cache=False)
+        except TypeError:  # sftp, for one, passes every option on to its client
+            fs, name = url_to_fs(url)
+            fs.invalidate_cache()
+        yield fs, name
+    except StoreError:
+        raise
+    except Exception as error:  # each client has errors of its own
+        raise store_error(error, url) from error
+
+
+def has_folders(url: str) -> bool:
+    """Return whether folders exist by themselves. In an object store, creating one would create a missing bucket."""
+    return url.partition("://")[0] not in _OBJECT_STORES
+
+
+def open_stored(url: str) -> IO[bytes]:
+    """Open a file for reading. Lines are buffered: the file systems themselves copy a whole block for each."""
+    with store_of(url) as (fs, name):
+        return io.BufferedReader(_StoredFile(fs.open(name, "rb"), url), _BUFFER)
+
+
+def create_stored(url: str) -> IO[bytes]:
+    """Open a new file for writing; an object store looks for an existing one only when the new one is closed."""
+    with store_of(url) as (fs, name):
+        opened: Any = _StoredFile(fs.open(name, "xb"), url)
+        return opened
+
+
+class _StoredFile(io.RawIOBase):
+    """An open file of a store; its errors are the same as those of the store itself."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        super().__init__()
+        self._file, self._url = file, url
+
+    def readable(self) -> bool:
+        """Return whether it was opened for reading."""
+        return bool(self._file.readable())
+
+    def writable(self) -> bool:
+        """Return whether it was opened for writing."""
+        return bool(self._file.writable())
+
+    def seekable(self) -> bool:
+        """Return True: stores read at any offset."""
+        return True
+
+    def readinto(self, into: Any, /) -> int:
+        """Read into a buffer; return the number of bytes, 0 at the end."""
+        try:
+            data = self._file.read(len(into))
+        except Exception as error:  # as in store_of, without its cost
+            raise store_error(error, self._url) from error
+        into[: len(data)] = data
+        return len(data)
+
+    def write(self, data: Any, /) -> int:
+        """Pass bytes on."""
+        try:
+            return self._file.write(data)
+        except Exception as error:
+            raise store_error(error, self._url) from error
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move to an offset."""
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the current offset."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close it; a new file is complete and visible then. May be repeated."""
+        if self.closed:
+            return
+        try:
+            self._file.close()
+        except Exception as error:
+            raise store_error(error, self._url) from error
+        finally:
+            super().close()
