@@ -9,6 +9,7 @@ import stat
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
@@ -16,6 +17,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery
 
 _PIECE = 1 << 20
+_CopySome = Callable[[IO[bytes], int, int, int, int], int]
 _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}
 
 
@@ -72,24 +74,21 @@ def write_delivery(into: int, delivery: Delivery, midway: Callable[[], None]) ->
     for part in delivery.parts:
         has_half = done <= half < done + part.bytes
         cut = half - done if has_half else 0
-        with storage.open_read(storage.join(delivery.staging, part.name)) as staged:
-            _copy(staged.fileno(), 0, into, base + done, cut)
+        url = storage.join(delivery.staging, part.name)
+        with storage.open_read(url) as staged:
+            copy_some = _copy_local if storage.is_local(url) else _copy_read
+            _copy(copy_some, staged, 0, into, base + done, cut)
             if has_half:
                 midway()
-            _copy(staged.fileno(), cut, into, base + done + cut, part.bytes - cut)
+            _copy(copy_some, staged, cut, into, base + done + cut, part.bytes - cut)
         done += part.bytes
 
 
-def _copy(source: int, start: int, into: int, at: int, length: int) -> None:
-    """Copy ``length`` bytes from ``start`` of ``source`` to ``at``, inside the kernel if possible."""
+def _copy(some: _CopySome, source: IO[bytes], start: int, into: int, at: int, length: int) -> None:
+    """Copy ``length`` bytes from ``start`` of ``source`` to ``at``."""
     done = 0
     while done < length:
-        try:
-            copied = os.copy_file_range(source, into, length - done, start + done, at + done)
-        except OSError as error:
-            if error.errno not in _NO_KERNEL_COPY:
-                raise
-            copied = os.pwrite(into, os.pread(source, min(_PIECE, length - done), start + done), at + done)
+        copied = some(source, start + done, into, at + done, length - done)
         if copied == 0:
             raise FatalError(
                 f"a staged part is {length - done} bytes shorter than its ledger says",
@@ -97,3 +96,19 @@ def _copy(source: int, start: int, into: int, at: int, length: int) -> None:
                 fix="check the disk that holds the staging folder; run again to have the step staged anew",
             )
         done += copied
+
+
+def _copy_local(source: IO[bytes], start: int, into: int, at: int, length: int) -> int:
+    """Copy at most ``length`` bytes, inside the kernel if possible; return how many."""
+    try:
+        return os.copy_file_range(source.fileno(), into, length, start, at)
+    except OSError as error:
+        if error.errno not in _NO_KERNEL_COPY:
+            raise
+    return os.pwrite(into, os.pread(source.fileno(), min(_PIECE, length), start), at)
+
+
+def _copy_read(source: IO[bytes], start: int, into: int, at: int, length: int) -> int:
+    """Copy at most ``length`` bytes of a file without a descriptor, such as an object; return how many."""
+    source.seek(start)
+    return os.pwrite(into, source.read(min(_PIECE, length)), at)

@@ -1,0 +1,152 @@
+"""A real S3 server for tests: versitygw over a folder, built once with Go and kept outside of the checkout."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from .server_process import free_port, guard_of
+
+VARIABLE = "CONDUIT_VERSITYGW"
+"""Environment variable with the path of the program, which is otherwise built."""
+VERSION = "1.8.0"
+_MODULE = f"github.com/versity/versitygw/cmd/versitygw@v{VERSION}"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "conduit-dagster"
+_PATIENCE = 30
+
+
+class NoS3Error(RuntimeError):
+    """Raised if the server's program is not there and can't be built."""
+
+
+def _program() -> Path:
+    """Return the path of the program; it is built by the first caller, which takes minutes. Raises ``NoS3Error``."""
+    kept = Path(os.environ.get(VARIABLE) or _CACHE / f"versitygw-{VERSION}")
+    if kept.exists():
+        return kept
+    if (go := shutil.which("go")) is None:
+        raise NoS3Error(f"no versitygw, and no Go to build it: set {VARIABLE}")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".versitygw-") as aside:
+        command, environment = ["nice", go, "install", _MODULE], {**os.environ, "GOBIN": aside}
+        try:
+            subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=True)
+        except subprocess.CalledProcessError as error:
+            raise NoS3Error(f"versitygw can't be built: {error.stderr.strip().splitlines()[-1:]}") from None
+        except subprocess.TimeoutExpired:
+            raise NoS3Error("versitygw could not be built within fifteen minutes") from None
+        (Path(aside) / "versitygw").replace(kept)
+    return kept
+
+
+class S3Server:
+    """A server on loopback with one bucket, as a context manager. Objects are files below :attr:`bucket_folder`."""
+
+    bucket = "lake"
+
+    def __init__(self) -> None:
+        """Raises ``NoS3Error``."""
+        self._binary = _program()
+        self._folder = Path(tempfile.mkdtemp(prefix="conduit-s3-"))
+        self.bucket_folder = self._folder / "data" / self.bucket
+        self.user, self.secret = f"user{secrets.token_hex(4)}", secrets.token_hex(20)
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """Its HTTP address."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables by which boto, ``deltalake`` and every other client find it."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.user, "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": self.address, "AWS_ALLOW_HTTP": "true",
+        }  # fmt: skip
+
+    def url(self, *names: str) -> str:
+        """Return the URL of an object or folder of the bucket."""
+        return "/".join([f"s3://{self.bucket}", *names])
+
+    def keys(self, below: str = "") -> list[str]:
+        """Return the names of all objects below a folder."""
+        folder = self.bucket_folder / below
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    def __enter__(self) -> Self:
+        self.bucket_folder.mkdir(parents=True, exist_ok=True)
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self) -> None:
+        """Start it with its existing objects, and wait until it responds."""
+        log = self._folder / "log"
+        environment = {
+            "ROOT_ACCESS_KEY": self.user, "ROOT_SECRET_KEY": self.secret, "PATH": os.environ["PATH"],
+        }  # fmt: skip
+        command = [self._binary, "--port", f"127.0.0.1:{self._port}", "posix", str(self.bucket_folder.parent)]
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
+        self._guard = guard_of(self._process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + _PATIENCE
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"versitygw did not start:\n{log.read_text()[-2000:]}")
+
+    def stop(self) -> None:
+        """Stop it: connections are refused."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._guard.kill()
+            self._guard.communicate()
+            self._process = None
+
+    @contextmanager
+    def stopped(self) -> Generator[None]:
+        """Stop it within the context."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+    @contextmanager
+    def frozen(self) -> Generator[None]:
+        """Freeze it (SIGSTOP) within the context: requests are neither answered nor refused."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(self.address, timeout=5).close()
+        except urllib.error.HTTPError:
+            return True  # it asks for a signature
+        except OSError:
+            time.sleep(0.02)
+            return False
+        return True
