@@ -119,10 +119,13 @@ _OS_ERRORS = {
     errno.ENAMETOOLONG: ("file.name_too_long", "the path, or a name in it, is too long", "shorten it"),
     errno.ELOOP: ("file.link_loop", "its symbolic links form a circle", "correct the links"),
     errno.ENOTDIR: ("file.not_folder", "a part of the path is a file", "correct the path"),
-    errno.EHOSTUNREACH: (
-        "file.unreachable",
-        "it does not answer",
-        "check that it runs, and its address in the environment, such as AWS_ENDPOINT_URL",
+    **dict.fromkeys(
+        (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT),
+        (
+            "file.unreachable",
+            "it does not answer",
+            "check that it runs, and its address in the environment, such as AWS_ENDPOINT_URL",
+        ),
     ),
 }
 _STORE_LOGIN = "check the credentials in the environment, such as AWS_SECRET_ACCESS_KEY, and what they may do"

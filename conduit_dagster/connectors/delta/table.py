@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Generator
@@ -19,6 +20,7 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import DataType, Schema, primitive
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.storage import sync_entry
+from conduit_dagster.store_files import StoreError
 
 SUPPORTED: Final = frozenset(
     {"appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns", "invariants"}
@@ -30,6 +32,13 @@ EXPIRY: Final = "delta.setTransactionRetentionDuration"
 """Table property that allows application transactions to be dropped."""
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|Os \{ code: (\d+)")
+_REQUEST: Final = "Error performing "
+_REFUSED: Final = ("privileges", "403 Forbidden", "Unauthenticated")
+_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_MARKS = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
+"""Colours and arrows of the library's messages."""
+_NOT_ALLOWED: Final = "URL scheme is not allowed"
+_HTTP: Final = "an endpoint without TLS needs AWS_ALLOW_HTTP=true in the environment"
 
 
 class DeltaTableLog:
@@ -143,6 +152,9 @@ class DeltaTableLog:
         # Rust reports the number of an operating system error only in the text; all of them are transient
         if number := _OS_ERROR.search(str(error)):
             return from_os_error(OSError(int(number[1] or number[2]), ""), doing)
+        if (answer := _answer(str(error))) is not None:
+            refused = any(word in str(error) for word in _REFUSED)
+            return from_os_error(StoreError(errno.EACCES if refused else errno.EIO, answer, self.address), doing)
         text = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(self.uri, self.address)
         if isinstance(error, DeltaProtocolError):
             return FatalError(
@@ -152,6 +164,19 @@ class DeltaTableLog:
                 fix="name a table that this version of deltalake writes to, or upgrade deltalake",
             )
         return TransientError(f"{doing}: {text}", code="delta.failed", place=self.address)
+
+
+def _answer(text: str) -> str | None:
+    """Return what an object store answered, or the innermost cause if it did not; None for any other error.
+
+    The whole text quotes requests, with their signatures.
+    """
+    if _REQUEST not in text:
+        return None
+    if found := _MESSAGE.search(text):
+        return found[1]
+    lines = [line for line in (_MARKS.sub("", line).strip() for line in text.splitlines()) if line]
+    return f"{lines[-1]}; {_HTTP}" if lines[-1] == _NOT_ALLOWED else lines[-1]
 
 
 def _without_secrets(url: str) -> str:
