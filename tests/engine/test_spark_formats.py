@@ -312,6 +312,13 @@ def test_appended_by_a_python_data_source(lab: Lab) -> None:
     assert lab.lines("p-dead.jsonl") == []
 
 
+def test_a_url_that_spark_does_not_open_says_which_settings_it_may_be(lab: Lab) -> None:
+    build(lab, given("csv", path="s3://lake/in.csv"), destination())
+    error = lab.run().error
+    assert error is not None and error.code == "spark.format_failed"
+    assert 'scheme "s3"' in error.message and "state.log must be URLs that Spark opens" in (error.fix or "")
+
+
 @pytest.mark.parametrize(
     ("source", "code", "words"),
     [

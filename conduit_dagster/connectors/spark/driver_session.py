@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -56,6 +56,11 @@ def has_session() -> bool:
     return True
 
 
+_OWN_OPTIONS: Final = "correct the settings that are the format's own options, or start again once the cause is gone"
+_NO_SCHEME: Final = "No FileSystem for scheme"
+_OTHER_SCHEME: Final = "with spark:FORMAT, paths, state.staging and state.log must be URLs that Spark opens, such as s3a:// in place of s3://"
+
+
 @contextmanager
 def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
     """Yield the session, and an event that is set when the pipeline is stopped by force, which ends Spark jobs inside.
@@ -76,10 +81,11 @@ def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSessi
             raise lost from error
         if _is_missing(error):
             raise _no_format(spark.version, format_) from error
+        text = explain(error)
         raise TransientError(
-            f"Spark's {format_} can't {doing}: {explain(error)}",
+            f"Spark's {format_} can't {doing}: {text}",
             code="spark.format_failed",
-            fix="correct the settings that are the format's own options, or start again once the cause is gone",
+            fix=_OTHER_SCHEME if _NO_SCHEME in text else _OWN_OPTIONS,
         ) from error
 
 
