@@ -123,23 +123,15 @@ class S3Server:
             self._process = None
 
     @contextmanager
-    def stopped(self) -> Generator[None]:
-        """Stop it within the context."""
-        self.stop()
-        try:
-            yield
-        finally:
+    def other_secret(self) -> Generator[None]:
+        """Give its user another secret within the context."""
+        own = self.secret
+        for secret in (secrets.token_hex(20), own):
+            self.stop()
+            self.secret = secret
             self.start()
-
-    @contextmanager
-    def frozen(self) -> Generator[None]:
-        """Freeze it (SIGSTOP) within the context: requests are neither answered nor refused."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
+            if secret != own:
+                yield
 
     def _answers(self) -> bool:
         try:
