@@ -25,6 +25,8 @@ VERSION = "1.8.0"
 _MODULE = f"github.com/versity/versitygw/cmd/versitygw@v{VERSION}"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "conduit-dagster"
 _PATIENCE = 30
+_BUILD = 240
+"""Seconds for a build, less than the time limit of a test. Go keeps what it has compiled by then."""
 
 
 class NoS3Error(RuntimeError):
@@ -42,11 +44,11 @@ def _program() -> Path:
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".versitygw-") as aside:
         command, environment = ["nice", go, "install", _MODULE], {**os.environ, "GOBIN": aside}
         try:
-            subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=True)
+            subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_BUILD, check=True)
         except subprocess.CalledProcessError as error:
             raise NoS3Error(f"versitygw can't be built: {error.stderr.strip().splitlines()[-1:]}") from None
         except subprocess.TimeoutExpired:
-            raise NoS3Error("versitygw could not be built within fifteen minutes") from None
+            raise NoS3Error(f"versitygw was not built within {_BUILD} s; a next try goes on from there") from None
         (Path(aside) / "versitygw").replace(kept)
     return kept
 
