@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Generator, Mapping
@@ -12,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from threading import Lock, current_thread, main_thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.secret_values import hide
 from conduit_dagster.spark.class_data import archive_options, distrust_archive, make_archive_later
 from conduit_dagster.spark.java import java_environment
@@ -49,6 +51,15 @@ def forget_jvm() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None
 
 
+def _end_stopped() -> None:
+    """End a context that Spark has stopped because of its cluster: PySpark would return it again."""
+    from pyspark import SparkContext
+
+    context: Any = SparkContext._active_spark_context
+    if context is not None and context._jsc is not None and context._jsc.sc().isStopped():
+        context.stop()
+
+
 _QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 
 # A process has one environment and one JVM. Of two threads that both change the environment, the second would take the
@@ -65,6 +76,7 @@ def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
     with _opening:
         if jvm_ended():
             forget_jvm()
+        _end_stopped()
         with _own_interrupt_handler():
             spark = _get_or_create(settings, app_name)
         if settings.local and not inside_submit():
@@ -84,11 +96,16 @@ def has_classic() -> bool:
 
 
 def _get_or_create(settings: SparkSettings, app_name: str) -> SparkSession:
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkRuntimeError
 
     try:
         with _environment(_launch_environment(settings)):
             return _built(settings, app_name)
+    except Py4JJavaError as error:
+        if settings.local or not _STOPPED.search(str(error)):
+            raise
+        raise _no_master(settings.url) from error
     except PySparkRuntimeError as error:
         # a JVM that crashes on a damaged archive reports nothing at all; the archive is looked for with the caller's
         # environment, as when it was made
@@ -96,6 +113,20 @@ def _get_or_create(settings: SparkSettings, app_name: str) -> SparkSession:
             raise
     with _environment(_launch_environment(settings)):
         return _built(settings, app_name)
+
+
+# Spark stops the context whose application no master took, and says why only in its log
+_STOPPED = re.compile("methods on a stopped SparkContext|Spark context stopped")
+
+
+def _no_master(url: str) -> TransientError:
+    from pyspark import __version__
+
+    return TransientError(
+        f"the cluster manager {url} does not answer, or refuses the application",
+        code="spark.unreachable",
+        fix=f"start it, or correct spark.url; a standalone master must run Spark {__version__} as well",
+    )
 
 
 def _built(settings: SparkSettings, app_name: str) -> SparkSession:

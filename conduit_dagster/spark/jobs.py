@@ -16,7 +16,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.spark.classic import jvm_ended
 from conduit_dagster.spark.connect import has_expired
 from conduit_dagster.spark.explain import explain, is_sparks
-from conduit_dagster.spark.session import forget_session, is_connect
+from conduit_dagster.spark.session import forget_session, has_stopped, is_connect
 from conduit_dagster.spark.shared import server_ended
 
 if TYPE_CHECKING:
@@ -129,6 +129,8 @@ def _registered(spark: SparkSession, tag: str) -> Generator[_Run]:
 
 @contextmanager
 def _tagged(spark: SparkSession, tag: str) -> Generator[None]:
+    if has_stopped(spark):
+        raise _session_lost()
     add, remove = (
         (spark.addTag, spark.removeTag)
         if is_connect(spark)
@@ -138,7 +140,8 @@ def _tagged(spark: SparkSession, tag: str) -> Generator[None]:
     try:
         yield
     finally:
-        remove(tag)
+        if not has_stopped(spark):
+            remove(tag)
 
 
 def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool) -> ConduitError:
@@ -179,7 +182,7 @@ def _lost(spark: SparkSession, within: float = 0.0) -> bool:
 
 def _session_lost() -> TransientError:
     return TransientError(
-        "the Java process or the server of Spark has ended: it was killed, or ran out of memory",
+        "the Spark session has ended: its Java process or server was killed or out of memory, or its cluster ended it",
         code="spark.session_lost",
         fix="start the pipeline again, with more memory (`spark.driver.memory`) if this happens often",
     )

@@ -1,5 +1,7 @@
 """Opening and closing Spark sessions: local, any master, Spark Connect, or the project's shared server."""
 
+# pyright: reportPrivateUsage=none
+
 from __future__ import annotations
 
 import re
@@ -21,6 +23,7 @@ __all__ = [
     "close_session",
     "default_url",
     "forget_session",
+    "has_stopped",
     "is_connect",
     "open_session",
     "parallelism",
@@ -55,6 +58,11 @@ def close_session(spark: SparkSession) -> None:
             spark.stop()
     elif not close_shared(spark):
         close_client(spark)
+
+
+def has_stopped(spark: SparkSession) -> bool:
+    """Return whether this process has ended a classic session, perhaps in another thread."""
+    return not is_connect(spark) and spark.sparkContext._jsc is None
 
 
 def forget_session(spark: SparkSession) -> None:

@@ -323,3 +323,33 @@ def test_a_killed_jvm_is_said_and_replaced() -> None:
     said = [line for line in done.stdout.splitlines() if "OutOfMemoryError" not in line]  # by the JVM
     killed, exhausted = ["spark.session_lost", "spark.session_lost", "3"], ["spark.session_lost", "3"]
     assert said == killed + exhausted, done.stderr
+
+
+_NO_MASTER = """
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.jobs import run_job
+from conduit_dagster.spark.session import SparkSettings, open_session
+try:
+    open_session(SparkSettings("spark://127.0.0.1:1", {"spark.driver.host": "127.0.0.1"}), "child")
+except TransientError as error:
+    print(error.code, error, sep="\\n")
+spark = open_session(SparkSettings("local[1]"), "child")
+print(spark.range(3).count())
+spark.sparkContext._jsc.sc().stop()
+try:
+    run_job(spark, "next", lambda: spark.range(3).count())
+except TransientError as error:
+    print(error.code)
+print(open_session(SparkSettings("local[1]"), "child").range(3).count())
+"""
+
+
+@pytest.mark.slow
+def test_a_session_that_its_cluster_does_not_take_or_ends_is_said_and_replaced() -> None:
+    """A master that is not there, after a minute; and Spark stops a context whose application a master has ended."""
+    done = _run(_NO_MASTER)
+    missing = [
+        "spark.unreachable",
+        "the cluster manager spark://127.0.0.1:1 does not answer, or refuses the application",
+    ]
+    assert done.stdout.splitlines() == [*missing, "3", "spark.session_lost", "3"], done.stderr
