@@ -15,6 +15,7 @@ from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.classic import jvm_ended
 from conduit_dagster.spark.connect import has_expired
+from conduit_dagster.spark.executors import executors_awaited, no_executors
 from conduit_dagster.spark.explain import explain, is_sparks
 from conduit_dagster.spark.session import forget_session, has_stopped, is_connect
 from conduit_dagster.spark.shared import server_ended
@@ -38,6 +39,7 @@ class JobCancelled(TransientError):  # noqa: N818 - the word that the design use
 class _Run:
     def __init__(self) -> None:
         self.cancelled = threading.Event()
+        self.starved = threading.Event()
         self.ended = threading.Event()
 
 
@@ -64,7 +66,7 @@ def run_job(spark: SparkSession, tag: str, action: Callable[[], T], owner: str =
         except Exception as error:
             if not is_sparks(error):
                 raise
-            raise _translated(spark, error, tag, run.cancelled.is_set()) from error
+            raise _translated(spark, error, tag, run) from error
 
 
 @contextmanager
@@ -79,9 +81,13 @@ def cancellable(spark: SparkSession, tag: str) -> Generator[threading.Event]:
             with _tagged(spark, tag):
                 yield run.cancelled
         except Exception as error:
-            if not (run.cancelled.is_set() and is_sparks(error)):
+            if not is_sparks(error):
                 raise
-            raise _cancelled(tag) from error
+            if run.cancelled.is_set():
+                raise _cancelled(tag) from error
+            if run.starved.is_set():
+                raise no_executors(spark) from error
+            raise
 
 
 def cancel_job(spark: SparkSession, tag: str, timeout: float = 10.0) -> bool:
@@ -120,8 +126,14 @@ def _registered(spark: SparkSession, tag: str) -> Generator[_Run]:
     run = _Run()
     if _runs.setdefault((id(spark), tag), run) is not run:
         raise FatalError(f"a job tagged {tag} is already running", code="spark.tag_in_use", fix="choose another tag")
+
+    def give_up() -> None:
+        run.starved.set()
+        _interrupt(spark, tag)
+
     try:
-        yield run
+        with executors_awaited(spark, give_up):
+            yield run
     finally:
         del _runs[id(spark), tag]
         run.ended.set()
@@ -144,11 +156,13 @@ def _tagged(spark: SparkSession, tag: str) -> Generator[None]:
             remove(tag)
 
 
-def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool) -> ConduitError:
+def _translated(spark: SparkSession, error: Exception, tag: str, run: _Run) -> ConduitError:
+    if run.starved.is_set() and not run.cancelled.is_set():
+        return no_executors(spark)
     if (lost := lost_session(spark, error)) is not None:
         return lost
     text = str(error)
-    if cancelled or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
+    if run.cancelled.is_set() or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
         return _cancelled(tag)
     # an error that a task raised has its own code and fix
     return classified(error) or TransientError(
