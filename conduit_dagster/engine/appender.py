@@ -145,8 +145,9 @@ class Appender:
         """Return the tasks of an append; more than one only if each knows its first offset before it reads."""
         node, folder = append.node, append.folder.segment(append.segment)
         alone = not node.source.replayable or (self._pipeline.program.fan_in == "join" and bool(node.nodes))
-        splits = self.split(append, 1 if alone else self._settings.slots)
-        groups = [splits] if alone else _grouped(splits, self._settings.slots)
+        slots = 1 if alone else self._settings.slots()
+        splits = self.split(append, slots)
+        groups = [splits] if alone else _grouped(splits, slots)
         return [
             AppendTask(node.id, group, append.offset + (0 if alone else group[0].ordinal), folder) for group in groups
         ]

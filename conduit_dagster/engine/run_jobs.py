@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from conduit_dagster.spark.executors import on_cluster
 from conduit_dagster.spark.jobs import JobCancelled, cancel_jobs_of, run_job, tag_of
 from conduit_dagster.spark.owner_jobs import end_jobs_of, owner_tag, whereabouts
 from conduit_dagster.spark.session import parallelism
@@ -30,6 +31,7 @@ class Jobs:
         self.pipeline = pipeline
         self._owner = owner_tag(pipeline, epoch)
         self._cancelled_ns = 0
+        self._slots = 0
 
     def each(
         self, count: int, function: Task, schema: str, queries: Mapping[str, SqlQuery] | None = None
@@ -53,8 +55,10 @@ class Jobs:
         return self.run(action, session)
 
     def slots(self) -> int:
-        """Return how many tasks run at once. Raises the same as :meth:`each`."""
-        return self.run(lambda: parallelism(self.spark))
+        """Return how many tasks run at once; on a cluster, executors come and go. Raises the same as :meth:`each`."""
+        if not self._slots or on_cluster(self.spark):
+            self._slots = self.run(lambda: parallelism(self.spark))
+        return self._slots
 
     def run(self, action: Callable[[], T], session: SparkSession | None = None) -> T:
         """Return the result of ``action``. ``session``: where its jobs run, if not in this object's session.

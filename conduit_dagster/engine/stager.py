@@ -55,7 +55,7 @@ class Stager:
     def __init__(self, context: StepContext) -> None:
         self._context, self._pipeline = context, context.pipeline
         self._base = storage.join(context.settings.staging, storage.safe_name(context.name))
-        self._slots, self._epoch = context.step_slots, context.store.epoch
+        self._epoch = context.store.epoch
         self._entered = set[str]()
         self._uncounted = set[str]()
         """Sources whose splits were miscounted: this run reads their ranges as one split each."""
@@ -116,12 +116,12 @@ class Stager:
         return Staged(tasks, ledgers, staging)
 
     def _tasks(self, plan: Plan) -> Tasks:
-        splits: list[SplitOf] = []
+        splits, slots = list[SplitOf](), self._context.step_slots
         for span in plan.ranges:
             source, node = self._pipeline.source_node(span.source).source, node_id(self._context.name, span.source)
-            n = 1 if span.source in self._uncounted else self._slots
+            n = 1 if span.source in self._uncounted else slots
             splits.extend(SplitOf(span.source, split) for split in splits_of(node, source, span.start, span.end, n))
-        return group(splits, self._slots)
+        return group(splits, slots)
 
     def relocated(self, tasks: Tasks) -> Tasks:
         """Return tasks of an earlier execution, with the current location of their data."""

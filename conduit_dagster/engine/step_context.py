@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from conduit_dagster.config.delivery import LogRetention
@@ -78,8 +78,8 @@ class StepSettings:
     """URL of the staging folder."""
     log: str
     """URL of the folder for permanent files: commit logs, archived dead letters, processors' state."""
-    slots: int
-    """Tasks that run at once."""
+    slots: Callable[[], int]
+    """Tasks that run at once; a cluster's number may change from step to step."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ class StepContext:
     @property
     def step_slots(self) -> int:
         """Number of tasks of a step: one if processors are stateful, which need all records in order."""
-        return 1 if self.pipeline.remembering else self.settings.slots
+        return 1 if self.pipeline.remembering else self.settings.slots()
 
     @property
     def acked_sources(self) -> Mapping[str, SourceNode]:
@@ -148,9 +148,14 @@ class StepContext:
 
 
 def make_context(
-    bound: BoundPipeline, store: PipelineStore, jobs: Jobs, options: RunOptions, slots: int, acks: SourceAcks
+    bound: BoundPipeline,
+    store: PipelineStore,
+    jobs: Jobs,
+    options: RunOptions,
+    slots: Callable[[], int],
+    acks: SourceAcks,
 ) -> StepContext:
-    """Return the context of a run of a pipeline; ``slots``: tasks that run at once.
+    """Return the context of a run of a pipeline; ``slots`` returns how many tasks run at once.
 
     Adds the missing index rows of dead letters that an earlier owner of the lease left behind.
     """

@@ -38,7 +38,7 @@ class StepLog:
 
     def __init__(self, context: StepContext, appender: Appender, stager: Stager) -> None:
         self._context, self._pipeline, self._appender, self._stager = context, context.pipeline, appender, stager
-        self._slots, self._fits = context.step_slots, self.fits(context.pipeline)
+        self._fits = self.fits(context.pipeline)
         self._first: list[Append] = []
         self._planned: tuple[PlannedLogRanges, list[Append], Tasks] | None = None
 
@@ -74,11 +74,12 @@ class StepLog:
         return found
 
     def _splits(self, appends: Sequence[Append]) -> list[list[Split]]:
-        return [self._appender.split(append, self._slots) for append in appends]
+        return [self._appender.split(append, self._context.step_slots) for append in appends]
 
     def _tasks(self, appends: Sequence[Append], splits: Sequence[Sequence[Split]]) -> Tasks:
         pairs = zip(appends, splits, strict=True)
-        return group([SplitOf(append.node.id, split) for append, mine in pairs for split in mine], self._slots)
+        flat = [SplitOf(append.node.id, split) for append, mine in pairs for split in mine]
+        return group(flat, self._context.step_slots)
 
     def log_first(self) -> bool:
         """Log the records that :meth:`ahead` could not plan; return False if there were none."""

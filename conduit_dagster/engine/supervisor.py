@@ -201,7 +201,8 @@ class _Run:
         timeout = self._bound.config.delivery.shutdown_timeout
         with watching(self._stop, jobs, timeout, self._store.engine, self._bound.id) as watch:
             self._unwatch, self._require_store = watch.ended.set, watch.require_store
-            slots = self._options.parallelism or jobs.slots()
+            chosen = self._options.parallelism
+            slots = jobs.slots if chosen is None else lambda: chosen
             context = make_context(self._bound, self._store, jobs, self._options, slots, self.acks)
             appender = Appender(context) if self._pipeline.program.log == "records" else None
             loop = StepLoop(context, self._report, appender)

@@ -82,7 +82,11 @@ class PipelineLock:
         """Return the engine's own loop in its current state; starts nothing."""
         options = self.options
         attach_logs(self.pipeline, self.store, options.log_url)
-        acks, slots = SourceAcks(self.pipeline), options.parallelism or 1
+        acks = SourceAcks(self.pipeline)
+
+        def slots() -> int:
+            return options.parallelism or 1
+
         return StepLoop(make_context(self.bound, self.store, self.jobs, options, slots, acks), report)
 
 
