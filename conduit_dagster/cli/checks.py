@@ -125,9 +125,11 @@ def _java(project: Project) -> Check:
 
 def _spark(project: Project) -> Check:
     from conduit_dagster.cli.verb_session import spark_session
+    from conduit_dagster.spark.jobs import run_job
 
     with spark_session(project, server=False) as spark:
-        rows = spark.range(1).mapInPandas(_worker_version, "python string").collect()
+        frame = spark.range(1).mapInPandas(_worker_version, "python string")
+        rows = run_job(spark, "conduit-doctor", frame.collect)
         return Check("spark", "ok", f"Spark {spark.version} ran a task in Python {rows[0][0]}")
 
 

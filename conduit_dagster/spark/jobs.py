@@ -165,8 +165,20 @@ def _translated(spark: SparkSession, error: Exception, tag: str, run: _Run) -> C
     if run.cancelled.is_set() or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
         return _cancelled(tag)
     # an error that a task raised has its own code and fix
-    return classified(error) or TransientError(
-        explain(error),
+    return classified(error) or _failed(explain(error))
+
+
+def _failed(cause: str) -> TransientError:
+    # a task reports its own errors: this one kept it from starting
+    if "ModuleNotFoundError" in cause or "PYTHON_VERSION_MISMATCH" in cause:
+        return TransientError(
+            f"the Python of Spark's workers can't run the pipeline: {cause}",
+            code="spark.job_failed",
+            fix="install conduit-dagster and its dependencies there, for the same Python as here, or name another one "
+            "in spark.conf: `spark.pyspark.python`",
+        )
+    return TransientError(
+        cause,
         code="spark.job_failed",
         fix="start the pipeline again once the cause is gone; `conduit-dagster doctor` checks Java and Spark",
     )

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,11 @@ def test_a_killed_driver_and_a_killed_master_lose_and_repeat_nothing(impatient: 
     cluster.start_master()
     impatient.await_records(398)
     impatient.require_once(range(400))
+
+
+def test_workers_whose_python_lacks_the_package_are_said(tmp_path: Path, cluster: SparkCluster) -> None:
+    venv.create(tmp_path / "bare")
+    project = Project(tmp_path, cluster, **{"spark.pyspark.python": str(tmp_path / "bare" / "bin" / "python")})
+    assert project.start("doctor", "--deep").wait(SECONDS) == 3
+    assert "the Python of Spark's workers can't run the pipeline: ModuleNotFoundError: No module named" in project.log
+    assert "Traceback" not in project.log
