@@ -13,6 +13,7 @@ from conduit_dagster.cli.signals import CommandSignals
 from conduit_dagster.cli.terminal import console
 from conduit_dagster.engine.bounded import left_behind, within
 from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.spark.explain import explain, is_sparks
 from conduit_dagster.spark.java import require_java
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.spark.session import SparkSettings, close_current, close_session, default_url, open_session
@@ -105,7 +106,7 @@ def _open(settings: SparkSettings, signals: CommandSignals | None) -> SparkSessi
 def _no_spark(settings: SparkSettings, error: Exception) -> FatalError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return FatalError(
-        f"Spark does not start: {lines[0]}",
+        f"Spark does not start: {explain(error) if is_sparks(error) else lines[0]}",
         code="environment.spark",
         place=settings.url,
         fix="check spark.url and spark.conf in conduit.yaml; conduit-dagster run --verbose shows Spark's log",

@@ -104,6 +104,13 @@ def test_a_state_store_that_cannot_be_opened_is_exit_code_3(run, project: Path) 
     assert ran.code == 3, ran.envelope
 
 
+@pytest.mark.slow
+def test_a_spark_url_that_spark_does_not_know_is_named(shell, project: Path) -> None:
+    ran = shell.run("run", "--once", env={**os.environ, "CONDUIT_SPARK_URL": "sparkle://x"})
+    assert ran.code == 3
+    assert "Spark does not start: Could not parse Master URL: 'sparkle://x'" in ran.err
+
+
 # -- whole runs -----------------------------------------------------------------------------------------------
 
 
