@@ -1,4 +1,4 @@
-"""A real Spark standalone cluster for tests: a master and two workers of two cores each, as processes on loopback."""
+"""A real Spark standalone cluster for tests: a master, and workers of two cores each, as processes on loopback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 class SparkCluster:
-    """One standalone cluster; call ``close`` at the end. Its workers' folders are not those of any project."""
+    """A master and the worker ``one``; call ``close`` at the end. Workers' folders are not those of any project."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="conduit-cluster-"))
@@ -42,9 +42,7 @@ class SparkCluster:
         self._port = free_port()
         try:
             self.start_master()
-            # addresses of their own: speculation never uses the same host twice
-            self.start_worker("one", "127.0.0.1")
-            self.start_worker("two", "127.0.0.2")
+            self.start_worker("one")
         except BaseException:
             self.close()
             raise
@@ -64,10 +62,10 @@ class SparkCluster:
         master = self._start("master", "master.Master", "--host", "127.0.0.1", "--port", str(self._port))
         self._await("master", lambda: is_up(master.pid, self._port))
 
-    def start_worker(self, name: str, host: str = "127.0.0.1") -> None:
+    def start_worker(self, name: str) -> None:
         """Start a worker and wait until the master has it."""
         work = str(self._folder / name / "work")
-        own = ["--host", host, "--cores", "2", "--memory", "1g", "--work-dir", work]
+        own = ["--host", "127.0.0.1", "--cores", "2", "--memory", "1g", "--work-dir", work]
         self._start(name, "worker.Worker", *own, self.url)
         self._await(name, lambda: "Successfully registered with master" in self._log(name))
 
