@@ -115,8 +115,8 @@ def _get_or_create(settings: SparkSettings, app_name: str) -> SparkSession:
         return _built(settings, app_name)
 
 
-# Spark stops the context whose application no master took, and says why only in its log
-_STOPPED = re.compile("methods on a stopped SparkContext|Spark context stopped")
+# Spark stops the context whose application no master took, at any moment of its start, and says why only in its log
+_STOPPED = re.compile("stopped SparkContext|Spark context stopped|NullPointerException|running MetricsSystem")
 
 
 def _no_master(url: str) -> TransientError:
