@@ -112,6 +112,11 @@ fuzz: $(STAMP) ## N pipeline files with random mistakes, through validate and li
 matrix: $(STAMP) ## the whole kill matrix, all frozen owners, all stops, all growth and all pictures, about an hour; the tests have a choice of them
 	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen tests/engine/test_hanging_processes.py tests/engine/test_sql.py tests/expressions/test_growth.py tests/dagster_layer/test_screenshots.py $(PYTEST_ARGS)
 
+.PHONY: object-store
+object-store: $(STAMP) ## the tests of object stores, with an S3 server that Go builds in minutes; make test runs them once it is there
+	PYTHONPATH=tests $(BIN)/python -m lab.s3_server
+	$(BIN)/python -m pytest tests/engine/test_object_store.py $(PYTEST_ARGS)
+
 soak: N ?= 200
 soak: $(STAMP) ## N random kills, or with EDITS=1 N pipelines edited between kills; SEED=... repeats them, CASE=... repeats one
 ifdef EDITS

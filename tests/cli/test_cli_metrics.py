@@ -35,7 +35,7 @@ def known(project: Path) -> Path:
     store.life.begin(RunStart("first", "pipelines/orders.yaml"))
     store.registering(lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0}))
     with database.begin() as connection:
-        connection.execute(sources.update().values(records=7))
+        connection.execute(sources.update().values(records=7, acked=7))
     store.life.ended("stopped", "user")
     lease.release()
     database.dispose()

@@ -1,4 +1,7 @@
-"""A real S3 server for tests: versitygw over a folder, built once with Go and kept outside of the checkout."""
+"""A real S3 server for tests: versitygw over a folder, built once with Go and kept outside of the checkout.
+
+``python -m lab.s3_server`` builds it, which takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +23,34 @@ from typing import Self
 from .server_process import free_port, guard_of
 
 VARIABLE = "CONDUIT_VERSITYGW"
-"""Environment variable with the path of the program, which is otherwise built."""
+"""Environment variable with the path of the program."""
 VERSION = "1.8.0"
 _MODULE = f"github.com/versity/versitygw/cmd/versitygw@v{VERSION}"
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "conduit-dagster"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+_BUILT = _CACHE / "conduit-dagster" / f"versitygw-{VERSION}"
 _PATIENCE = 30
-_BUILD = 240
-"""Seconds for a build, less than the time limit of a test. Go keeps what it has compiled by then."""
 
 
 class NoS3Error(RuntimeError):
-    """Raised if the server's program is not there and can't be built."""
+    """Raised if the server's program is not there."""
 
 
 def _program() -> Path:
-    """Return the path of the program; it is built by the first caller, which takes minutes. Raises ``NoS3Error``."""
-    kept = Path(os.environ.get(VARIABLE) or _CACHE / f"versitygw-{VERSION}")
-    if kept.exists():
-        return kept
-    if (go := shutil.which("go")) is None:
-        raise NoS3Error(f"no versitygw, and no Go to build it: set {VARIABLE}")
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".versitygw-") as aside:
-        command, environment = ["nice", go, "install", _MODULE], {**os.environ, "GOBIN": aside}
-        try:
-            subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_BUILD, check=True)
-        except subprocess.CalledProcessError as error:
-            raise NoS3Error(f"versitygw can't be built: {error.stderr.strip().splitlines()[-1:]}") from None
-        except subprocess.TimeoutExpired:
-            raise NoS3Error(f"versitygw was not built within {_BUILD} s; a next try goes on from there") from None
-        (Path(aside) / "versitygw").replace(kept)
+    """Return the path of the program. Raises ``NoS3Error``."""
+    kept = Path(os.environ.get(VARIABLE) or _BUILT)
+    if not kept.exists():
+        raise NoS3Error(f"{kept} is not there; make object-store builds it with Go")
     return kept
+
+
+def build() -> None:
+    """Build the program where it is not there, with ``go`` on ``PATH``."""
+    if _BUILT.exists():
+        return
+    _BUILT.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_BUILT.parent, prefix=".versitygw-") as aside:
+        subprocess.run(["go", "install", _MODULE], env={**os.environ, "GOBIN": aside}, check=True)
+        (Path(aside) / "versitygw").replace(_BUILT)
 
 
 class S3Server:
@@ -144,3 +144,7 @@ class S3Server:
             time.sleep(0.02)
             return False
         return True
+
+
+if __name__ == "__main__":
+    build()
