@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 from hypothesis import settings
 from lab.jvm_options import SHORT_LIVED
 from lab.kills import crashing
@@ -86,6 +87,14 @@ def no_known_secrets() -> Iterator[None]:
     forget()
     yield
     forget()
+
+
+@pytest.fixture(autouse=True)
+def own_log_settings() -> Iterator[None]:
+    """A command that a test runs in this process configures logging; the next test has the defaults."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture

@@ -211,7 +211,7 @@ def test_a_path_that_is_too_long_only_with_the_projects_folder_is_a_finding(open
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if "spark" not in place])
-@pytest.mark.parametrize("path", ["s3://bucket/a.jsonl", "nope://x/y"])
+@pytest.mark.parametrize("path", ["gs://bucket/a.jsonl", "nope://x/y"])
 def test_a_url_that_a_run_would_refuse_is_refused(opened: Open, place: str, path: str) -> None:
     """``validate`` reports the same code as a run: both create the connector."""
     catalogue = opened(placed(place, path))
