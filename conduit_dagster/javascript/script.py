@@ -20,13 +20,7 @@ _BLOCK_RECORDS = 256
 _BLOCK_CHARS = 1 << 18
 _ATTEMPTS = 3
 
-_LOG: Final = {
-    "trace": _log.debug,
-    "debug": _log.debug,
-    "info": _log.info,
-    "warn": _log.warning,
-    "error": _log.error,
-}
+_LEVELS: Final = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning", "error": "error"}
 """A script's log levels, with their log functions: a script passes a level, never an attribute name."""
 _INTERRUPTED: Final = EngineAnswer(THROWN, b"InternalError: interrupted")
 """QuickJS's message after the time limit; also used for a record at which the kernel ended the process."""
@@ -236,4 +230,5 @@ def _data(kind: str, part: Any) -> Data:
 
 def _say(level: Level, message: str, fields: dict[str, Any]) -> None:
     kept = {f"script_{name}" if name in _OURS or name.startswith("_") else name: fields[name] for name in fields}
-    _LOG[level](message, **kept)
+    # looked up for each message: a function bound at import would keep the log settings of that moment
+    getattr(_log, _LEVELS[level])(message, **kept)

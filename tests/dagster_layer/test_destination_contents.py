@@ -212,5 +212,6 @@ def test_a_table_of_postgres(postgres_server: PostgresServer, tmp_path: Path) ->
     lab.execute("INSERT INTO t SELECT n FROM generate_series(1, 100000) n")
     assert _shown(_compiled(tmp_path, "postgres", settings))["count"] is None
     with psycopg.connect(lab.url, autocommit=True) as other:
-        open_now = other.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'conduit:%'")
+        ours = "application_name LIKE 'conduit:%' AND datname = current_database()"
+        open_now = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {ours}")
         assert open_now.fetchone() == (0,)

@@ -14,6 +14,8 @@ from processors.conftest import make
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
+from conduit_dagster.cli.log_output import configure_logs
+from conduit_dagster.config.project_settings import LogSettings
 from conduit_dagster.processors.custom_javascript import CustomJavascript
 from conduit_dagster.record import OPERATIONS, Record, copy
 from conduit_dagster.recovery.errors import FatalError
@@ -166,6 +168,14 @@ def test_it_logs() -> None:
         ("hello", "info", "v", 1),
         ("x!", "warning", None, None),
     ]
+
+
+def test_its_log_goes_where_the_project_s_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Settings are applied after the import."""
+    configure_logs(LogSettings(format="json"))
+    run("logger.Info().Msg('hello'); return rec;", Record("1", {}))
+    said = capsys.readouterr()
+    assert (said.out, '"event": "hello"' in said.err) == ("", True)
 
 
 def test_it_may_be_used_by_several_threads() -> None:
