@@ -92,9 +92,8 @@ def no_known_secrets() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def own_log_settings() -> Iterator[None]:
     """A command that a test runs in this process configures logging; the next test has the defaults."""
-    before = structlog.get_config()
     yield
-    structlog.configure(**before)
+    structlog.reset_defaults()
 
 
 @pytest.fixture
