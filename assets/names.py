@@ -14,8 +14,8 @@ import dagster as dg
 from conduit_dagster.builtin_plugins import plain_name
 from conduit_dagster.config.folder import dagster_name
 from conduit_dagster.config.project import Project
-from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.secret_values import masked
 
 ACKS = "acks"
 REPLAYED = "replayed_dead_letters"

@@ -25,6 +25,11 @@ _BASE64: Final = re.compile(r"[\w+/-]{10,}=*", re.ASCII)
 _PERCENT: Final = re.compile("%[0-9A-F]{2}")
 _MOST: Final = 2_000
 """Maximum number of remembered values; the oldest are forgotten first."""
+_IN_URL: Final = re.compile(r"(://[^/@\s:]*:)([^@\s]+)@")
+_NAMED: Final = re.compile(
+    r"(?i)(?<![A-Za-z0-9])([\w.-]*(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|(?<![\w])sig)\s*=\s*)"
+    r"('[^']*'|\"[^\"]*\"|[^\s&;]+)"
+)
 
 
 class _Known:
@@ -80,10 +85,20 @@ def hide(text: str) -> str:
     Lone surrogates, as of file names and answers that are not UTF-8, are escaped: no store or stream can hold them.
     """
     pattern = _known.pattern
-    masked = text if pattern is None else pattern.sub(MASK, text)
+    shown = text if pattern is None else pattern.sub(MASK, text)
     if (encoded := _known.base64) is not None:
-        masked = _BASE64.sub(lambda run: encoded.sub(MASK, run[0]), masked)
-    return masked if masked.isascii() else masked.encode("utf-8", "backslashreplace").decode()
+        shown = _BASE64.sub(lambda run: encoded.sub(MASK, run[0]), shown)
+    return shown if shown.isascii() else shown.encode("utf-8", "backslashreplace").decode()
+
+
+def masked(text: str) -> str:
+    """Return ``text`` with passwords in URLs, values named as passwords, and known secrets replaced by three stars."""
+    return hide(_NAMED.sub(r"\1***", _IN_URL.sub(r"\1***@", text)))
+
+
+def passwords_in(text: str) -> list[str]:
+    """Return the passwords in URLs and the values named as passwords, which :func:`masked` replaces."""
+    return [match[2].strip("'\"") for pattern in (_IN_URL, _NAMED) for match in pattern.finditer(text)]
 
 
 def hide_in(data: Any) -> Any:

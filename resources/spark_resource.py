@@ -16,7 +16,7 @@ from dagster_spark.utils import flatten_dict
 from pydantic import Field, PrivateAttr
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.config.scalars import masked
+from conduit_dagster.secret_values import masked
 from conduit_dagster.spark.session import SparkSettings, close_session, default_url, is_connect, open_session
 from conduit_dagster.state.claim import project_store
 

@@ -81,6 +81,17 @@ def _said(project: Path, *words: str) -> tuple[int, dict[str, Any]]:
     return ran.returncode, json.loads(ran.stdout)
 
 
+def _found(project: Path) -> list[dict[str, Any]]:
+    """Return the findings of ``validate``, which refuses the project."""
+    code, said = _said(project, "validate")
+    assert code == 2
+    return said["result"]["findings"]
+
+
+def _fixes(findings: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
+    return [(one["code"], one["line"], one["fix"]) for one in findings]
+
+
 def test_the_table_says_what_the_distribution_says() -> None:
     said = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {extra: [re.match(r"[\w.-]+", one) for one in said[extra]] for extra in EXTRAS}
@@ -101,15 +112,13 @@ def test_the_plugins_that_need_an_extra_are_those_of_the_table() -> None:
 
 
 def test_each_use_is_one_finding_at_its_place(project: Path) -> None:
-    code, said = _said(project, "validate")
-    found = [(one["code"], one["line"], one["fix"]) for one in said["result"]["findings"]]
-    assert code == 2
-    assert found == [
+    found = _found(project)
+    assert _fixes(found) == [
         ("plugin.not_installed", 9, "pip install 'conduit-dagster[postgres]'"),
         ("plugin.not_installed", 12, "pip install 'conduit-dagster[javascript]'"),
         ("plugin.not_installed", 13, "pip install 'conduit-dagster[delta]'"),
     ]
-    assert "the destination postgres needs the extra postgres" in said["result"]["findings"][0]["message"]
+    assert "the destination postgres needs the extra postgres" in found[0]["message"]
 
 
 def test_other_pipelines_are_none_the_worse(project: Path) -> None:
@@ -139,10 +148,7 @@ def test_a_state_store_in_postgres_says_it_as_well(project: Path) -> None:
 def test_settings_that_need_an_extra_are_found_by_validate(project: Path) -> None:
     (project / "pipelines" / "orders.yaml").write_text(OTHER)
     (project / "conduit.yaml").write_text("state: {url: 'postgresql://u@h/d'}\nlineage: {openlineage: true}\n")
-    code, said = _said(project, "validate")
-    found = [(one["code"], one["line"], one["fix"]) for one in said["result"]["findings"]]
-    assert code == 2
-    assert found == [
+    assert _fixes(_found(project)) == [
         ("state.not_installed", 1, "pip install 'conduit-dagster[postgres]'"),
         ("lineage.not_installed", 2, "pip install 'conduit-dagster[lineage]'"),
     ]
@@ -151,10 +157,8 @@ def test_settings_that_need_an_extra_are_found_by_validate(project: Path) -> Non
 def test_staging_and_paths_in_s3_say_it_as_well(project: Path) -> None:
     (project / "conduit.yaml").write_text("state: {staging: 's3://lake/staging'}\n")
     (project / "pipelines" / "orders.yaml").write_text(OTHER.replace("./in.jsonl", "s3://lake/in.jsonl"))
-    code, said = _said(project, "validate")
-    found = [(one["code"], one["line"], one["fix"]) for one in said["result"]["findings"]]
     fix = "pip install 'conduit-dagster[s3]' wherever the pipeline runs, or use a local path"
-    assert (code, sorted(found)) == (2, [("config.field_invalid", 1, fix), ("file.not_local", 6, fix)])
+    assert sorted(_fixes(_found(project))) == [("config.field_invalid", 1, fix), ("file.not_local", 6, fix)]
 
 
 def test_a_task_on_a_worker_without_the_package_says_it_too() -> None:
@@ -172,8 +176,7 @@ def test_a_plugin_of_the_project_with_that_name_needs_nothing(project: Path) -> 
         "    name = 'delta'\n"
         "    def deliver(self, records, delivery): pass\n"
     )
-    _, said = _said(project, "validate")
-    assert [one["line"] for one in said["result"]["findings"] if one["code"] == "plugin.not_installed"] == [9, 12]
+    assert [one["line"] for one in _found(project) if one["code"] == "plugin.not_installed"] == [9, 12]
 
 
 def test_an_extra_that_is_not_there_is_no_failure_of_doctor(

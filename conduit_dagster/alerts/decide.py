@@ -11,9 +11,9 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from conduit_dagster.config.scalars import masked
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.secret_values import masked
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import gone
 from conduit_dagster.state.overview import pipeline_rows

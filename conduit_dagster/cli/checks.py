@@ -170,6 +170,9 @@ def _state(project: Project) -> Check:
 
 
 def _staging(project: Project) -> Check:
+    from conduit_dagster.state.claim import require_known_place
+
+    require_known_place(project)
     folder = local_path(project.staging_url)
     if folder is None:
         return _stored("staging", project.staging_url)

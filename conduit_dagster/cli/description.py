@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.scalars import masked
 from conduit_dagster.daemon_threads import BY_HAND
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.metrics.source_lag import source_lag
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.secret_values import masked
 from conduit_dagster.state import overview
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, letter_id, newest, open_counts
 from conduit_dagster.state.history import events, said

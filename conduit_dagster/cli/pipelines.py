@@ -304,8 +304,8 @@ def reload(url: Url = "http://127.0.0.1:3000", as_json: AsJson = False) -> None:
 
 def _reload(url: str) -> Outcome:
     from conduit_dagster.cli.terminal import count
-    from conduit_dagster.config.scalars import masked
     from conduit_dagster.recovery.errors import FatalError
+    from conduit_dagster.secret_values import masked
 
     answer, url = _asked(url), masked(url)
     if answer["__typename"] != "Workspace":
@@ -330,8 +330,8 @@ def _asked(url: str) -> dict[str, Any]:
     from http.client import HTTPException
     from urllib.request import Request, urlopen
 
-    from conduit_dagster.config.scalars import masked
     from conduit_dagster.recovery.errors import TransientError
+    from conduit_dagster.secret_values import masked
 
     body = json.dumps({"query": _QUERY}).encode()
     try:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from conduit_dagster.config.scalars import masked, passwords_in
-from conduit_dagster.secret_values import remember
+from conduit_dagster.secret_values import masked, passwords_in, remember
 
 _KEY: Final = re.compile(
     r"(?:passw(?:or)?d|passphrase|pwd|secret|token|(?:api|access|private|secret|account)[\W_]?key|authorization)$",

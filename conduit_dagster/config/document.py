@@ -19,6 +19,7 @@ from conduit_dagster.config.findings import Finding, Severity, shown
 from conduit_dagster.config.references import FoundSecret, References
 from conduit_dagster.config.source_text import MAX_BYTES, Chunk, ConfigText, too_large
 from conduit_dagster.config.tree import AliasLimitError, Mapped, TreeBuilder, YamlFlaw
+from conduit_dagster.secret_values import masked
 
 # exceptions that the YAML library raises on hostile text, besides its own errors
 _REFUSALS = (YAMLError, ValueError, OverflowError, RecursionError, AssertionError, TypeError, LookupError)
@@ -86,8 +87,6 @@ class Document:
         column_offset: int = 0,
     ) -> Finding:
         """Return a finding at a place in this document."""
-        from conduit_dagster.config.scalars import masked  # which is built on documents
-
         line, column = self.locate(pointer, on_key, column_offset)
         got = None if got is None else shown(masked(got))
         return Finding(code, severity, self.source.file, line, column, pointer, message, got, expected, fix)

@@ -13,13 +13,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from conduit_dagster.config.cron import cron_problem
 from conduit_dagster.config.model_findings import refuse
 from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_reference
-from conduit_dagster.secret_values import hide
-
-_IN_URL = re.compile(r"(://[^/@\s:]*:)([^@\s]+)@")
-_NAMED = re.compile(
-    r"(?i)(?<![A-Za-z0-9])([\w.-]*(?:password|passwd|pwd|secret|token|api[_-]?key|access[_-]?key|(?<![\w])sig)\s*=\s*)"
-    r"('[^']*'|\"[^\"]*\"|[^\s&;]+)"
-)
 
 _CREDENTIAL = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?key|^user(name)?$", re.IGNORECASE)
 
@@ -27,16 +20,6 @@ _CREDENTIAL = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?
 def names_credential(key: str) -> bool:
     """Return whether a setting with this name holds a credential, as opposed to the name of something."""
     return _CREDENTIAL.search(key) is not None
-
-
-def masked(text: str) -> str:
-    """Return ``text`` with passwords in URLs, values named as passwords, and known secrets replaced by three stars."""
-    return hide(_NAMED.sub(r"\1***", _IN_URL.sub(r"\1***@", text)))
-
-
-def passwords_in(text: str) -> list[str]:
-    """Return the passwords in URLs and the values named as passwords, which :func:`masked` replaces."""
-    return [match[2].strip("'\"") for pattern in (_IN_URL, _NAMED) for match in pattern.finditer(text)]
 
 
 ID_BYTES = 128

@@ -17,7 +17,6 @@ from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
 from conduit_dagster.config.references import FoundSecret, marked
-from conduit_dagster.config.scalars import masked
 from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins, failure_of, is_of_project
@@ -28,6 +27,7 @@ from conduit_dagster.engine.validation.plugin_rules import PluginRules
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Source
+from conduit_dagster.secret_values import masked
 
 _UNTOLD = {"owners", "tests"}
 """Keys of a pipeline that do not affect how it runs."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from conduit_dagster.engine.package_version import in_same_version, package_version
+from conduit_dagster.engine.package_version import PACKAGE_VERSION, in_same_version
 from conduit_dagster.spark.executors import on_cluster
 from conduit_dagster.spark.jobs import JobCancelled, cancel_jobs_of, run_job, tag_of
 from conduit_dagster.spark.owner_jobs import end_jobs_of, owner_tag, whereabouts
@@ -45,7 +45,7 @@ class Jobs:
         Spark rejects.
         """
 
-        function = partial(in_same_version, package_version(), function)
+        function = partial(in_same_version, PACKAGE_VERSION, function)
 
         def action() -> list[bytes]:
             # the frame is built here too: that contacts a Connect server, which may end meanwhile

@@ -62,7 +62,9 @@ class StepLog:
         found = PlannedLogRanges([], {})
         if not self._fits or not self._first:
             return found
-        splits = self._splits(self._first)
+        # once for a step: on a cluster the number changes while executors come and go
+        slots = self._context.step_slots
+        splits = self._splits(self._first, slots)
         for append, mine in zip(self._first, splits, strict=True):
             count = _count(mine)
             if not count:
@@ -70,16 +72,11 @@ class StepLog:
             name, offset = append.node.id, append.offset
             found.ranges.append(Range(name, known[name].generation, offset, offset + count, offset))
             found.logs[name] = LoggedRange(append.start, append.end)
-        self._planned, self._first = (found, self._first, self._tasks(self._first, splits)), []
+        self._planned, self._first = (found, self._first, _tasks(self._first, splits, slots)), []
         return found
 
-    def _splits(self, appends: Sequence[Append]) -> list[list[Split]]:
-        return [self._appender.split(append, self._context.step_slots) for append in appends]
-
-    def _tasks(self, appends: Sequence[Append], splits: Sequence[Sequence[Split]]) -> Tasks:
-        pairs = zip(appends, splits, strict=True)
-        flat = [SplitOf(append.node.id, split) for append, mine in pairs for split in mine]
-        return group(flat, self._context.step_slots)
+    def _splits(self, appends: Sequence[Append], slots: int) -> list[list[Split]]:
+        return [self._appender.split(append, slots) for append in appends]
 
     def log_first(self) -> bool:
         """Log the records that :meth:`ahead` could not plan; return False if there were none."""
@@ -99,7 +96,7 @@ class StepLog:
         return all(self._appender.state(name).next_offset >= _span(plan, name).end for name in plan.logs)
 
     def _counts_as_planned(self, plan: Plan, source: str) -> bool:
-        (splits,), span = self._splits([self._append(plan, source)]), _span(plan, source)
+        span, (splits,) = _span(plan, source), self._splits([self._append(plan, source)], self._context.step_slots)
         return _count(splits) == span.end - span.start
 
     def _is_due(self, plan: Plan) -> bool:
@@ -142,7 +139,8 @@ class StepLog:
         if not self._is_due(plan):
             return None
         appends = [self._append(plan, name) for name in plan.logs]
-        return appends, self._tasks(appends, self._splits(appends))
+        slots = self._context.step_slots
+        return appends, _tasks(appends, self._splits(appends, slots), slots)
 
     def _append(self, plan: Plan, source: str) -> Append:
         source_node = next(source_node for source_node in self._pipeline.sources if source_node.id == source)
@@ -164,6 +162,11 @@ def _span(plan: Plan, source: str) -> Range:
 def _parts(append: Append, ledgers: Sequence[Ledger]) -> list[LogPart]:
     teed = [one for ledger in ledgers for one in ledger.teed if one.source == append.node.id]
     return parts_of(append, [(one.written, one.boundary) for one in teed if one.written is not None])
+
+
+def _tasks(appends: Sequence[Append], splits: Sequence[Sequence[Split]], slots: int) -> Tasks:
+    pairs = zip(appends, splits, strict=True)
+    return group([SplitOf(append.node.id, split) for append, mine in pairs for split in mine], slots)
 
 
 def _require_whole(node: str, span: Range, parts: Sequence[LogPart]) -> None:

@@ -10,8 +10,7 @@ from typing import Any, Final, cast
 
 import sqlalchemy as sa
 
-from conduit_dagster.config.scalars import masked
-from conduit_dagster.secret_values import hide_in
+from conduit_dagster.secret_values import hide_in, masked
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.tables import history, pipelines
 

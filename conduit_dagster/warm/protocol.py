@@ -15,7 +15,13 @@ from typing import Any
 
 MODULES = {
     "runs": ("dagster._cli", "conduit_dagster.definitions", "pyspark.sql.connect.session"),
-    "workers": ("pyspark.worker", "conduit_dagster.spark.worker_daemon", "conduit_dagster.engine.stage", "pandas"),
+    "workers": (
+        "pyspark.worker",
+        "conduit_dagster.spark.worker_daemon",
+        "conduit_dagster.engine.stage",
+        "conduit_dagster.engine.package_version",
+        "pandas",
+    ),
 }
 """Modules that each role's parent imports: importing them must not start a thread or open a connection."""
 

@@ -71,6 +71,12 @@ def test_a_state_store_out_of_reach_fails(run, project: Path, monkeypatch) -> No
     assert (ran.code, checks(ran)["state"]) == (3, "fail")
 
 
+def test_no_other_place_is_looked_at_where_that_of_staging_is_wrong(run, project: Path) -> None:
+    (project / "conduit.yaml").write_text("state: {staging: 'nope://bucket'}\n")
+    found = checks(run("doctor", "--json"))
+    assert (found["state"], found["staging"]) == ("fail", "fail")
+
+
 def test_a_degraded_pipeline_is_told(run, project: Path) -> None:
     with owned(project) as store:
         store.life.begin(RunStart("first", "pipelines/orders.yaml"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conduit_dagster.config.scalars import masked
+from conduit_dagster.secret_values import masked
 
 
 @pytest.mark.parametrize(

@@ -171,12 +171,11 @@ def test_a_wrong_password_by_the_command_line(
     (folder.root / "conduit.yaml").write_text(PROJECT % (folder.root / "events").as_uri())
     (folder.root / "events").mkdir()
     folder.write("p.yaml", PIPELINE % (database(postgres_server), ""))
-    told = command(folder, "run", "--once", "--verbose")
+    told = command(folder, "doctor", "--deep", "--json"), command(folder, "run", "--once", "--verbose")
     # a server takes no such settings from its clients
     (folder.root / "conduit.yaml").unlink()
     done = [
-        command(folder, "doctor", "--deep", "--json", **connect_server.settings),
-        told,
+        *told,
         command(folder, "run", "--once", "--json", **connect_server.settings),
         verb("pipelines", "describe", "p"),
         verb("pipelines", "describe", "p", "--json"),

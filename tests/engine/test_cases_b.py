@@ -26,7 +26,6 @@ from lab.support import Lab, destination, processor, queue
 from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
-from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_options import RunOptions
@@ -388,30 +387,3 @@ def test_the_first_error_of_an_outage_is_kept(lab: Lab) -> None:
     assert len(first) == 1
     with lab.store() as database:
         assert pipeline_rows(database)["p"]["error"] is None
-
-
-# -- beside an operator's command -------------------------------------------------------------------------------------
-
-
-def test_a_run_begins_once_a_command_has_given_the_lease_back(lab: Lab) -> None:
-    build(lab)
-    with lab.store() as database:
-        lease = take_lease("p", database, RunOptions.of(lab.catalogue().project))
-        thread, results = in_background(lambda: keep(lab))
-        thread.join(5)
-        assert thread.is_alive() and not results
-        lease.release()
-        thread.join()
-    assert (results[0].status, results[0].error, ids(lab)) == ("stopped", None, ALL)
-
-
-def test_a_run_that_waits_for_a_command_may_be_stopped(lab: Lab) -> None:
-    build(lab)
-    flag = StopFlag()
-    with lab.store() as database:
-        lease = take_lease("p", database, RunOptions.of(lab.catalogue().project))
-        thread, results = in_background(lambda: keep(lab, flag=flag))
-        flag.request("user")
-        thread.join()
-        lease.release()
-    assert (results[0].status, results[0].reason, results[0].error) == ("stopped", "user", None)

@@ -11,7 +11,7 @@ from conduit_dagster.engine import run_jobs
 def test_workers_with_another_version_refuse_the_step(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     (lab.root / "in.jsonl").write_text('{"i": 1}\n')
     lab.pipeline(connectors=[source(), destination()])
-    monkeypatch.setattr(run_jobs, "package_version", lambda: "0.0.9")
+    monkeypatch.setattr(run_jobs, "PACKAGE_VERSION", "0.0.9")
     error = lab.run().error
     assert error is not None
     assert (error.code, error.fatal) == ("spark.version_differs", True)

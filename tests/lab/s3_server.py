@@ -11,16 +11,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from conduit_dagster.processes import is_up
+
 from .server_process import free_port, guard_of
+from .waiting import wait_until
 
 VARIABLE = "CONDUIT_VERSITYGW"
 """Environment variable with the path of the program."""
@@ -28,7 +28,6 @@ VERSION = "1.8.0"
 _MODULE = f"github.com/versity/versitygw/cmd/versitygw@v{VERSION}"
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 _BUILT = _CACHE / "conduit-dagster" / f"versitygw-{VERSION}"
-_PATIENCE = 30
 
 
 class NoS3Error(RuntimeError):
@@ -110,10 +109,13 @@ class S3Server:
         with log.open("ab") as out:
             self._process = subprocess.Popen(command, stdout=out, stderr=out, env=environment)
         self._guard = guard_of(self._process.pid, signal.SIGKILL)
-        deadline = time.monotonic() + _PATIENCE
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"versitygw did not start:\n{log.read_text()[-2000:]}")
+        process = self._process
+        wait_until(
+            lambda: is_up(process.pid, self._port),
+            "versitygw is up",
+            over=lambda: process.poll() is not None,
+            said=log.read_text,
+        )
 
     def stop(self) -> None:
         """Stop it: connections are refused."""
@@ -128,22 +130,16 @@ class S3Server:
     def other_secret(self) -> Generator[None]:
         """Give its user another secret within the context."""
         own = self.secret
-        for secret in (secrets.token_hex(20), own):
-            self.stop()
-            self.secret = secret
-            self.start()
-            if secret != own:
-                yield
-
-    def _answers(self) -> bool:
+        self._restart(secrets.token_hex(20))
         try:
-            urllib.request.urlopen(self.address, timeout=5).close()
-        except urllib.error.HTTPError:
-            return True  # it asks for a signature
-        except OSError:
-            time.sleep(0.02)
-            return False
-        return True
+            yield
+        finally:
+            self._restart(own)
+
+    def _restart(self, secret: str) -> None:
+        self.stop()
+        self.secret = secret
+        self.start()
 
 
 if __name__ == "__main__":

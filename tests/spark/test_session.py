@@ -248,20 +248,25 @@ def test_a_connect_server_that_is_not_there_is_given_up_soon() -> None:
     assert "secret" not in done.stdout
 
 
-_AWAY = """
-import sys, threading
-from conduit_dagster.connectors.spark.driver_session import current_session, has_session
-from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.spark import connect
+_TOLD = """
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.jobs import run_job
-from conduit_dagster.spark.session import SparkSettings, open_session
-from pyspark.sql import SparkSession
+from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
 def told(work):
     try:
         work()
-    except ConduitError as error:
-        print(type(error).__name__, error.code, flush=True)
+    except TransientError as error:
+        print(error.code, flush=True)
+        return error
+"""
+"""Beginning of a script: what it needs of ours, and what a failure is told as."""
+
+_AWAY = """
+import sys
+from conduit_dagster.connectors.spark.driver_session import current_session, has_session
+from conduit_dagster.spark import connect
+from pyspark.sql import SparkSession
 
 connect.TRIES = 1
 used = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
@@ -275,31 +280,21 @@ print(has_session())
 
 def test_who_finds_a_connect_server_away_closes_the_session_of_nobody_else() -> None:
     """A closed one raises plain errors in the pipelines that use it: neither transient nor understood."""
-    done = _run(_AWAY, "sc://localhost:1/;use_ssl=false")
-    assert done.stdout.splitlines() == [
-        "TransientError spark.unreachable",
-        "TransientError spark.session_lost",
-        "TransientError spark.session_lost",
-        "False",
-    ], done.stderr
+    done = _run(_TOLD + _AWAY, "sc://localhost:1/;use_ssl=false")
+    lost = ["spark.session_lost"] * 2
+    assert done.stdout.splitlines() == ["spark.unreachable", *lost, "False"], done.stderr
 
 
 _JVM_KILLED = """
 import os, signal, threading, time
 from pyspark import SparkContext
-from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.jobs import run_job
-from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 spark = open_session(SparkSettings("local[1]"), "child")
 def sleep(batches):
     time.sleep(60)
     yield from batches
 threading.Timer(3, os.kill, (SparkContext._gateway.proc.pid, signal.SIGKILL)).start()
 for _ in range(2):
-    try:
-        run_job(spark, "nap", lambda: spark.range(1).mapInArrow(sleep, "id long").collect())
-    except TransientError as error:
-        print(error.code)
+    told(lambda: run_job(spark, "nap", lambda: spark.range(1).mapInArrow(sleep, "id long").collect()))
 close_session(spark)
 spark = open_session(SparkSettings("local[1]"), "child")
 print(spark.range(3).count())
@@ -308,10 +303,7 @@ try:
     gateway.new_array(gateway.jvm.long, 2**31 - 10)
 except Exception:
     pass
-try:
-    run_job(spark, "next", lambda: spark.range(3).count())
-except TransientError as error:
-    print(error.code)
+told(lambda: run_job(spark, "next", lambda: spark.range(3).count()))
 print(open_session(SparkSettings("local[1]"), "child").range(3).count())
 """
 
@@ -319,27 +311,19 @@ print(open_session(SparkSettings("local[1]"), "child").range(3).count())
 @pytest.mark.slow
 def test_a_killed_jvm_is_said_and_replaced() -> None:
     """And one without memory ends: it may have lost any of its threads, and would answer some calls all the same."""
-    done = _run(_JVM_KILLED)
+    done = _run(_TOLD + _JVM_KILLED)
     said = [line for line in done.stdout.splitlines() if "OutOfMemoryError" not in line]  # by the JVM
     killed, exhausted = ["spark.session_lost", "spark.session_lost", "3"], ["spark.session_lost", "3"]
     assert said == killed + exhausted, done.stderr
 
 
 _NO_MASTER = """
-from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.jobs import run_job
-from conduit_dagster.spark.session import SparkSettings, open_session
-try:
-    open_session(SparkSettings("spark://127.0.0.1:1", {"spark.driver.host": "127.0.0.1"}), "child")
-except TransientError as error:
-    print(error.code, error, sep="\\n")
+missing = SparkSettings("spark://127.0.0.1:1", {"spark.driver.host": "127.0.0.1"})
+print(told(lambda: open_session(missing, "child")))
 spark = open_session(SparkSettings("local[1]"), "child")
 print(spark.range(3).count())
 spark.sparkContext._jsc.sc().stop()
-try:
-    run_job(spark, "next", lambda: spark.range(3).count())
-except TransientError as error:
-    print(error.code)
+told(lambda: run_job(spark, "next", lambda: spark.range(3).count()))
 print(open_session(SparkSettings("local[1]"), "child").range(3).count())
 """
 
@@ -347,7 +331,7 @@ print(open_session(SparkSettings("local[1]"), "child").range(3).count())
 @pytest.mark.slow
 def test_a_session_that_its_cluster_does_not_take_or_ends_is_said_and_replaced() -> None:
     """A master that is not there, after a minute; and Spark stops a context whose application a master has ended."""
-    done = _run(_NO_MASTER)
+    done = _run(_TOLD + _NO_MASTER)
     missing = [
         "spark.unreachable",
         "the cluster manager spark://127.0.0.1:1 does not answer, or refuses the application",

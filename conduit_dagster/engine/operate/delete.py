@@ -12,7 +12,6 @@ import sqlalchemy as sa
 
 from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
-from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.operate.open_delivery import prepared_step
@@ -30,6 +29,7 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, TransientError, from_os_error
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Leftover, Position, Source
+from conduit_dagster.secret_values import masked
 from conduit_dagster.state.connector_registrations import data_of
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letters import open_counts

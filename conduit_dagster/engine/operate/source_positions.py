@@ -12,13 +12,14 @@ from pydantic_core import PydanticCustomError
 from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
 from conduit_dagster.commit_log.log_reader import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
-from conduit_dagster.config.scalars import masked, parse_age
+from conduit_dagster.config.scalars import parse_age
 from conduit_dagster.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.record import Mode
 from conduit_dagster.sdk import Source
+from conduit_dagster.secret_values import masked
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from
 from conduit_dagster.state.overview import collection_rows, log_names, pipeline_rows

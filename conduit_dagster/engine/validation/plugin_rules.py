@@ -13,11 +13,11 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Severity, did_you_mean, nearest
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
-from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.extras import NotInstalledError
 from conduit_dagster.sdk import ConnectorSettings, Destination, ProcessorSettings, Source
+from conduit_dagster.secret_values import masked
 
 _SDK_IGNORED = {
     "sdk.batch.*": "a step is a batch: delivery.batch-size",
