@@ -97,7 +97,7 @@ def bind(
             return _bound(parsed, root, plugins, strict, upstreams)
         except ConduitError as error:
             pointer = _place_of(parsed.config, error.node or "")
-            parsed.findings.append(parsed.finding(pointer, error.code, error.message, fix=error.fix))
+            parsed.findings.append(parsed.finding(pointer, error.code, error.message, got=error.place, fix=error.fix))
         except Exception as error:
             if (place := failure_of(error, plugins)) is None:
                 raise
@@ -236,9 +236,12 @@ class _Specs:
         return ConnectorSpec(DEAD_LETTERS, queue.plugin, dict(queue.settings), processors=specs)
 
     def processor(self, parent: str, processor: ProcessorConfig) -> ProcessorSpec:
-        kind = PROCESSORS.find(processor.plugin, self.plugins.processors)
-        settings = processor.settings if kind is None else kind.travelling(processor.settings, self.root)
-        node = node_id(parent, processor.id)
+        kind, node = PROCESSORS.find(processor.plugin, self.plugins.processors), node_id(parent, processor.id)
+        try:
+            settings = processor.settings if kind is None else kind.travelling(processor.settings, self.root)
+        except ConduitError as error:
+            error.node = error.node or node
+            raise
         return ProcessorSpec(
             node, processor.plugin, dict(settings), processor.condition or "", processor.namespace or ""
         )

@@ -126,7 +126,7 @@ class CustomJavascript(Processor):
         if not path or found.get("script"):
             return dict(settings)
         try:
-            text = Path(root, path).read_text()
+            text = Path(root, path).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise FatalError(

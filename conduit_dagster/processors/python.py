@@ -37,7 +37,7 @@ ROW, ERROR = "_row", "_error"
 
 def _function(text: str) -> str:
     if not _PLACE.fullmatch(text):
-        raise refused("value", f"{text} names no function", "MODULE:FUNCTION, such as transforms:clean", 0)
+        raise refused("value", "this names no function", "MODULE:FUNCTION, such as transforms:clean", 0)
     return text
 
 
@@ -108,7 +108,7 @@ class Python(Processor):
                 f"the module can't be read: {reason}",
                 code="python.unreadable",
                 place=str(path),
-                fix="the module is a file of the project",
+                fix="put it there, or correct MODULE in MODULE:FUNCTION",
             ) from None
 
     @classmethod

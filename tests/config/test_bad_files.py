@@ -139,6 +139,24 @@ def test_a_plugin_that_fails_when_it_is_set_up_is_named_with_its_line(opened: Op
 
 
 @pytest.mark.parametrize(
+    ("processor", "code", "file"),
+    [
+        ("python, settings: {function: 'gone:f'}", "python.unreadable", "gone.py"),
+        ("custom.javascript, settings: {script.path: gone.js}", "javascript.unreadable", "gone.js"),
+    ],
+)
+def test_a_file_that_a_processor_names_and_that_is_not_there_is_named_at_the_processor(
+    opened: Open, processor: str, code: str, file: str
+) -> None:
+    text = GOOD.replace("untouched", "bad") + f"    processors: [{{id: one, plugin: {processor}}}]\n"
+    catalogue = opened(text.encode())
+    assert messages(catalogue) == [(code, "bad.yaml")]
+    [finding] = [one for one in catalogue.findings if one.is_error]
+    assert finding.path == "/pipelines/0/processors/0/settings"
+    assert Path(finding.got or "").name == file
+
+
+@pytest.mark.parametrize(
     "field",
     [
         "plugin: postgres, settings: {url: $NO, table: t}",
