@@ -43,7 +43,7 @@ def _has_workers() -> bool:
 if __name__ == "__main__":
     # a warm process has already imported them
     preload(MODULES["workers"])
-    daemon.worker = worker_daemon.serve
+    worker_daemon.patch()
     # only now: however long the imports took, Spark has its full time to request a first worker. A fork has no timer
     signal.signal(signal.SIGALRM, _Watch().look)
     signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)

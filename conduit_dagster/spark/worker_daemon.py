@@ -7,14 +7,23 @@ sometimes reaches the terminal of the user who stopped the pipeline.
 
 from __future__ import annotations
 
+import os
 import socket
+from typing import IO
 
 from pyspark import daemon
+from pyspark.serializers import write_int
 
 from conduit_dagster.warm.preload import preload
 from conduit_dagster.warm.protocol import MODULES
 
 _serve = daemon.worker
+
+
+def patch() -> None:
+    """Make PySpark's daemon and its workers exit silently when the JVM is gone."""
+    daemon.worker = serve
+    daemon.write_int = _acknowledge  # pyright: ignore[reportPrivateImportUsage]
 
 
 def serve(sock: socket.socket, authenticated: bool) -> int:
@@ -25,7 +34,16 @@ def serve(sock: socket.socket, authenticated: bool) -> int:
         return 1
 
 
+def _acknowledge(number: int, stream: IO[bytes]) -> None:
+    """Tell the JVM the port of this process, or a forked worker's id."""
+    try:
+        write_int(number, stream)
+        stream.flush()
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(1)
+
+
 if __name__ == "__main__":
     preload(MODULES["workers"])
-    daemon.worker = serve
+    patch()
     daemon.manager()

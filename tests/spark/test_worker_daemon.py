@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from lab.waiting import wait_until
 
 
-def told_by_a_worker_that_is_left(module: str, folder: Path) -> str:
-    """The stderr output when the JVM leaves a worker that waits for its next task."""
+def told_by_a_worker_that_is_left(module: str, folder: Path, early: bool = False) -> str:
+    """The stderr output when the JVM leaves a worker that waits for its next task; ``early``: before it is forked."""
     environment = {
         **os.environ,
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
@@ -30,6 +32,9 @@ def told_by_a_worker_that_is_left(module: str, folder: Path) -> str:
         assert daemon.stdout is not None
         (size,) = struct.unpack("!i", daemon.stdout.read(4))
         path = daemon.stdout.read(size).decode()
+        if early:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as jvm:
+                jvm.connect(path)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as jvm:
             jvm.connect(path)
             (worker,) = struct.unpack("!i", jvm.recv(4))
@@ -37,12 +42,14 @@ def told_by_a_worker_that_is_left(module: str, folder: Path) -> str:
         # it ends by itself, before the daemon would kill it
         assert select.select([held], [], [], 30)[0], "the worker did not end"
         os.close(held)
+        wait_until(lambda: not psutil.Process(daemon.pid).children(), "the other worker ends", 30)
         _, told = daemon.communicate(timeout=30)
     return told.decode()
 
 
-def test_a_worker_that_its_jvm_left_says_nothing(socket_folder: Path) -> None:
-    assert told_by_a_worker_that_is_left("conduit_dagster.spark.worker_daemon", socket_folder) == ""
+@pytest.mark.parametrize("early", [False, True])
+def test_a_worker_that_its_jvm_left_says_nothing(socket_folder: Path, early: bool) -> None:
+    assert told_by_a_worker_that_is_left("conduit_dagster.spark.worker_daemon", socket_folder, early) == ""
 
 
 def test_pysparks_own_prints_a_stack_trace(socket_folder: Path) -> None:
