@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from lab.file_reading import append
 from lab.inbox import Inbox
+from structlog.testing import capture_logs
 
 from conduit_dagster.connectors.file import entry_turns
 from conduit_dagster.connectors.file.listing import FolderEntries
@@ -48,6 +49,13 @@ def test_a_renamed_or_new_file_is_found_at_once(large: Inbox) -> None:
     append(large.folder / "a", "more\n")
     large.write("00 before all others", "new")
     assert large.step() == ["more", "new"]
+
+
+def test_a_folder_of_folders_is_not_read_in_silence(inbox: Inbox) -> None:
+    (inbox.folder / "day=1").mkdir()
+    with capture_logs() as logs:
+        assert [inbox.step(), inbox.step()] == [[], []]
+    assert [log["event"] for log in logs] == ["nothing is read: the path holds only folders"]
 
 
 def test_new_files_are_read_in_order_and_once(large: Inbox) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.expressions import Clock
@@ -53,6 +54,24 @@ def test_files_by_name_and_hidden_ones_not(tmp_path: Path) -> None:
     assert numbers(read(source, source.initial(), end)) == list(range(20))
     assert source.latest(end, ALL) == end
     assert (source.lag(source.initial()), source.lag(end)) == (20, 0)
+
+
+def test_a_partitioned_dataset_is_not_read_in_silence(tmp_path: Path) -> None:
+    """The glob that the warning names reads it. A file beside the folders is read, and nothing is said."""
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "in" / "day=1" / "part-0.parquet", range(10))
+    source = make(tmp_path)
+    with capture_logs() as logs:
+        assert source.lag(source.latest(source.initial(), ALL)) == 0
+    [warning] = logs
+    assert (warning["log_level"], warning["path"], warning["fix"]) == ("warning", "in/*", "path: in/*/*")
+    source = make(tmp_path, warning["fix"].removeprefix("path: "))
+    assert numbers(read(source, source.initial(), source.latest(source.initial(), ALL))) == list(range(10))
+    write(tmp_path / "in" / "one.parquet", range(10, 20))
+    source = make(tmp_path)
+    with capture_logs() as logs:
+        assert numbers(read(source, source.initial(), source.latest(source.initial(), ALL))) == list(range(10, 20))
+    assert logs == []
 
 
 def test_what_comes_later_follows(tmp_path: Path) -> None:

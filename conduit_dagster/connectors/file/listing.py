@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import structlog
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file import birth
@@ -129,6 +130,7 @@ class FolderEntries:
         self._folder = None if is_glob and GLOB & set(folder) else os.path.join(root, folder, "")  # noqa: PTH118
         self._listed: list[FolderEntry] = []
         self._at = self._changed = 0
+        self._has_warned = False
 
     @property
     def is_flat(self) -> bool:
@@ -156,7 +158,16 @@ class FolderEntries:
         is_certain = self._at - changed > _COARSEST
         if changed != self._changed or not is_certain or not 0 <= now - self._at < _LISTED_FOR:
             self._listed, self._at, self._changed = self.now(), now, changed
+            self._warn_of_folders()
         return self._listed
+
+    def _warn_of_folders(self) -> None:
+        """Warn once of a path with nothing but folders: Spark's own readers would read the files in them."""
+        if not self._has_warned and self._listed and all(os.path.isdir(path) for path, _ in self._listed):  # noqa: PTH112
+            self._has_warned = True
+            structlog.get_logger("conduit.file").warning(
+                "nothing is read: the path holds only folders", path=self._pattern, fix=f"path: {self._pattern}/*"
+            )
 
     def now(self) -> list[FolderEntry]:
         """Return the current entries."""

@@ -20,8 +20,8 @@ class FileSourceSettings(ConnectorSettings):
     """Reads lines. The position is the byte offset after a record, the key its line number."""
 
     path: str
-    """The file to follow line by line; or a folder, or a glob such as ``in/*.jsonl``, whose files are read by name. A
-    compressed file is refused.
+    """The file to follow line by line; or a folder, or a glob such as ``in/*.jsonl``, whose files are read by name,
+    without those of folders in it. A compressed file is refused.
     """
     exclude: str = ""
     """Names that a folder or glob leaves out: one glob such as ``*.gz``, or several, separated by commas."""

@@ -23,7 +23,8 @@ class ParquetSourceSettings(RowSourceSettings):
     """Reads the rows of Parquet files, each as a document. Files are read by name, and must not change."""
 
     path: str
-    """A file, a folder, or a glob such as ``in/*.parquet``. Files that appear later are read too."""
+    """A file, a folder, or a glob such as ``in/*.parquet``; ``in/*/*.parquet`` for a dataset that is partitioned once,
+    or for the folder of a ``parquet`` destination. Files that appear later are read too."""
     collection: str = ""
     """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``, or a
     regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` extracts ``orders`` from
