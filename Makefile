@@ -4,8 +4,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # a file's tests share servers and run after one another; PYTEST_ARGS="-n 0" runs all of them so
-# three on two cores: most of them also wait, for Spark or a server
-SIDE_BY_SIDE := -n 3 --dist loadfile
+# four on two cores, 2.5 GB each: they wait for Spark, a server or a timeout half of the time
+SIDE_BY_SIDE := -n 4 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
