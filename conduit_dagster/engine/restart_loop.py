@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -23,7 +24,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.lease import LeaseHeldByCommand
+from conduit_dagster.state.lease import LeaseHeldByCommand, refusal
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import RecoveryState, read
 
@@ -129,8 +130,8 @@ class RestartLoop:
         ``session`` returns a working session, a new one if needed.
         """
         about, pending = self._options.about, None
+        result = self._begin(session, about)
         while True:
-            result = self._begin(session, about) if pending is None else self._attempt(session, about)
             # an operator's command may have the lease for a moment: the restart stays due
             is_held = pending is not None and _is_held(result)
             restart = pending if is_held else result.restart
@@ -146,8 +147,11 @@ class RestartLoop:
             # a manual start resets the count
             failure, past = (restart.failure, restart.past) if awaited == "due" else (None, FRESH)
             about = replace(about, restart=failure, past=past)
-            if not is_held:
+            if is_held:
+                result = self._again(session, about, result)
+            else:
                 self._on_status(replace(result, restart=None))
+                result = self._attempt(session, about)
 
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
         """Run at every tick until stopped or degraded. A tick that comes during a run starts nothing."""
@@ -188,6 +192,7 @@ class RestartLoop:
 
     def _begin(self, session: Callable[[], SparkSession], about: RunOrigin) -> RunResult:
         """Make the first attempt, with recovery once no command holds the lease any more; a stop ends the wait."""
+        about = replace(about, since_ns=time.time_ns())  # a stop that is asked for during the wait ends the run
         result = self._attempt(session, about)
         if about.recovery is None or not isinstance(result.error, LeaseHeldByCommand):
             return result
@@ -197,8 +202,16 @@ class RestartLoop:
             awaited = await_tick(self._database, self._bound.id, time.time() + _HELD, self._stop, was_stopped)
             if awaited in ("stopped", "superseded"):
                 return self._given_up("superseded")
-            result = self._attempt(session, about)
+            result = self._again(session, about, result)
         return result
+
+    def _again(self, session: Callable[[], SparkSession], about: RunOrigin, held: RunResult) -> RunResult:
+        """Make another attempt, unless it would end as ``held`` did: then none begins, and listeners hear of none."""
+        with suppress(ConduitError, SQLAlchemyError):  # an attempt reports what is wrong with the store
+            seconds, stop = self._options.lease_seconds, self._stop
+            if type(refusal(self._database, self._bound.id, seconds, lambda: stop.requested)) is type(held.error):
+                return held
+        return self._attempt(session, about)
 
     def _attempt(self, session: Callable[[], SparkSession], about: RunOrigin) -> RunResult:
         options = replace(self._options, about=about)

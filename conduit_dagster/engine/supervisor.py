@@ -75,7 +75,8 @@ class _Attempt:
 
     def run(self) -> RunResult:
         request, bound, options = self._request, self._bound, self._request.options
-        about, database, progress = replace(options.about, since_ns=time.time_ns()), request.database, self._progress
+        about, database, progress = options.about, request.database, self._progress
+        about = replace(about, since_ns=about.since_ns or time.time_ns())
         try:
             lease = acquire(database, bound.id, options.lease_seconds, lambda: self._stop.requested)
         except SQLAlchemyError as error:

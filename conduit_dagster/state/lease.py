@@ -159,6 +159,26 @@ def acquire(
     run. Raises ``TransientError`` (``lease.held``) if the owner shows a heartbeat, or is another one.
     """
     _ensure(engine, pipeline)
+    seen = _found_free(engine, pipeline, seconds, cancelled, epoch)
+    owner = identity(os.getpid()) | ({_COMMAND: True} if by_command else {})
+    return Lease(engine, pipeline, _take(engine, pipeline, seen, owner), seconds)
+
+
+def refusal(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callable[[], bool]) -> TransientError | None:
+    """Return the ``lease.held`` that :func:`acquire` would raise, if any, for a known pipeline; takes as long."""
+    try:
+        _found_free(engine, pipeline, seconds, cancelled)
+    except TransientError as error:
+        if error.code != "lease.held":
+            raise
+        return error
+    return None
+
+
+def _found_free(
+    engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callable[[], bool], epoch: int | None = None
+) -> dict[str, Any]:
+    """Return the pipeline's row once its lease is free. Raises as :func:`acquire`."""
     seen = _look(engine, pipeline)
     if epoch is not None and seen["epoch"] != epoch:
         raise _held(pipeline, seen["owner"])
@@ -171,8 +191,7 @@ def acquire(
         seen = now
     if not is_free(seen["owner"]) and time.monotonic() < until:
         raise _held(pipeline, seen["owner"])  # cancelled while waiting: the owner was not found silent
-    owner = identity(os.getpid()) | ({_COMMAND: True} if by_command else {})
-    return Lease(engine, pipeline, _take(engine, pipeline, seen, owner), seconds)
+    return seen
 
 
 def is_free(owner: str) -> bool:
