@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.row_statements import insert
 from conduit_dagster.state.steps import EDIT_FAILED, DeadLetter, LetterPart
@@ -253,7 +254,10 @@ def pages(
     columns: Sequence[str] = (),
     size: int = _PAGE,
 ) -> Iterator[Sequence[sa.RowMapping]]:
-    """Yield pages of letters in order, or newest first, one read transaction per page. Empty ``columns``: all."""
+    """Yield pages of letters in order, or newest first, one read transaction per page. Empty ``columns``: all.
+
+    Raises ``FatalError`` (``dead_letters.deleted``) if letters in order are deleted between two pages.
+    """
     column, where = dead_letters.c, conditions(pipeline, wanted)
     order = (column.step.desc(), column.number.desc()) if newest_first else (column.step, column.number)
     last: Key | None = None
@@ -267,8 +271,25 @@ def pages(
         )
         with reading(engine) as connection:
             rows = connection.execute(page).mappings().all()
+            # deleted in order: as long as this one is there, so are those behind it
+            is_whole = last is None or _is_there(connection, pipeline, last)
+        if not is_whole:
+            raise _deleted(pipeline)
         if rows:
             yield rows
         if len(rows) < size:
             return
         last = rows[-1]["step"], rows[-1]["number"]
+
+
+def _is_there(connection: sa.Connection, pipeline: str, key: Key) -> bool:
+    mine = {"pipeline": pipeline, "step": key[0], "number": key[1]}
+    return connection.execute(sa.select(dead_letters.c.step).filter_by(**mine)).first() is not None
+
+
+def _deleted(pipeline: str) -> FatalError:
+    return FatalError(
+        f"dead letters of pipeline {pipeline} were deleted while they were read: what was read is not all",
+        code="dead_letters.deleted",
+        fix=f"repeat the command if conduit-dagster dlq list {pipeline} --state all shows any",
+    )

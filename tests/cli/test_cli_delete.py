@@ -17,8 +17,10 @@ from conduit_dagster.cli.operate import subject
 from conduit_dagster.engine.operate.delete import delete
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import DELETION
 from conduit_dagster.state import deletion, tables
+from conduit_dagster.state.dead_letters import DeadLetterQuery, pages
 from conduit_dagster.state.lease import acquire
 
 STAYS = {"conduit_meta", "conduit_pipelines", "conduit_recoveries", "conduit_generations", "conduit_history"}
@@ -209,3 +211,14 @@ def build_only_letters(lab: Lab) -> None:
     lines = (lab.root / "in.jsonl").read_text()
     build(lab, 0, destination())
     (lab.root / "in.jsonl").write_text(lines.replace('"', ""))
+
+
+def test_letters_that_are_deleted_between_two_pages_end_the_reading(run, lab: Lab) -> None:
+    with_letters(lab)
+    with lab.store() as database:
+        found = pages(database, "p", DeadLetterQuery(), size=1)
+        assert len(next(found)) == 1
+        assert run("pipelines", "delete", "p", "--force").code == 0
+        with pytest.raises(FatalError, match="deleted while they were read") as error:
+            next(found)
+    assert error.value.code == "dead_letters.deleted"
