@@ -216,3 +216,12 @@ def test_workers_whose_python_lacks_the_package_are_said(tmp_path: Path, cluster
     assert project.start("doctor", "--deep").wait(SECONDS) == 3
     assert "the Python of Spark's workers can't run the pipeline: ModuleNotFoundError: No module named" in project.log
     assert "Traceback" not in project.log
+
+
+def test_a_dry_run_with_sql_gives_up_without_executors(impatient: Project, cluster: SparkCluster) -> None:
+    cluster.kill("one")
+    impatient.append(1)
+    impatient.open_gate()
+    assert impatient.start("dry-run", "pipelines/p.yaml").wait(SECONDS) == 1
+    assert "gave no executor for 20 s" in impatient.log
+    cluster.start_worker("one")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.explain import is_sparks
-from conduit_dagster.spark.jobs import lost_session
+from conduit_dagster.spark.jobs import cancellable, lost_session
 from conduit_dagster.spark.sql.channel import answering, asks, question_schema, rows_of
 from conduit_dagster.spark.sql.evaluator import Answer
 from conduit_dagster.spark.sql.query import SqlQuery, ddl
@@ -156,11 +157,16 @@ class SessionEvaluator:
         return self._run(lambda spark: types_of(spark, "", query))
 
     def _run(self, action: Callable[[SparkSession], T]) -> T:
-        """Return the action's result in the session for SQL. Raises ``TransientError`` if a session is lost."""
+        """Return the action's result in the session for SQL.
+
+        Raises ``TransientError`` if a session is lost, or its cluster gives no executor (``spark.no_executors``).
+        """
         used = self._opener()
         try:
             used = sql_session(used)
-            return action(used)
+            # a job of its own: without executors it is given up, as a step's is
+            with cancellable(used, f"conduit-{secrets.token_hex(6)}"):
+                return action(used)
         except Exception as error:
             if is_sparks(error) and (lost := lost_session(used, error)) is not None:
                 raise lost from error
