@@ -76,10 +76,13 @@ class Unopenable(NamedTuple):
 
 
 def unopenable(url: str) -> Unopenable | None:
-    """Return why the file system of a URL can't be used in this process, or None. Opens no connection."""
+    """Return why a pipeline can't use the file system of a URL in this process, or None. Opens no connection."""
+    protocol = url.partition("://")[0]
+    if protocol.rpartition("::")[2] == "memory":
+        message = "memory:// is inside one process: Spark's workers, and the next run, see nothing of it"
+        return Unopenable(message, "use a local path, or the URL of a store that they share")
     if storage.is_local(url) or (problem := storage.protocol_problem(url)) is None:
         return None
-    protocol = url.partition("://")[0]
     extra = _PROTOCOLS.get(protocol)
     install = install_command(extra) if extra is not None else "install the package of fsspec for it"
     return Unopenable(

@@ -181,6 +181,12 @@ def test_staging_and_log_that_can_not_be_opened_are_found(tmp_path: Path) -> Non
     assert "nope:// can't be opened here: Protocol not known: nope" in found.findings[1].message
 
 
+def test_staging_and_log_inside_one_process_are_found(tmp_path: Path) -> None:
+    found = project(tmp_path, "state: {staging: memory://x, log: 'simplecache::memory://y'}\n")
+    assert [finding.path for finding in found.findings] == ["/state/staging", "/state/log"]
+    assert all("is inside one process" in finding.message for finding in found.findings)
+
+
 def test_relative_paths_start_at_the_root(tmp_path: Path) -> None:
     found = project(tmp_path, "state: {url: 'sqlite:///s.db', staging: stage}\n")
     assert found.resolve("./in.jsonl") == str(tmp_path / "in.jsonl")

@@ -9,10 +9,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import fsspec
 import pytest
+from lab.elsewhere import Elsewhere
 from lab.file_reading import MUCH, Reader, append
 from structlog.testing import capture_logs
 
@@ -272,18 +271,18 @@ def test_an_earlier_name_that_comes_later_is_not_the_last_file(tmp_path: Path) -
 
 def test_a_remote_file(tmp_path: Path) -> None:
     """No inode, no times: known by name and content; unchanged since it was first seen like this."""
-    url = "memory://half-lines/app.log"
-    memory: Any = fsspec.filesystem("memory")
-    memory.pipe("/half-lines/app.log", b"a\nhalf")
+    url = "elsewhere://half-lines/app.log"
+    elsewhere = Elsewhere()
+    elsewhere.pipe("/half-lines/app.log", b"a\nhalf")
     try:
         reader = Reader(tmp_path, url, **{"unterminated-wait": "200ms"})
         began = time.monotonic()
         assert reader.step(drain=True) == ["a"]
         assert 0.15 < time.monotonic() - began < 2
-        memory.pipe("/half-lines/app.log", b"a\nhalf\nb\n")
+        elsewhere.pipe("/half-lines/app.log", b"a\nhalf\nb\n")
         assert reader.step(drain=True, n=3) == ["half", "b"]
         assert reader.step(drain=True) == []
-        memory.pipe("/half-lines/app.log", b"other\nhalf\nb\nc\n")
+        elsewhere.pipe("/half-lines/app.log", b"other\nhalf\nb\nc\n")
         assert reader.step() == ["other", "half", "b", "c"]
     finally:
-        memory.rm("/half-lines", recursive=True)
+        elsewhere.rm("/half-lines", recursive=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from lab.elsewhere import Elsewhere
 
 from conduit_dagster.connectors.parquet import footer, parquet_scan
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
@@ -140,17 +141,15 @@ def test_a_file_that_changes_while_its_footer_is_read(
 
 
 def test_remote_files_are_told_by_their_marks(tmp_path: Path, path: Path) -> None:
-    import fsspec
-
-    memory: Any = fsspec.filesystem("memory")
-    memory.pipe("/identity/a.parquet", path.read_bytes())
+    elsewhere = Elsewhere()
+    elsewhere.pipe("/identity/a.parquet", path.read_bytes())
     try:
-        source = make(tmp_path, "memory://identity/a.parquet")
+        source = make(tmp_path, "elsewhere://identity/a.parquet")
         splits = source.split(source.initial(), source.latest(source.initial(), ALL), 2)
         assert rows(source, splits) == OLD
         write(path, NEW)
-        memory.pipe("/identity/a.parquet", path.read_bytes())
+        elsewhere.pipe("/identity/a.parquet", path.read_bytes())
         with pytest.raises(TransientError, match="was replaced"):
             rows(source, splits)
     finally:
-        memory.rm("/identity", recursive=True)
+        elsewhere.rm("/identity", recursive=True)
