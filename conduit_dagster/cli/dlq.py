@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, operated, subject, subjects
+from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
 from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
 from conduit_dagster.engine.operate.filters import Filters
 
@@ -147,7 +147,10 @@ def discard(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Close open dead letters that will not be sent again. Queue and archive keep their records."""
+    """Close open dead letters that will not be sent again. Queue and archive keep their records.
+
+    Works also while the pipeline's file has errors, or is gone.
+    """
     perform("dlq discard", as_json, lambda: _discard(subject(pipeline, files), filters, note, dry_run))
 
 
@@ -319,7 +322,9 @@ def _discard(one: Subject, filters: Filters, note: str, dry_run: bool) -> Outcom
     from conduit_dagster.engine.operate.letters import selection_of
 
     selection = selection_of(filters, one.id)
-    return operated(one, lambda lock, _: apply(lock, selection, note, dry_run), _discarded, dry_run)
+    with one.state_locked(who()) as lock:
+        facts = {**apply(lock, selection, note, dry_run), "dry_run": dry_run}
+    return Outcome(_discarded(facts), facts)
 
 
 def _discarded(facts: Facts) -> str:

@@ -87,7 +87,7 @@ def test_a_refusal_tells_a_file_with_errors_from_one_that_is_gone(run, lab: Lab)
     assert lab.run().error is None
     file = lab.root / "pipelines" / "p.yaml"
     file.write_text(file.read_text().replace("plugin: json.decode", "plugin: json.decod"))
-    broken = failure(run, "discard", "p", "--note", "x")
+    broken = failure(run, "replay", "p")
     assert (broken["code"], "its file has errors" in broken["message"]) == ("validation.failed", True)
     file.unlink()
     gone = failure(run, "replay", "p")
@@ -95,6 +95,18 @@ def test_a_refusal_tells_a_file_with_errors_from_one_that_is_gone(run, lab: Lab)
     assert gone["fix"].startswith("put its file back")
     refused = run("pipelines", "delete", "p").err
     assert "put its file back, run it once" in refused
+
+
+def test_letters_are_discarded_while_their_file_has_errors_or_is_gone(run, lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    file = lab.root / "pipelines" / "p.yaml"
+    file.write_text("pipelines: [")
+    assert done(run, "discard", "p", "--id", "p/1.0", "--note", "no")["discarded"] == 1
+    file.unlink()
+    assert done(run, "discard", "p", "--note", "no")["discarded"] == 2
+    (lab.root / "conduit.yaml").write_text("state: {lease: soon}\n")
+    assert failure(run, "discard", "p", "--note", "no")["code"] == "validation.failed"
 
 
 def test_an_export_has_both_records(run, lab: Lab) -> None:

@@ -12,7 +12,7 @@ from conduit_dagster.engine.dead_letters.replay_route import give_back
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, tally
 from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
-from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+from conduit_dagster.engine.operate.pipeline_lock import StoreLock
 from conduit_dagster.engine.operate.source_positions import moment
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
@@ -27,7 +27,7 @@ class DeadLetterSelection:
     wanted: DeadLetterQuery = field(default_factory=DeadLetterQuery)
     where: str = ""
 
-    def facts(self, lock: PipelineLock) -> tuple[list[dict[str, Any]], DeadLetterQuery]:
+    def facts(self, lock: StoreLock) -> tuple[list[dict[str, Any]], DeadLetterQuery]:
         """Return counts by reason, and the query for the store. Raises ``FatalError`` (``dead_letters.none``)."""
         wanted = self.wanted._replace(states=OPEN)
         if self.where:
@@ -57,7 +57,7 @@ def selection_of(filters: Filters, pipeline: str) -> DeadLetterSelection:
     return DeadLetterSelection(wanted_of(filters, pipeline), filters.where)
 
 
-def letters_of(lock: PipelineLock) -> DeadLetterSearch:
+def letters_of(lock: StoreLock) -> DeadLetterSearch:
     """Return a search over the pipeline's letters."""
     archive = Archive(archive_folder(lock.options.log_url, lock.id))
     return DeadLetterSearch(lock.store.engine, archive, lock.id)
@@ -85,12 +85,12 @@ def _key_of(text: str, pipeline: str) -> Key:
     return key
 
 
-def _none(lock: PipelineLock) -> FatalError:
+def _none(lock: StoreLock) -> FatalError:
     message = f"pipeline {lock.id} has no open dead letter of that kind: nothing was changed"
     return refused("dead_letters.none", message, f"conduit-dagster dlq list {lock.id} --state all shows what there is")
 
 
-def discard(lock: PipelineLock, selection: DeadLetterSelection, note: str, dry_run: bool = False) -> dict[str, Any]:
+def discard(lock: StoreLock, selection: DeadLetterSelection, note: str, dry_run: bool = False) -> dict[str, Any]:
     """Close the selected open letters, with a note. Queue and archive keep their records.
 
     Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).

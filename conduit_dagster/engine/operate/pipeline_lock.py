@@ -58,20 +58,26 @@ class LazyJobs(Jobs):
 
 
 @dataclass(frozen=True)
-class PipelineLock:
-    """A stopped pipeline that no other process can run meanwhile."""
+class StoreLock:
+    """The state of a stopped pipeline that no other process can run meanwhile; its file is not needed."""
 
-    bound: BoundPipeline
     store: PipelineStore
     options: RunOptions
-    jobs: Jobs
     by: str
     """Name of the operator, for the history."""
 
     @property
     def id(self) -> str:
         """Id of the pipeline."""
-        return self.bound.id
+        return self.store.pipeline
+
+
+@dataclass(frozen=True)
+class PipelineLock(StoreLock):
+    """A stopped pipeline that no other process can run meanwhile."""
+
+    bound: BoundPipeline
+    jobs: Jobs
 
     @property
     def pipeline(self) -> CompiledPipeline:
@@ -113,9 +119,21 @@ def owned(
         state = store.load()
         bound = with_open_work(bound, state)
         attach_kept(bound.compiled, store)
-        yield PipelineLock(bound, store, options, LazyJobs(lambda: _alone(spark(), store), bound.id), by)
+        yield PipelineLock(store, options, by, bound, LazyJobs(lambda: _alone(spark(), store), bound.id))
     finally:
         SourceAcks(bound.compiled).close()
+        lease.release()
+
+
+@contextmanager
+def owned_store(pipeline: str, database: sa.Engine, options: RunOptions, by: str) -> Generator[StoreLock]:
+    """Hold the pipeline's lease, whatever its file says. Raises as :func:`owned`."""
+    if pipeline not in pipeline_rows(database):
+        raise never_ran(pipeline)
+    lease = take_lease(pipeline, database, options)
+    try:
+        yield StoreLock(PipelineStore(database, lease, options.patience), options, by)
+    finally:
         lease.release()
 
 

@@ -26,7 +26,7 @@ from conduit_dagster.state.overview import stored_names
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+    from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, StoreLock
 
 _SHUTDOWN = 30.0
 """Shutdown timeout in seconds for a pipeline whose file is missing."""
@@ -80,12 +80,15 @@ class Subject:
         """Return the runnable pipeline. Raises ``FatalError`` (``validation.*``) if its file is missing or invalid."""
         if self.bound is None:
             raise self._not_runnable()
-        if broken := next((finding for finding in self.project.findings if finding.is_error), None):
-            # settings with errors keep their defaults, and so name another store, log or staging folder
-            raise FatalError(broken.render(), code="validation.failed", fix="correct the project's settings first")
+        self._require_settings()
         if refusal := self.bound.refusal():
             raise refusal
         return self.bound
+
+    def _require_settings(self) -> None:
+        if broken := next((finding for finding in self.project.findings if finding.is_error), None):
+            # settings with errors keep their defaults, and so name another store, log or staging folder
+            raise FatalError(broken.render(), code="validation.failed", fix="correct the project's settings first")
 
     def _not_runnable(self) -> FatalError:
         why, fix = "its file has errors", "conduit-dagster validate shows them"
@@ -110,6 +113,15 @@ class Subject:
         database = project_store(self.project) if fresh else self.known()
         with owned(bound, database, self.options, spark, by, fresh) as lock:
             yield lock, database
+
+    @contextmanager
+    def state_locked(self, by: str) -> Generator[StoreLock]:
+        """Hold the pipeline's lease, whatever its file says. Raises as :meth:`known` and ``owned_store`` do."""
+        from conduit_dagster.engine.operate.pipeline_lock import owned_store
+
+        self._require_settings()
+        with owned_store(self.id, self.known(), self.options, by) as lock:
+            yield lock
 
     def start(self, by: str) -> bool:
         """Request a start; return False if the pipeline runs already. Raises as :meth:`sound` does."""
