@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
-from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
+from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, perform, usage_error
 from conduit_dagster.engine.operate.filters import Filters
+from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -133,7 +135,10 @@ def replay(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send open dead letters through the current pipeline, each exactly once. A letter that fails again stays open."""
+    """Send open dead letters through the current pipeline, each exactly once.
+
+    A letter that fails again stays open, and the exit code is then 1.
+    """
     perform("dlq replay", as_json, lambda: _replay(subject(pipeline, files), filters, start, edits or [], dry_run))
 
 
@@ -296,7 +301,12 @@ def _replay(
     def work(lock: PipelineLock, _: object) -> Facts:
         return apply(lock, selection, start, pairs, dry_run)
 
-    return operated(one, work, _replayed, dry_run)
+    outcome = operated(one, work, _replayed, dry_run)
+    if not outcome.result["failed"]:
+        return outcome
+    fix = f"fix what they failed for, and repeat it; conduit-dagster dlq list {one.id} shows them"
+    error = FatalError(outcome.summary, code="dead_letters.failed_again", fix=fix)
+    return replace(outcome, exit=FAILED, error=error.fields())
 
 
 def _replayed(facts: Facts) -> str:
@@ -314,7 +324,7 @@ def _replayed(facts: Facts) -> str:
     lines += [f"  {error['node']}: {error['code']}: {error['message']}" for error in facts["errors"]]
     if facts["from"] == "source" and any(is_edit(error["node"]) for error in facts["errors"]):
         lines.append("  --set changed the record as its source gave it; --from node changes the one that failed")
-    return "\n".join([*lines, f"  see: conduit-dagster dlq list {facts['pipeline']}"])
+    return "\n".join(lines)
 
 
 def _discard(one: Subject, filters: Filters, note: str, dry_run: bool) -> Outcome:

@@ -27,7 +27,7 @@ _FATAL_FAMILIES: Final = frozenset({"config", "environment", "option", "plugin",
 _FATAL: Final = {
     "chain": "log_gap log_gone no_record not_readable output_gone which_connector",
     "dagster": "load_failed refused reload_refused translator",
-    "dead_letters": "damaged deleted refused unknown",
+    "dead_letters": "damaged deleted failed_again refused unknown",
     "memory": "damaged",
     "delivery": "rebuild_differs source_changed staging_damaged target_changed",
     "delta": "altered columns_differ path protocol table_gone transaction_taken transactions_expire unsupported",

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lab.dlq_lab import BAD, CONVERT, build, delivered, done, failure, letters, mended, positions
+from lab.dlq_lab import BAD, CONVERT, build, delivered, done, failed_again, failure, letters, mended, positions
 from lab.kills import at, crashing
 from lab.operating import error, events, offsets, snapshot
 from lab.scripted import Script, scripted
@@ -59,7 +59,7 @@ def test_what_fails_again_stays_open_with_its_new_reason(run, lab: Lab) -> None:
         processors=[DECODE, fix, broken, CONVERT],
         **{"dead-letter-queue": queue()},
     )
-    facts = done(run, "replay", "p")
+    facts = failed_again(run)
     assert (facts["replayed"], facts["failed"]) == (2, 1)
     assert [(row["node"], row["letters"]) for row in facts["failed_by"]] == [("p:broken", 1)]
     [left] = letters(run)
@@ -90,7 +90,7 @@ def test_a_node_that_is_gone_leaves_them_open(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None
     build(lab, processors=[DECODE])
-    facts = done(run, "replay", "p", "--from", "node")
+    facts = failed_again(run, "--from", "node")
     assert (facts["replayed"], facts["failed"]) == (0, 3)
     assert {row["code"] for row in letters(run)} == {"dead_letters.no_node"}
     assert done(run, "replay", "p")["replayed"] == 3
@@ -110,7 +110,7 @@ def test_an_edit_that_fails_leaves_the_letter_as_it_was(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None
     before = {(row["node"], row["code"], row["attempt"]) for row in letters(run)}
-    facts = done(run, "replay", "p", "--from", "node", "--set", ".Payload.After.amount=after.i / 0")
+    facts = failed_again(run, "--from", "node", "--set", ".Payload.After.amount=after.i / 0")
     assert (facts["replayed"], facts["failed"]) == (0, 3)
     assert facts["errors"][0]["node"].startswith("p:~replay:set-") and "zero" in facts["errors"][0]["message"]
     assert {(row["node"], row["code"], row["attempt"]) for row in letters(run)} == before
@@ -128,7 +128,7 @@ def test_an_edit_of_a_record_that_is_not_decoded_yet_says_what_to_type(run, lab:
     build(lab)
     assert lab.run().error is None
     edit = ("--set", ".Payload.After.amount=7")
-    said = run("dlq", "replay", "p", *edit).out
+    said = run("dlq", "replay", "p", *edit).err
     assert "p:~replay:set-1: field.unresolved: .Payload.After does not contain structured data" in said
     assert "--from node" in said
     assert done(run, "replay", "p", "--from", "node", *edit)["replayed"] == 3
@@ -153,7 +153,7 @@ def test_a_record_that_a_destination_refused(run, lab: Lab, script: Script) -> N
     assert sorted(row["offset"] for row in letters(run)) == [3, 7]
     script.says(refuse=[7])
     script.sent()
-    facts = done(run, "replay", "p")
+    facts = failed_again(run)
     assert (facts["replayed"], facts["failed"]) == (1, 1)
     assert script.values() == [3, 7]
     assert delivered(lab, "other.jsonl") == Counter(range(20))
@@ -223,7 +223,7 @@ def test_a_record_that_failed_in_pieces_is_not_doubled(run, lab: Lab) -> None:
     assert delivered(lab) == Counter([0, 100, 5])
     lab.pipeline(processors=[DECODE, pieces], **usual)
     for start in ("source", "node"):
-        assert done(run, "replay", "p", "--from", start)["replayed"] == 0
+        assert failed_again(run, "--from", start)["replayed"] == 0
     assert {row["code"] for row in letters(run)} == {"dead_letters.in_pieces"}
     assert delivered(lab) == Counter([0, 100, 5])
 
@@ -305,7 +305,7 @@ def test_one_that_a_destination_refuses_again_keeps_its_original(run, lab: Lab, 
     # it was read in the step: its metadata says when
     assert original["metadata"]["opencdc.readAt"] not in ("", "0")
     for start in ("source", "node"):
-        assert done(run, "replay", "p", "--from", start)["failed"] == 1
+        assert failed_again(run, "--from", start)["failed"] == 1
         assert done(run, "show", "p/1.0")["original"] == original
 
 
@@ -321,9 +321,9 @@ def test_one_without_an_original_goes_on_from_its_node_only(run, lab: Lab, scrip
     assert lab.run().error is None
     (lab.root / "away" / "in.jsonl").rename(lab.root / "in.jsonl")
     assert done(run, "show", "p/1.0")["original"] is None
-    assert done(run, "replay", "p")["failed"] == 1
+    assert failed_again(run)["failed"] == 1
     assert [row["code"] for row in letters(run)] == ["dead_letters.no_original"]
-    assert done(run, "replay", "p", "--from", "node")["failed"] == 1
+    assert failed_again(run, "--from", "node")["failed"] == 1
     shown = done(run, "show", "p/1.0")
     assert shown["original"] is None and shown["failed"]["payload"]["after"]["i"] == 3
     script.says()
@@ -347,7 +347,7 @@ def test_a_piece_that_a_destination_refuses_is_not_sent_with_the_others_again(ru
     assert [row["offset"] for row in letters(run)] == [2, 1]
     script.says()
     for start in ("source", "node"):
-        assert done(run, "replay", "p", "--from", start)["replayed"] == 0
+        assert failed_again(run, "--from", start)["replayed"] == 0
     assert script.values() == []
     assert {row["code"] for row in letters(run)} == {"dead_letters.in_pieces"}
 
@@ -389,6 +389,6 @@ def test_a_piece_that_was_dropped_as_a_duplicate_is_not_sent_by_a_replay(run, la
     before = lab.lines("out.jsonl")
     lab.pipeline(processors=[DECODE, each, once], **usual)
     for start in ("source", "node"):
-        assert done(run, "replay", "p", "--from", start)["replayed"] == 0
+        assert failed_again(run, "--from", start)["replayed"] == 0
     assert {row["code"] for row in letters(run)} == {"dead_letters.in_pieces"}
     assert lab.lines("out.jsonl") == before and len(before) == 1

@@ -60,6 +60,13 @@ def done(run: Any, *words: str) -> Any:
     return result(run("dlq", *words, "--json"))
 
 
+def failed_again(run: Any, *options: str) -> Any:
+    """Return the result of a replay some of whose letters fail again."""
+    ran = run("dlq", "replay", "p", *options, "--json")
+    assert (ran.code, error(ran)["code"]) == (1, "dead_letters.failed_again")
+    return ran.envelope["result"]
+
+
 def failure(run: Any, *words: str) -> Any:
     """Return the error of a ``dlq`` command that fails."""
     return error(run("dlq", *words, "--json"))
