@@ -215,7 +215,10 @@ class Source(ABC):
 
     @abstractmethod
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Return the range cut into about ``n`` splits, in order; one split if ``n`` is 1 and it can't count before."""
+        """Return the range cut into about ``n`` splits, in order; one split if ``n`` is 1 and it can't count before.
+
+        What no split covers has no records, as far as the engine can tell: the position moves over it.
+        """
 
     @abstractmethod
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
