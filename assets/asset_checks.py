@@ -171,6 +171,7 @@ def _nack_rate(look: RunSnapshot, queue: DeadLetterQueue, error: ConduitError | 
 
 def _ack_lag(look: RunSnapshot, max_wait: float, error: ConduitError | None) -> CheckResult:
     metadata: dict[str, Any] = {f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in look.lag.items()}
+    metadata |= {"logged_undelivered": look.logged} if look.logged else {}
     metadata |= {"seconds_waiting": round(look.waited, 1) if look.waiting else 0.0}
     if not look.waiting:
         text = "nothing waits" if look.lag else "lag unknown: no source reports it"

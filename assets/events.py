@@ -64,6 +64,11 @@ class RunSnapshot:
         return sum(row["letters"] for row in self.reasons)
 
     @property
+    def logged(self) -> int:
+        """Number of logged records that are not delivered: they no longer wait at their source."""
+        return sum(row.get("undelivered", 0) for row in self.sources.values())
+
+    @property
     def waiting(self) -> bool:
         """Whether unacked records are known: unread at a source, or logged and not delivered."""
         return _anything(self.sources, self.lag)
@@ -238,8 +243,8 @@ def _history(events: list[Event]) -> dg.TableMetadataValue:
 
 
 def _lags(look: RunSnapshot) -> Metadata:
-    """Return the total lag per unit: bytes and records can't be added."""
-    total: dict[str, int] = {}
+    """Return the total lag per unit: bytes and records can't be added. Logged records that wait count as well."""
+    total = {"lag_records": look.logged} if look.logged else {}
     for amount, unit in look.lag.values():
         total[f"lag_{unit}"] = total.get(f"lag_{unit}", 0) + amount
     return total

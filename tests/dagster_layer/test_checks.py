@@ -11,9 +11,10 @@ from dagster_layer.project_folder import Folder
 from lab.waiting import wait_until
 
 from conduit_dagster.assets.asset_checks import CheckResult, verdicts
-from conduit_dagster.assets.events import Observer, RunSnapshot
+from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization
 from conduit_dagster.assets.run_op import RunConfig
 from conduit_dagster.assets.source_checks import readable_verdicts
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
@@ -68,6 +69,14 @@ def test_the_acks_lag_when_something_waits_for_long(
     bound: BoundPipeline, lag: dict[str, tuple[int, str]], waited: float, passed: bool
 ) -> None:
     assert _passed(verdicts(bound, _look(waited, lag=lag), 60))["ack_lag"] is passed
+
+
+def test_the_lag_of_the_acks_counts_what_is_logged_and_not_delivered(bound: BoundPipeline) -> None:
+    look = _look(99, lag={"in": (0, "bytes")}, sources={"in": {"position": 7, "undelivered": 7}})
+    shown = acks_materialization(AssetKeys("numbers"), look).metadata
+    assert (shown["lag_records"].value, shown["lag_bytes"].value) == (7, 0)
+    lag = next(one for one in verdicts(bound, look, 60) if one.name == "ack_lag")
+    assert (lag.passed, lag.metadata["logged_undelivered"]) == (False, 7)
 
 
 def test_the_limit_of_the_acks_is_the_runs_then_the_files_then_the_environments(
