@@ -152,6 +152,18 @@ def test_a_message_that_is_too_large_for_its_topic(lab: KafkaLab, strategy: str)
         assert [len(m.value() or b"") for m in lab.server.read(topic)] == [10, 10]
 
 
+@pytest.mark.parametrize("metadata", [{}, {"kafka.header.h": "1"}])
+def test_a_staged_message_is_refused_once_batch_bytes_is_lowered(lab: KafkaLab, metadata: dict[str, str]) -> None:
+    topic = lab.server.topic()
+    delivery = lab.stage(lab.destination(topic), [Record(i, metadata, b"x" * (9_000 if i else 10)) for i in range(2)])
+    destination = lab.destination(topic, batchBytes="2000")
+    with pytest.raises(BatchRefusedError):
+        destination.publish(delivery)
+    with pytest.raises(Rejected) as refused:
+        destination.publish(child(delivery, 1))
+    assert refused.value.nack.code == "kafka.too_large"
+
+
 def test_many_messages_with_little_room(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the client may hold at a time, by number and by bytes: none is lost, none overtakes another."""
     monkeypatch.setattr("conduit_dagster.connectors.kafka.message_sender._WAITING", 500)

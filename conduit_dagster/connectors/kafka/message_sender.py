@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from conduit_dagster.connectors.kafka.kafka_client import client_config
-from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors, kafka_error
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import MessageGroup, StagedChunk
 
@@ -115,7 +115,11 @@ class MessageSender:
         columns = group.values, group.keys, group.headers or [None] * count, group.times or [0] * count
         for value, key, headers, stamp in zip(*columns, strict=True):
             own: list[tuple[str, str | bytes | None]] = [*(headers or ())]
-            self._producer.produce(group.topic, value, key, timestamp=stamp, headers=own)
+            try:
+                self._producer.produce(group.topic, value, key, timestamp=stamp, headers=own)
+            except KafkaException as error:
+                self._failures.add(kafka_error(error), group.topic)
+                return
 
     def _make_room(self, chunk: StagedChunk) -> None:
         self._producer.poll(0)
