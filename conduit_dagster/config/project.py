@@ -93,7 +93,7 @@ class Project:
         """SQLAlchemy URL of the state store; a relative SQLite file is resolved against the root."""
         url = self.settings.state.url or f"{_SQLITE}{self.home / 'state.db'}"
         path = url.removeprefix(_SQLITE)
-        return f"{_SQLITE}{self.root / path}" if path and path != url and path != ":memory:" else url
+        return f"{_SQLITE}{self.root / path}" if path and path != url else url
 
     @property
     def staging_url(self) -> str:

@@ -52,9 +52,13 @@ POSTGRES_STORES = ("postgresql", "postgres", "postgresql+psycopg")
 
 
 def _store_url(url: str) -> str:
-    if url.partition("://")[0] not in SQLITE_STORES + POSTGRES_STORES:
+    scheme, _, rest = url.partition("://")
+    if scheme not in SQLITE_STORES + POSTGRES_STORES:
         fix = "write sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
         raise refuse("a state store is SQLite or PostgreSQL", expected="the URL of one of them", fix=fix)
+    if scheme in SQLITE_STORES and rest.lstrip("/") in ("", ":memory:"):
+        fix = "write sqlite:///PATH, or leave it out"
+        raise refuse("a state store in memory ends with its connection", expected="a file", fix=fix)
     return url
 
 

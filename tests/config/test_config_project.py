@@ -193,8 +193,11 @@ def test_relative_paths_start_at_the_root(tmp_path: Path) -> None:
     assert (found.state_url, found.staging_url) == (f"sqlite:///{tmp_path}/s.db", str(tmp_path / "stage"))
 
 
-def test_sqlite_in_memory_stays(tmp_path: Path) -> None:
-    assert project(tmp_path, "state.url: 'sqlite:///:memory:'\n").state_url == "sqlite:///:memory:"
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite+pysqlite:///:memory:"])
+def test_a_state_store_in_memory_is_refused(tmp_path: Path, url: str) -> None:
+    """Each connection would open another one."""
+    [finding] = project(tmp_path, f"state.url: '{url}'\n").findings
+    assert (finding.path, finding.fix) == ("/state/url", "write sqlite:///PATH, or leave it out")
 
 
 def test_settings_that_are_no_mapping_are_not_taken_for_a_pipeline_file(tmp_path: Path) -> None:
