@@ -64,7 +64,7 @@ class Stored:
     epoch: int | None = None
     """Epoch of the owner that ``owned`` is about."""
     written_ns: int = 0
-    """Time of the last transaction of an owner: without an owner, that of the last run's end, or later."""
+    """Time of the last run's end, or later; 0 while an owner is alive, whose every transaction would change it."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class KnownPipeline:
     file: File
     stored: Stored
     run: LastRun | None
+    """None if it never ran; not looked up while the pipeline is owned."""
 
 
 _Signature = frozenset[tuple[str, int, int]]
@@ -128,13 +129,13 @@ class Files:
         changed, self._changed = self._changed, None
         return changed
 
-    def has_digest(self, pipeline: str, digest: str) -> bool:
-        """Return whether the file has this digest when it is read now: what was read before may be older."""
-        bound = open_catalogue(Project.find(self._root)).get(pipeline)
-        if bound is None or bound.digest != digest:
-            return False
+    def current_digests(self) -> dict[str, str]:
+        """Return the digest of each pipeline's file as it is now: what was read before may be older."""
+        return {bound.id: bound.digest for bound in open_catalogue(Project.find(self._root)).bound}
+
+    def forget(self) -> None:
+        """Read the files again at the next tick."""
         self._signature = None
-        return True
 
     def _signature_of(self, project: Project) -> _Signature:
         paths = [path for path in (*_paths(project), *self._scripts) if path.exists()]
@@ -188,33 +189,50 @@ def _paths(project: Project) -> Iterator[Path]:
 
 
 _PAGE = 200
+_FEW = 10
 
 
 class Runs:
-    """View of a project's runs in the run storage: the newest page in one query, other runs one by one."""
+    """View of a project's runs in the run storage: the newest page in one query, other runs one by one.
+
+    No query selects by tag where it can be avoided: Dagster would read every run that the project ever had.
+    """
 
     def __init__(self, instance: dg.DagsterInstance, project: str) -> None:
         """``project``: value of ``PROJECT_TAG``."""
-        self._instance, self._tags = instance, {PROJECT_TAG: project}
-        self._newest: dict[str, LastRun] = {}
+        self._instance, self._project = instance, project
+        self._newest: dict[str, LastRun | None] = {}
         self._all = False
 
     def look(self) -> None:
         """Reload the newest runs."""
-        records = self._instance.get_run_records(dg.RunsFilter(tags=self._tags), limit=_PAGE)
+        records = self._instance.get_run_records(limit=_PAGE)
         self._all = len(records) < _PAGE
         self._newest = {}
         for record in records:
-            self._newest.setdefault(record.dagster_run.job_name, _last(record))
+            if _is_of(record, self._project):
+                self._newest.setdefault(record.dagster_run.job_name, _last(record))
 
     def of(self, file: File) -> LastRun | None:
         """Return the newest run of the pipeline's own job."""
         if file.job not in self._newest and not self._all:
-            found = self._instance.get_run_records(dg.RunsFilter(job_name=file.job, tags=self._tags), limit=1)
-            if not found:
-                return None
-            self._newest[file.job] = _last(found[0])
+            found = newest_run(self._instance, file.job, self._project)
+            self._newest[file.job] = None if found is None else _last(found)
         return self._newest.get(file.job)
+
+
+def newest_run(instance: dg.DagsterInstance, job: str, project: str) -> dg.RunRecord | None:
+    """Return the newest run of a project's job; another project of the instance may have a job of the same name."""
+    newest = instance.get_run_records(dg.RunsFilter(job_name=job), limit=_FEW)
+    own = next((record for record in newest if _is_of(record, project)), None)
+    if own is None and len(newest) == _FEW:
+        tagged = dg.RunsFilter(job_name=job, tags={PROJECT_TAG: project})
+        own = next(iter(instance.get_run_records(tagged, limit=1)), None)
+    return own
+
+
+def _is_of(record: dg.RunRecord, project: str) -> bool:
+    return record.dagster_run.tags.get(PROJECT_TAG) == project
 
 
 def _last(record: dg.RunRecord) -> LastRun:
@@ -296,16 +314,20 @@ def stored(database: sa.Engine, silence: HeartbeatMonitor, lease_seconds: float)
         rows = connection.execute(sa.select(pipelines)).mappings().all()
     never_ran = {name: Stored(recovery=recovery) for name, recovery in recoveries.items()}
     return never_ran | {
-        row["pipeline"]: Stored(
-            row["status"] if row["next_step"] > 1 or row["pipeline"] in recoveries else "",
-            row["reason"],
-            _is_owned(row, silence, lease_seconds),
-            recoveries.get(row["pipeline"], NEVER),
-            row["epoch"],
-            row["updated_ns"] if row["pipeline"] in recoveries else 0,
-        )
+        row["pipeline"]: _stored(row, recoveries.get(row["pipeline"]), _is_owned(row, silence, lease_seconds))
         for row in rows
     }
+
+
+def _stored(row: Any, recovery: RecoveryState | None, owned: bool) -> Stored:
+    return Stored(
+        row["status"] if row["next_step"] > 1 or recovery is not None else "",
+        row["reason"],
+        owned,
+        recovery or NEVER,
+        row["epoch"],
+        row["updated_ns"] if recovery is not None and not owned else 0,
+    )
 
 
 def _is_owned(row: Any, silence: HeartbeatMonitor, lease_seconds: float) -> bool:

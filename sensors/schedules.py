@@ -12,6 +12,7 @@ from conduit_dagster.assets.names import PROJECT_TAG, job_name, short
 from conduit_dagster.config.cron import TIMED, next_tick
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.sensors.known import newest_run
 
 _EACH_MINUTE = "* * * * *"
 Tick = Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]
@@ -31,24 +32,19 @@ def _schedule(bound: BoundPipeline, job: Any) -> dg.ScheduleDefinition:
         job=job,
         cron_schedule=trigger.cron or _EACH_MINUTE,
         execution_timezone="UTC",
-        execution_fn=_tick(bound.id, _runs_of(job), trigger),
+        execution_fn=_tick(bound.id, job, trigger),
         default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
         description=f"Runs pipeline {bound.id} {f'every {trigger.every:g} s' if trigger.every else 'at its time'}.",
     )
 
 
-def _runs_of(job: Any) -> dg.RunsFilter:
-    """Return the filter for a job's runs, without those of another project's job of the same name."""
-    return dg.RunsFilter(job_name=job.name, tags={PROJECT_TAG: job.tags[PROJECT_TAG]})
-
-
-def _tick(pipeline: str, own: dg.RunsFilter, trigger: Trigger) -> Tick:
+def _tick(pipeline: str, job: Any, trigger: Trigger) -> Tick:
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
-        newest = context.instance.get_run_records(own, limit=1)
+        newest = newest_run(context.instance, job.name, job.tags[PROJECT_TAG])
         now = context.scheduled_execution_time
-        if newest and not newest[0].dagster_run.is_finished:
+        if newest and not newest.dagster_run.is_finished:
             return dg.SkipReason("the previous run is still at work")
-        last = newest[0].create_timestamp if newest else None
+        last = newest.create_timestamp if newest else None
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
             return dg.SkipReason("not due yet")
         tags = {"conduit/pipeline": short(pipeline), "dagster/max_retries": "0"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import dagster as dg
@@ -88,23 +89,30 @@ class Tick:
         attendant: DecisionExecutor,
         runs: Runs,
     ) -> None:
+        # read once: a plugin that changed is a part of every pipeline
+        digests = cache(self._files.current_digests)
         for file in files:
             if attendant.has_requested(file.job):
                 continue
             # one broken pipeline must not delay the others
             try:
-                known = KnownPipeline(file, rows.get(file.pipeline, _UNKNOWN), runs.of(file))
+                row = rows.get(file.pipeline, _UNKNOWN)
+                # a query for each of many pipelines takes longer than a tick may
+                known = KnownPipeline(file, row, None if row.owned else runs.of(file))
                 decision = self._decide(known, time.time_ns())
-                if not self._is_renewed(known, decision):
+                if not self._is_renewed(known, decision, digests):
                     attendant.carry_out(known, decision)
             except Exception as error:  # noqa: BLE001
                 context.log.error(f"pipeline {file.pipeline} was left out of this tick: {error}")
 
-    def _is_renewed(self, known: KnownPipeline, decision: Decision) -> bool:
+    def _is_renewed(self, known: KnownPipeline, decision: Decision, digests: Callable[[], dict[str, str]]) -> bool:
         """Return whether a run is to be renewed that has the current file already: it would be renewed without end."""
         if not isinstance(decision, StopRequest) or decision.asked != "renew":
             return False
-        return self._files.has_digest(known.file.pipeline, known.stored.recovery.digest)
+        if digests().get(known.file.pipeline) != known.stored.recovery.digest:
+            return False
+        self._files.forget()
+        return True
 
 
 def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay: float = 0.0) -> dg.SensorDefinition:
