@@ -25,8 +25,9 @@ def find_links(pipelines: Iterable[BoundPipeline]) -> Links:
     for reader, source, other, connector in _chained(pipelines):
         upstream[reader].add(other)
         found[reader, source].append(asset_key(other, connector))
+    written = list(_written_by(pipelines))
     for reader, source, path in _read(pipelines):
-        for writer, consumer, thing in _written_by(pipelines):
+        for writer, consumer, thing in written:
             if is_read_with(thing, path) and not _reaches(upstream, writer, reader):
                 upstream[reader].add(writer)
                 found[reader, source].append(asset_key(writer, consumer))

@@ -75,8 +75,9 @@ def is_read_with(thing: str, path: str) -> bool:
 
     A folder of parts may also be read by a glob.
     """
-    folder, name = Path(path).parent, Path(path).name
-    in_folder = str(Path(thing).parent) == path or (str(folder) == thing and "*" in name)
+    # texts and not ``Path``: it is asked for each pair of pipelines
+    folder, name = os.path.split(path)
+    in_folder = os.path.split(thing)[0] == path or (folder == thing and "*" in name)
     return thing == path or in_folder or fnmatch(thing, path)
 
 
