@@ -94,8 +94,17 @@ def circumstances(context: dg.AssetExecutionContext, bound: BoundPipeline, proje
     run = context.run
     is_own = run.job_name == job_name(bound.id)
     policy = Policy.of(bound.config.recovery, project.settings.recovery) if is_own else None
-    number = run.tags.get(FAILURE_TAG, "")
-    return RunOrigin(policy, run.run_id, int(number) if number.isdecimal() else None)
+    return RunOrigin(policy, run.run_id, restart_of(run))
+
+
+def restart_of(run: dg.DagsterRun) -> int | None:
+    """Return the number of the failure that the run restarts after; None if it is no restart.
+
+    A run that a user executes again has the tags of the first one, and a parent, which a sensor's run has not: it is
+    started by hand.
+    """
+    number = "" if run.parent_run_id else run.tags.get(FAILURE_TAG, "")
+    return int(number) if number.isdecimal() else None
 
 
 def restart_at(run: dg.DagsterRun) -> int | None:

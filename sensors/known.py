@@ -13,7 +13,7 @@ import dagster as dg
 import sqlalchemy as sa
 
 from conduit_dagster.assets.names import PROJECT_TAG, job_name
-from conduit_dagster.assets.run_op import FAILURE_TAG
+from conduit_dagster.assets.run_op import restart_of
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.config.findings import Finding
@@ -237,14 +237,13 @@ def _is_of(record: dg.RunRecord, project: str) -> bool:
 
 def _last(record: dg.RunRecord) -> LastRun:
     run = record.dagster_run
-    number = run.tags.get(FAILURE_TAG, "")
     return LastRun(
         run.run_id,
         not run.is_finished,
         run.status is dg.DagsterRunStatus.FAILURE,
         run.status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.CANCELING),
         round(record.create_timestamp.timestamp() * 1e9),
-        int(number) if number.isdecimal() else None,
+        restart_of(run),
     )
 
 
