@@ -10,7 +10,7 @@ from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sensors.known import KnownPipeline, LastRun
 
 _START_LIMIT_NS = 180_000_000_000
-"""Time after which a run that has not begun counts as crashed, unless its restart is not due yet."""
+"""Time after which a launched run that has not begun counts as crashed, unless its restart is not due yet."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _launched(run: LastRun, due_ns: int, now_ns: int) -> Decision:
     """Return the decision for the restart's own run, which has not begun yet."""
     if run.cancelled:
         return Stopped(run.run_id)
-    late = now_ns - max(run.created_ns, due_ns) > _START_LIMIT_NS
+    late = not run.queued and now_ns - max(run.created_ns, run.changed_ns, due_ns) > _START_LIMIT_NS
     return Report(run.run_id, "never_began") if run.failed or (run.active and late) else None
 
 

@@ -78,6 +78,10 @@ class LastRun:
     created_ns: int
     failure: int | None = None
     """Number of the failure that it follows, if it is a restart."""
+    queued: bool = False
+    """Whether it waits in Dagster's queue, for as long as the coordinator's limits say."""
+    changed_ns: int = 0
+    """Time of its last change of status, such as its launch from the queue."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,8 @@ def _last(record: dg.RunRecord) -> LastRun:
         run.status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.CANCELING),
         round(record.create_timestamp.timestamp() * 1e9),
         restart_of(run),
+        run.status is dg.DagsterRunStatus.QUEUED,
+        round(record.update_timestamp.timestamp() * 1e9),
     )
 
 

@@ -74,6 +74,15 @@ def test_a_restart_that_hangs_before_it_begins_is_a_failure_too() -> None:
     assert recover(waiting(-179), replace(run("r2", "active", failure=3), created_ns=NOW - 190 * SECOND)) is None
 
 
+def test_a_restart_in_dagsters_queue_has_time_until_it_is_launched() -> None:
+    """A limit of concurrent runs holds it up: that is no crash, and counts as no failure."""
+    queued = replace(run("r2", "active", failure=3), created_ns=NOW - 3600 * SECOND, queued=True)
+    assert recover(waiting(-3600), queued) is None
+    launched = replace(queued, queued=False, changed_ns=NOW - 179 * SECOND)
+    assert recover(waiting(-3600), launched) is None
+    assert recover(waiting(-3600), replace(launched, changed_ns=NOW - 181 * SECOND)) == Report("r2", "never_began")
+
+
 def test_b10_a_restart_that_somebody_terminated_never_happens() -> None:
     assert recover(waiting(5), run("r2", "cancelled", failure=3)) == Stopped("r2")
 

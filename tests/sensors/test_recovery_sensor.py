@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from lab.sensors_lab import Location
 
 from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
@@ -196,3 +197,26 @@ def test_a_tick_of_many_pipelines_is_short(location: Location) -> None:
     took = time.process_time() - began  # other tests run on this machine at the same time
     assert len(requests) == 20
     assert took < 5
+
+
+def test_a_restart_that_waits_in_dagsters_queue_is_left_there(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conduit_dagster.sensors.decisions._START_LIMIT_NS", 0)
+    location.write()
+    location.begin()
+    location.fail(policy=Policy(min_delay=0.001))
+    (request,) = location.tick()
+    job = location.definitions.resolve_job_def("orders")
+    place = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "repository")
+    run = location.instance.create_run_for_job(
+        job,
+        tags={**job.run_tags, **request.tags},
+        status=dg.DagsterRunStatus.QUEUED,
+        remote_job_origin=RemoteJobOrigin(place, "orders"),
+    )
+    assert location.tick() == []
+    assert location.recovery().failure == 1
+    location.instance.report_dagster_event(dg.DagsterEvent("PIPELINE_STARTING", run.job_name), run.run_id)
+    location.tick()
+    assert location.recovery().failure == 2
