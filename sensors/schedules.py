@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
+from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import PROJECT_TAG, job_name, short
 from conduit_dagster.config.cron import TIMED, next_tick
 from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sensors.known import newest_run
+from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.status_store import read
 
 _EACH_MINUTE = "* * * * *"
 Tick = Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]
@@ -32,13 +40,15 @@ def _schedule(bound: BoundPipeline, job: Any) -> dg.ScheduleDefinition:
         job=job,
         cron_schedule=trigger.cron or _EACH_MINUTE,
         execution_timezone="UTC",
-        execution_fn=_tick(bound.id, job, trigger),
+        execution_fn=_tick(bound, job),
         default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
         description=f"Runs pipeline {bound.id} {f'every {trigger.every:g} s' if trigger.every else 'at its time'}.",
     )
 
 
-def _tick(pipeline: str, job: Any, trigger: Trigger) -> Tick:
+def _tick(bound: BoundPipeline, job: Any) -> Tick:
+    pipeline, trigger = bound.id, bound.config.trigger
+
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         newest = newest_run(context.instance, job.name, job.tags[PROJECT_TAG])
         now = context.scheduled_execution_time
@@ -47,10 +57,28 @@ def _tick(pipeline: str, job: Any, trigger: Trigger) -> Tick:
         last = newest.create_timestamp if newest else None
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
             return dg.SkipReason("not due yet")
+        # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
+        if newest and newest.dagster_run.is_failure and _restart_at_ns(bound) > time.time_ns():
+            return dg.SkipReason("a restart is pending")
         tags = {"conduit/pipeline": short(pipeline), "dagster/max_retries": "0"}
         return dg.RunRequest(run_key=f"{pipeline}:{now.timestamp():.0f}", tags=tags)
 
     return tick
+
+
+def _restart_at_ns(bound: BoundPipeline) -> int:
+    """Return when the pipeline's restart is due; 0 if none is pending, or the state store does not say."""
+    try:
+        store = project_store(Project.find(Path(bound.program.root)))
+    except (ConduitError, SQLAlchemyError):
+        return 0
+    try:
+        with reading(store) as connection:
+            return read(connection, bound.id).restart_at_ns
+    except SQLAlchemyError:
+        return 0
+    finally:
+        store.dispose()
 
 
 def _is_due(trigger: Trigger, last: datetime, now: datetime) -> bool:

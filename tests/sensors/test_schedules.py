@@ -10,6 +10,8 @@ import dagster as dg
 import pytest
 from lab.sensors_lab import Location
 
+from conduit_dagster.recovery.policy import Policy
+
 EVERY = "{every: 90s}"
 NIGHTLY = '{cron: "15 3 * * *"}'
 
@@ -81,3 +83,26 @@ def test_a_tick_that_overlaps_a_run_starts_nothing(location: Location, trigger: 
     assert ticks(location, later) == []
     location.instance.report_run_failed(run)
     assert len(ticks(location, later)) == 1
+
+
+def test_a_tick_does_not_begin_the_backoff_anew(location: Location) -> None:
+    """A start would reset the count: with a tick each minute no delay grew beyond it, and nothing was given up."""
+    location.write(trigger=EVERY)
+    location.begin()
+    location.run(status="FAILURE")
+    later = datetime.now(UTC) + timedelta(minutes=10)
+    location.fail(policy=Policy(min_delay=3600, max_delay=3600))
+    assert ticks(location, later) == []
+    # nobody has launched the restart, as without the recovery sensor
+    location.fail(policy=Policy(min_delay=0.001))
+    assert len(ticks(location, later)) == 1
+
+
+def test_a_tick_does_not_wait_for_a_state_store_that_is_away(location: Location) -> None:
+    location.write(trigger=EVERY)
+    location.begin()
+    location.run(status="FAILURE")
+    location.fail(policy=Policy(min_delay=3600, max_delay=3600))
+    location.store.dispose()
+    (location.root / ".conduit" / "state.db").unlink()
+    assert len(ticks(location, datetime.now(UTC) + timedelta(minutes=10))) == 1
