@@ -88,11 +88,14 @@ def _definitions(catalogue: Catalogue, choices: _Choices, refused: Refused) -> d
     found = define_assets(catalogue, choices.translator, refused)
     project, root = catalogue.project, str(catalogue.project.root)
     spark = SparkResource(root=root) if choices.spark is None else choices.spark
+    operators = operator_jobs({keys.pipeline: keys for keys in found.keys.values()})
+    # Dagster requires a sensor to have jobs, and broken files have none: their checks need the sensors all the same
+    sensors = define_sensors(project, found.jobs or operators, found.keys) if catalogue.loaded.files else []
     return dg.Definitions(
         assets=found.assets,
         asset_checks=found.checks,
-        jobs=[*found.jobs, *operator_jobs({keys.pipeline: keys for keys in found.keys.values()})],
-        sensors=define_sensors(project, found.jobs, found.keys),
+        jobs=[*found.jobs, *operators],
+        sensors=sensors,
         schedules=define_schedules(catalogue.bound, {job.name: job for job in found.jobs}),
         resources={"conduit_spark": spark, "conduit_state": StateResource(root=root)},
         executor=choices.executor,

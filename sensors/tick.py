@@ -160,10 +160,5 @@ def lifecycle_sensor(project: Project, jobs: Sequence[Any], keys: Mapping[str, A
 
 
 def define_sensors(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> list[dg.SensorDefinition]:
-    """Return the sensors; none without pipelines, since Dagster requires a sensor to have jobs.
-
-    ``keys``: asset keys of each pipeline, by the name of its job.
-    """
-    if not keys:
-        return []
+    """Return the sensors. ``keys``: asset keys of each pipeline, by the name of its job."""
     return [recovery_sensor(project, jobs, keys), lifecycle_sensor(project, jobs, keys), alert_sensor(project)]

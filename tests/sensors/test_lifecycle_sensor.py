@@ -246,6 +246,20 @@ def test_a_broken_file_fails_its_check_until_it_is_valid_again(location: Locatio
     assert evaluated(location, BAD, "can_run") == [True, False]
 
 
+def test_the_only_file_is_broken_and_its_checks_tell(location: Location) -> None:
+    (location.root / "pipelines" / "bad.yaml").write_text("pipelines: [")
+    location.tick(SENSOR)
+    assert (evaluated(location, FILES, "no_broken_files"), evaluated(location, BAD, "can_run")) == ([False], [False])
+    location.write("bad")
+    location.tick(SENSOR)
+    assert evaluated(location, BAD, "can_run") == [True, False]
+
+
+def test_a_folder_without_pipelines_has_no_sensors(location: Location) -> None:
+    """They would make a state store in whatever folder the code location was loaded."""
+    assert list(location.definitions.get_repository_def().sensor_defs) == []
+
+
 FILES, BAD = dg.AssetKey(["conduit", "pipeline_files"]), dg.AssetKey(["bad", "broken", "file"])
 
 
