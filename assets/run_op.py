@@ -149,8 +149,15 @@ def run_in_dagster(
         reporter = RunReporter(context, loaded.keys, observer, _intervals(config, bound))
         run = _Run(context, config.seconds("end_after"), request, reporter)
     except ConduitError as error:
+        _forbid_retries(context, error)
         raise failure(error, "") from None
     yield from run.run(spark.spark_session)
+
+
+def _forbid_retries(context: dg.AssetExecutionContext, error: ConduitError) -> None:
+    """Keep Dagster's retries of runs off a fatal error, which none of them helps; they ignore error classes."""
+    if error.fatal:
+        context.instance.add_run_tags(context.run.run_id, {"dagster/max_retries": "0"})
 
 
 def _intervals(config: RunConfig, bound: BoundPipeline) -> Intervals:
@@ -273,6 +280,7 @@ class _Run:
                 self._context.log.error(result.error.message)
             raise dg.DagsterExecutionInterruptedError
         if result.error is not None:
+            _forbid_retries(self._context, result.error)
             raise failure(result.error, result.status, result) from None
 
 

@@ -202,6 +202,20 @@ def test_materialising_a_continuous_pipeline_drains_it_once(folder: Folder) -> N
     assert folder.newest("numbers", "acks")["records_read"] == 100
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_dagster_does_not_retry_a_fatal_error_of_materialised_assets(folder: Folder, broken: bool) -> None:
+    """Their run has no tags of the pipeline's job, and an instance may retry every run that failed."""
+    folder.numbers(queue="{window-size: 1, window-nack-threshold: 0}")
+    job = folder.definitions.resolve_implicit_global_asset_job_def()
+    if broken:
+        folder.write("numbers.yaml", "pipelines: [")
+    keys = [dg.AssetKey(["numbers", name]) for name in ("out", "dead_letters", "acks")]
+    result = job.execute_in_process(instance=folder.instance, asset_selection=keys, raise_on_error=False)
+    assert not result.success
+    (run,) = folder.instance.get_runs()
+    assert run.tags["dagster/max_retries"] == "0"
+
+
 def test_the_job_of_a_continuous_pipeline_runs_on_until_it_is_to_be_started_anew(folder: Folder) -> None:
     folder.numbers(trigger="continuous")
     assert folder.run(end_after="100ms").success
