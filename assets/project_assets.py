@@ -80,7 +80,7 @@ def _pipelines(catalogue: Catalogue, translator: PipelineTranslator, refused: Re
             if taken := own & names:
                 _refuse(one, f"another pipeline's job is called {min(taken)} too")
             elif clash := written & keys:
-                _refuse(one, f"the asset key {min(key.to_user_string() for key in clash)} is taken already")
+                _refuse(one, f"the asset key {min(key.to_user_string() for key in clash)} is taken already", specs.keys)
             else:
                 names |= own
                 keys |= written
@@ -112,7 +112,7 @@ def _defined(
     try:
         return define_pipeline(specs, moved, project)
     except dg.DagsterError as error:
-        _refuse(parsed, str(error).strip())
+        _refuse(parsed, str(error).strip(), specs.keys)
         return None
 
 
@@ -121,8 +121,11 @@ def _keys(assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Iterator[dg.A
         yield from [asset.key] if isinstance(asset, dg.AssetSpec) else asset.keys
 
 
-def _refuse(parsed: ParsedPipeline, message: str) -> None:
-    _add(parsed, "dagster.refused", message, "give the pipeline another id")
+def _refuse(parsed: ParsedPipeline, message: str, keys: AssetKeys | None = None) -> None:
+    """``keys``: those of its assets, if they may be the reason."""
+    is_moved = keys is not None and keys.moved
+    fix = "have the translator give each asset a key of its own" if is_moved else "give the pipeline another id"
+    _add(parsed, "dagster.refused", message, fix)
 
 
 def _add(parsed: ParsedPipeline, code: str, message: str, fix: str) -> None:

@@ -118,6 +118,23 @@ def test_a_translator_that_fails_keeps_one_pipeline_from_loading(folder: Folder)
     assert "Picky.get_asset_spec failed for other/acks: no team has these" in (broken.description or "")
 
 
+@pytest.mark.parametrize("role", ["source", "destination"])
+def test_a_key_for_two_assets_is_the_translators_mistake(folder: Folder, role: str) -> None:
+    """Two pipelines' sources, and two assets that one pipeline writes: another id would not help."""
+    folder.numbers()
+    folder.write("other.yaml", _other(folder, "other"))
+
+    class Same(PipelineTranslator):
+        def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
+            if data.pipeline.id == "numbers" or data.role not in (role, "acks"):
+                return data.spec
+            # the source has the key of another pipeline's, the acks that of the destination
+            return data.spec.replace_attributes(key=["numbers", "in"] if data.role == "source" else "same")
+
+    broken = _spec(load_pipelines(folder.root, translator=Same()), "other", "broken", "file")
+    assert "fix: have the translator give each asset a key of its own" in (broken.description or "")
+
+
 class Own(dg.ConfigurableResource[Any]):
     """A session of the user's own, and how often it was requested."""
 
