@@ -184,12 +184,13 @@ def _hide_in_logs() -> None:
 
 
 def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
-    """Return the pipeline as its file defines it now. Raises ``FatalError`` if it can no longer run.
+    """Return the pipeline as the project's files define it now. Raises ``FatalError`` if it can no longer run.
 
     Raises ``TransientError`` if the only problem is a failed provider of secrets.
     """
     catalogue = open_catalogue(project, [Path(file)])
-    bound = catalogue.get(pipeline)
+    # another file may have it since the code location was loaded
+    bound = catalogue.get(pipeline) or open_catalogue(project).get(pipeline)
     # settings with errors keep their defaults: a run would read and write elsewhere
     broken = [finding for finding in project.findings if finding.is_error]
     if bound is None or broken:
@@ -199,7 +200,7 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
             fix = "it is tried again; see what the provider needs if it goes on"
             raise TransientError(message, code="secrets.unavailable", place=file, fix=fix)
         message = message or f"there is no pipeline {pipeline} in {file} any more"
-        fix = "fix the file and run again; after adding, moving or removing pipelines reload the code location"
+        fix = "fix the file and run again; after adding or removing pipelines reload the code location"
         raise FatalError(message, code="pipeline.invalid", place=file, fix=fix)
     if refusal := bound.refusal():
         raise refusal

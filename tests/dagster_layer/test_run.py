@@ -202,6 +202,15 @@ def test_materialising_a_continuous_pipeline_drains_it_once(folder: Folder) -> N
     assert folder.newest("numbers", "acks")["records_read"] == 100
 
 
+def test_a_pipeline_that_moved_to_another_file_is_found_there(folder: Folder) -> None:
+    """The sensors know it there: as a failure it would be degraded the next time that it is started."""
+    folder.numbers()
+    job = folder.definitions.resolve_job_def("numbers")
+    (folder.root / "pipelines" / "numbers.yaml").rename(folder.root / "pipelines" / "all.yaml")
+    assert job.execute_in_process(instance=folder.instance, raise_on_error=False).success
+    assert folder.delivered == folder.passed(range(100))
+
+
 @pytest.mark.parametrize("broken", [False, True])
 def test_dagster_does_not_retry_a_fatal_error_of_materialised_assets(folder: Folder, broken: bool) -> None:
     """Their run has no tags of the pipeline's job, and an instance may retry every run that failed."""
