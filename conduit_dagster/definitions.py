@@ -90,7 +90,8 @@ def _definitions(catalogue: Catalogue, choices: _Choices, refused: Refused) -> d
     spark = SparkResource(root=root) if choices.spark is None else choices.spark
     operators = operator_jobs({keys.pipeline: keys for keys in found.keys.values()})
     # Dagster requires a sensor to have jobs, and broken files have none: their checks need the sensors all the same
-    sensors = define_sensors(project, found.jobs or operators, found.keys) if catalogue.loaded.files else []
+    launched = [job for job in found.jobs if job.name in found.keys] or operators
+    sensors = define_sensors(project, launched, found.keys) if catalogue.loaded.files else []
     return dg.Definitions(
         assets=found.assets,
         asset_checks=found.checks,

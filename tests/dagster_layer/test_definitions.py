@@ -117,6 +117,14 @@ def test_the_asset_of_the_files_checks_them_again(folder: Folder) -> None:
     assert folder.newest("conduit", "pipeline_files")["errors"] == 1
 
 
+def test_the_sensors_name_the_jobs_that_they_launch(folder: Folder) -> None:
+    """Dagster shows a job with its sensors: none of them replays or discards dead letters."""
+    folder.numbers()
+    repository = folder.definitions.get_repository_def()
+    for name in ("conduit_recovery", "conduit_lifecycle"):
+        assert [target.job_name for target in repository.get_sensor_def(name).targets] == ["numbers"]
+
+
 def test_an_empty_project_loads(folder: Folder) -> None:
     assert _keys(folder) == {"conduit/pipeline_files"}
 
