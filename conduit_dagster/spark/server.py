@@ -42,7 +42,7 @@ def join_server(settings: SparkSettings, name: str) -> tuple[SparkServer, Sessio
 
     If two processes call this at once, one starts the server. Raises ``TransientError``: ``spark.server_failed`` (it
     does not start), ``spark.unreachable`` (it runs but does not answer, and others use it), ``spark.server_busy``,
-    ``spark.server_differs`` (others use one with a different Spark or Python).
+    ``spark.server_differs`` (others use one with a different Spark, Python or copy of this package).
     """
     files = ServerFiles(settings.home)
     with files.locked(_START_SECONDS * 2):
@@ -138,7 +138,7 @@ def _running(files: ServerFiles) -> SparkServer | None:
         return None
     users = files.sessions()
     about = runtime()
-    if (server.spark, server.python) != (about["spark"], about["python"]):
+    if any(getattr(server, name) != value for name, value in about.items()):
         if users:
             raise _differs(server, about)
     elif _came_up(server) and answered(server, _ANSWER_SECONDS):
@@ -281,8 +281,9 @@ def _silent(server: SparkServer) -> TransientError:
 
 def _differs(server: SparkServer, about: dict[str, str]) -> TransientError:
     return TransientError(
-        f"the shared Spark server runs Spark {server.spark} for {server.python}, this is {about['spark']} for"
-        f" {about['python']}, and other pipelines use it",
+        f"the shared Spark server runs Spark {server.spark} for {server.python} with conduit-dagster from"
+        f" {server.package or 'an older version'}, this is {about['spark']} for {about['python']} with"
+        f" {about['package']}, and other pipelines use it",
         code="spark.server_differs",
         fix="stop those pipelines, or run `conduit-dagster spark stop`: the next run starts a server of its own kind",
     )

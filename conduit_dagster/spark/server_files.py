@@ -38,6 +38,8 @@ class SparkServer:
     conf: dict[str, str]
     keeper: int = 0
     keeper_started: str = ""
+    package: str = ""
+    """The folder from which its workers import this package; empty in the record of an older version."""
 
     @property
     def url(self) -> str:

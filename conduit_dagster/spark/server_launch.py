@@ -45,10 +45,10 @@ def launch_plan(files: ServerFiles, settings: SparkSettings, archive: bool) -> d
 
 
 def runtime() -> dict[str, str]:
-    """Return the properties that client and server must share: the version of Spark and the Python executable."""
+    """Return what client and server must share: version of Spark, Python executable, folder of this package."""
     import pyspark
 
-    return {"spark": pyspark.__version__, "python": sys.executable}
+    return {"spark": pyspark.__version__, "python": sys.executable, "package": _package_folder()}
 
 
 def server_conf(settings: SparkSettings) -> dict[str, str]:
@@ -102,9 +102,13 @@ def server_environment(settings: SparkSettings, archive: bool) -> dict[str, str]
 
 def package_path() -> str:
     """Return the ``PYTHONPATH`` with which a process in another folder finds this package."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = _package_folder()
     given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     return os.pathsep.join([*[part for part in given if part != root], root])
+
+
+def _package_folder() -> str:
+    return str(Path(__file__).resolve().parents[2])
 
 
 def _command(conf: Path) -> list[str]:

@@ -212,6 +212,22 @@ def test_a_keeper_that_was_killed_is_replaced(home: Path, client: Callable[[], C
     assert (kept.pid, kept.token) == (server.pid, server.token)
 
 
+def test_a_server_of_another_copy_of_the_package_is_replaced_once_nobody_uses_it(
+    home: Path, client: Callable[[], Client]
+) -> None:
+    """As after an upgrade into another folder: its workers would import the older code."""
+    one = client()
+    pid = one.ask("opened()")
+    ServerFiles(home).write(dataclasses.replace(read(home), package="/opt/older"))
+    other = client()
+    refused = other.ask("failure(opened)")
+    assert "spark.server_differs" in refused
+    assert "/opt/older" in refused
+    one.kill()
+    assert other.ask("opened()") != pid
+    assert other.ask("stage()") == "10"
+
+
 def test_a_stale_file_whose_pid_is_somebody_elses_is_passed_over(home: Path, tmp_path: Path) -> None:
     """The id of a dead server may belong to any process by now: it is neither used nor ended."""
     files = ServerFiles(tmp_path)
