@@ -28,6 +28,7 @@ from conduit_dagster.state.database import (
     unreachable,
 )
 from conduit_dagster.state.history import HistoryRetention, retain
+from conduit_dagster.state.migrations import IS_CURRENT, require_not_newer
 from conduit_dagster.state.row_statements import insert_if_absent
 from conduit_dagster.state.store_file import ACCEPT, replaced
 from conduit_dagster.state.tables import meta, pipelines
@@ -39,8 +40,10 @@ _FILE = "project"
 _PLACES = ("/state/url", "/state/staging", "/state/log")
 _AGE_FILE = "state-age"
 _STORED = sa.select(meta.c.value).where(meta.c.name == "project")
-IS_CLAIMED = sa.exists(_STORED.where(meta.c.value == sa.bindparam("project", type_=meta.c.value.type)))
-"""The SQL condition that the store still has the id ``project``."""
+IS_CLAIMED = sa.and_(
+    sa.exists(_STORED.where(meta.c.value == sa.bindparam("project", type_=meta.c.value.type))), IS_CURRENT
+)
+"""The SQL condition that the store still has the id ``project``, and this program's version."""
 _AGE = sa.select(sa.func.coalesce(sa.func.sum(pipelines.c.heartbeat), 0))
 """Age of a store: the heartbeats of all pipelines. It only grows, with every transaction of a run."""
 _BACKUP = f"restore the store from a backup, or correct CONDUIT_STATE_URL or state.url; {ACCEPT}"
@@ -56,7 +59,7 @@ class StoreClaim:
         self._noted = 0
 
     def require(self, connection: sa.Connection) -> None:
-        """Raise ``FatalError`` (``state.replaced``) if the store has lost its id, or has a different one."""
+        """Raise ``FatalError``: ``state.replaced`` unless the id is the project's, ``state.version`` if it is newer."""
         try:
             found = connection.execute(_STORED).scalar_one_or_none()
         except SQLAlchemyError as error:
@@ -67,6 +70,7 @@ class StoreClaim:
             raise replaced(self._place, "was emptied")
         if found != self.project:
             raise replaced(self._place, f"was replaced by that of project {found}")
+        require_not_newer(connection, self._place)
 
     def note(self, connection: sa.Connection) -> int:
         """Return the store's age within a transaction, for :meth:`remember` after its commit."""

@@ -14,11 +14,13 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from lab.waiting import at_once
+from lab.waiting import at_once, wait_until
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import migrations, tables
+from conduit_dagster.state.claim import claim_store
 from conduit_dagster.state.database import make_engine, open_database
+from conduit_dagster.state.lease import Transactions, acquire
 
 NEXT = tables.VERSION + 1
 VERSIONS = Path(migrations.__file__).parent / "versions"
@@ -135,6 +137,30 @@ def test_a_migration_that_is_killed_has_changed_nothing(old: sa.Engine, database
     raw.dispose()
     assert finish(start(database_url, next_version, "pass")) == ["half", "open"]
     assert more(old) == ["yes"]
+
+
+def test_an_owner_writes_nothing_once_a_newer_program_has_migrated_the_store(
+    old: sa.Engine, database_url: str, next_version: Path, tmp_path: Path
+) -> None:
+    """The migration waits for its transaction; what began before an upgrade then ends with one error."""
+    claim_store(old, tmp_path / "home")
+    lease = acquire(old, "p", 60.0)
+    store = Transactions(old, lease)
+    processes = list[subprocess.Popen[str]]()
+
+    def upgraded(connection: sa.Connection) -> None:
+        processes.append(start(database_url, next_version, "pass"))
+        if connection.dialect.name == "postgresql":  # SQLite has one writer
+            waits = "SELECT 1 FROM pg_locks WHERE relation = 'conduit_pipelines'::regclass AND NOT granted"
+            wait_until(lambda: connection.exec_driver_sql(waits).scalar(), "the migration waits")
+
+    store.run(upgraded)
+    assert finish(processes[0]) == ["half", "open"]
+    for refused in (lambda: store.run(lambda _: None), lambda: acquire(old, "q", 60.0)):
+        with pytest.raises(FatalError, match=f"version {NEXT}, this program knows") as caught:
+            refused()
+        assert caught.value.code == "state.version"
+    lease.release()
 
 
 def test_opening_a_store_again_writes_nothing(database: sa.Engine, database_url: str) -> None:

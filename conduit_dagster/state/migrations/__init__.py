@@ -24,6 +24,10 @@ _revisions = sa.Table(
 )
 
 
+IS_CURRENT = sa.exists(sa.select(_revisions).where(_revisions.c.version_num == f"{tables.VERSION:04d}"))
+"""The SQL condition that the store has this program's version: a newer program may have migrated it meanwhile."""
+
+
 def version_of(connection: sa.Connection) -> int:
     """Return the store's version; 0 for a database without one."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
@@ -37,15 +41,21 @@ def migrate(connection: sa.Connection, place: str) -> None:
     Raises ``FatalError`` (``state.version``) for a store written by a newer program; ``place`` names the store.
     """
     _lock(connection)
-    found = version_of(connection)
-    if found > tables.VERSION:
-        raise _newer(found, place)
+    found = require_not_newer(connection, place)
     if found == 0:
         tables.metadata.create_all(connection)
         _revisions.create(connection)
         connection.execute(_revisions.insert().values(version_num=f"{tables.VERSION:04d}"))
     elif found < tables.VERSION:
         _upgrade(connection)
+
+
+def require_not_newer(connection: sa.Connection, place: str) -> int:
+    """Return the store's version. Raises ``FatalError`` (``state.version``) if a newer program has migrated it."""
+    found = version_of(connection)
+    if found > tables.VERSION:
+        raise _newer(found, place)
+    return found
 
 
 def _lock(connection: sa.Connection) -> None:
@@ -59,7 +69,7 @@ def _newer(found: int, place: str) -> FatalError:
         f"the state store has version {found}, this program knows version {tables.VERSION}",
         code="state.version",
         place=place,
-        fix="install the version of conduit-dagster that wrote it",
+        fix="install the version of conduit-dagster that wrote it; start again what was started before an upgrade",
     )
 
 
@@ -67,6 +77,9 @@ def _upgrade(connection: sa.Connection) -> None:
     from alembic import command
     from alembic.config import Config
 
+    if connection.dialect.name == "postgresql":
+        # an owner's transaction that found its version ends first, and no other begins
+        connection.exec_driver_sql(f"LOCK TABLE {tables.pipelines.name}")
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     command.upgrade(config, f"{tables.VERSION:04d}")
