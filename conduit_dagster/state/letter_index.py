@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.dead_letters import fail_again, insert_rows
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.row_statements import update
-from conduit_dagster.state.steps import DeadLetter, Plan
+from conduit_dagster.state.steps import DeadLetter, Plan, decode
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, steps
 
 _KEPT_CLOSED = 100_000
@@ -61,7 +60,7 @@ class LetterIndex:
 
     def _plan(self, connection: sa.Connection, step: int) -> Plan:
         mine = (steps.c.pipeline == self._id, steps.c.step == step)
-        return msgspec.json.decode(connection.execute(sa.select(steps.c.plan).where(*mine)).scalar_one(), type=Plan)
+        return decode(connection.execute(sa.select(steps.c.plan).where(*mine)).scalar_one(), Plan)
 
     def add(self, part: UnindexedPart, line: int, rows: Sequence[DeadLetter]) -> None:
         """Add the rows of a file's next letters, which begin at row ``line``; those of a replay fail again."""

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
-from conduit_dagster.state.steps import Decision, DeliveryProgress, LateLetter, Memory, Plan, SourceCount
+from conduit_dagster.state.steps import Decision, DeliveryProgress, LateLetter, Memory, Plan, SourceCount, decode
 from conduit_dagster.state.tables import consumers, deliveries, pipelines, sources, steps
 
 OPEN = ("planned", "prepared")
@@ -24,7 +23,6 @@ LOGGED = "log"
 """Key in a source's unit if its positions are offsets of its log."""
 DROPPED = "dropped"
 """Key in the unit of a source for which another pipeline's log is no longer kept (``readers.py``)."""
-_decode = msgspec.json.Decoder(DeliveryProgress).decode
 
 
 @dataclass
@@ -138,7 +136,7 @@ def _open_steps(connection: sa.Connection, pipeline: str) -> list[OpenStep]:
 
 
 def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
-    plan = msgspec.json.decode(row["plan"], type=Plan)
+    plan = decode(row["plan"], Plan)
     if row["state"] != "prepared":
         return OpenStep(plan, None, frozenset(), {}, ())
     mine = (deliveries.c.pipeline == pipeline, deliveries.c.step == plan.step)
@@ -146,28 +144,28 @@ def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
     own, children = [one for one in found if not one["staged"]], [one for one in found if one["staged"]]
     return OpenStep(
         plan,
-        msgspec.json.decode(row["decision"], type=Decision),
+        decode(row["decision"], Decision),
         frozenset(one["consumer"] for one in own if one["state"] not in ("open", "split")),
         {one["consumer"]: _progress(one) for one in own if one["state"] in ("open", "split")},
-        tuple(msgspec.json.decode(one["staged"], type=LateLetter) for one in children if one["state"] == "open"),
+        tuple(decode(one["staged"], LateLetter) for one in children if one["state"] == "open"),
         frozenset(one["consumer"] for one in own if one["state"] == "void"),
         {one["consumer"]: one["handled"] for one in own if one["state"] == "done"},
     )
 
 
 def _progress(row: Any) -> DeliveryProgress:
-    return _decode(row["pending"]) if row["pending"] else DeliveryProgress(row["handled"])
+    return decode(row["pending"], DeliveryProgress) if row["pending"] else DeliveryProgress(row["handled"])
 
 
 def _memory(connection: sa.Connection, pipeline: str) -> tuple[int, dict[str, Memory]]:
     mine = (steps.c.pipeline == pipeline, steps.c.state.in_(("prepared", "done")))
     newest = sa.select(steps.c.step, steps.c.decision).where(*mine).order_by(steps.c.step.desc()).limit(1)
     row = connection.execute(newest).first()
-    return (0, {}) if row is None else (int(row[0]), msgspec.json.decode(row[1], type=Decision).memory)
+    return (0, {}) if row is None else (int(row[0]), decode(row[1], Decision).memory)
 
 
 def _last_plan(connection: sa.Connection, pipeline: str) -> Plan | None:
     mine = (steps.c.pipeline == pipeline, steps.c.state != "void")
     newest = sa.select(steps.c.plan).where(*mine).order_by(steps.c.step.desc()).limit(1)
     text = connection.execute(newest).scalar_one_or_none()
-    return None if text is None else msgspec.json.decode(text, type=Plan)
+    return None if text is None else decode(text, Plan)

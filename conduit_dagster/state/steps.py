@@ -1,16 +1,22 @@
-"""The stored form of a step: its plan, and the decision that is fixed when it is prepared (DELIVERY.md, One step)."""
+"""The stored form of a step: its plan, and the decision that is fixed when it is prepared (DELIVERY.md, One step).
+
+Unknown fields are refused: one that only a newer version knows, such as further dead letters, must not be passed over.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.recovery.errors import FatalError
+
+T = TypeVar("T")
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file that one task staged for one delivery."""
 
     name: str
@@ -19,7 +25,7 @@ class Part(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Range(msgspec.Struct, frozen=True):
+class Range(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The positions ``(start, end]`` of one source in one step."""
 
     source: str
@@ -37,14 +43,14 @@ class Range(msgspec.Struct, frozen=True):
         return self.origin or self.source
 
 
-class LoggedRange(msgspec.Struct, frozen=True):
+class LoggedRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The positions ``(start, end]`` of a source itself, if its records are logged while a step stages them."""
 
     start: Any
     end: Any
 
 
-class MemoryPart(msgspec.Struct, frozen=True):
+class MemoryPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A state file of a stateful processor: the additions of one step, or everything that still mattered then."""
 
     name: str
@@ -57,7 +63,7 @@ class MemoryPart(msgspec.Struct, frozen=True):
     """Time of the newest entry."""
 
 
-class Memory(msgspec.Struct, frozen=True):
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """State of a stateful processor, in order of arrival."""
 
     parts: list[MemoryPart] = []
@@ -72,7 +78,7 @@ class Memory(msgspec.Struct, frozen=True):
         return Memory(self.parts if same else [], self.count, dict(generations))
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The plan of a step, written before anything is read."""
 
     step: int
@@ -103,7 +109,7 @@ class Plan(msgspec.Struct, frozen=True):
         return self.only in ("", consumer)
 
 
-class SourceCount(msgspec.Struct):
+class SourceCount(msgspec.Struct, forbid_unknown_fields=True):
     """Outcome counts of one source's records: ``read`` = ``acked`` + ``nacked``; filtered ones are acked."""
 
     read: int = 0
@@ -111,7 +117,7 @@ class SourceCount(msgspec.Struct):
     nacked: int = 0
 
 
-class LastInNamespace(msgspec.Struct):
+class LastInNamespace(msgspec.Struct, forbid_unknown_fields=True):
     """The last record of one namespace in a step."""
 
     ordinal: int
@@ -124,7 +130,7 @@ Namespaces = dict[str, dict[str, LastInNamespace]]
 """Source to namespace to its last record."""
 
 
-class StagedDelivery(msgspec.Struct, frozen=True):
+class StagedDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One consumer's share of a step, under its hash."""
 
     consumer: str
@@ -146,7 +152,7 @@ class StagedDelivery(msgspec.Struct, frozen=True):
         return sum(part.records for part in self.parts)
 
 
-class DeliveryChild(msgspec.Struct, frozen=True):
+class DeliveryChild(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A range of a split delivery's records that is still to be sent."""
 
     skip: int
@@ -157,7 +163,7 @@ class DeliveryChild(msgspec.Struct, frozen=True):
     """Ascending places in the range that are left out: they were refused before, and are ``marked``."""
 
 
-class DeliveryProgress(msgspec.Struct, frozen=True):
+class DeliveryProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Progress of a delivery that was partly acked, or split."""
 
     handled: int = 0
@@ -176,7 +182,7 @@ class DeliveryProgress(msgspec.Struct, frozen=True):
     """
 
 
-class LateLetter(msgspec.Struct, frozen=True):
+class LateLetter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Dead letters of records that were refused at publishing: a separate delivery.
 
     Source: DELIVERY.md, When publishing fails.
@@ -233,7 +239,7 @@ class DeadLetter(NamedTuple):
     """Step and number of a letter that failed again: it keeps its place in the index."""
 
 
-class LetterPart(msgspec.Struct, frozen=True):
+class LetterPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of the archive of dead letters."""
 
     name: str
@@ -242,7 +248,7 @@ class LetterPart(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decision of a step, fixed in one transaction and final, whatever changes in code, file or process."""
 
     splits: list[list[dict[str, Any]]]
@@ -264,6 +270,18 @@ class Decision(msgspec.Struct, frozen=True):
 def encode(value: msgspec.Struct) -> str:
     """Return the value in its stored form."""
     return msgspec.json.encode(value).decode()
+
+
+def decode(text: str, kind: type[T]) -> T:
+    """Return a value from its stored form. Raises ``FatalError`` (``state.version``) if another version wrote it."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as error:
+        raise FatalError(
+            f"the state store has a step in a form that this version of conduit-dagster does not know: {error}",
+            code="state.version",
+            fix="install the version of conduit-dagster that wrote it",
+        ) from error
 
 
 learn(Plan, Decision, LateLetter, DeliveryProgress)

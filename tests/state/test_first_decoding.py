@@ -64,7 +64,7 @@ def _decoded(call: ast.Call) -> Iterator[str]:
         yield from (
             ast.unparse(one.value) for one in call.keywords if one.arg == "type" and not _is_parameter(one.value)
         )
-    if name == "msgspec.convert":
+    if name == "msgspec.convert" or (name == "decode" and len(call.args) == 2):  # that of state/steps.py
         yield ast.unparse(call.args[1])
 
 

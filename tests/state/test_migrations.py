@@ -21,6 +21,8 @@ from conduit_dagster.state import migrations, tables
 from conduit_dagster.state.claim import claim_store
 from conduit_dagster.state.database import make_engine, open_database
 from conduit_dagster.state.lease import Transactions, acquire
+from conduit_dagster.state.steps import Decision, Plan, StagedDelivery, encode
+from conduit_dagster.state.store import PipelineStore
 
 NEXT = tables.VERSION + 1
 VERSIONS = Path(migrations.__file__).parent / "versions"
@@ -214,3 +216,19 @@ def test_a_store_of_version_2_gets_a_table_of_values(database: sa.Engine, databa
         assert connection.execute(sa.select(tables.logs.c.position)).scalar_one() == position
     assert version(opened) == tables.VERSION > 2
     opened.dispose()
+
+
+@pytest.mark.parametrize("column", ["plan", "decision"])
+def test_a_step_with_a_field_that_only_a_newer_version_knows_is_refused(database: sa.Engine, column: str) -> None:
+    """Such a field came before without another version of the tables: an older program would lose what it says."""
+    store = PipelineStore(database, acquire(database, "p", 60.0))
+    store.plan(Plan(1, 1, []))
+    store.prepare(Plan(1, 1, []), Decision([], {}, [StagedDelivery("out", "data", "h", "s", [], {})], ""), [])
+    store.load()
+    values = {"plan": encode(Plan(1, 1, [])), "decision": encode(Decision([], {}, [], ""))}
+    newer = values[column].removesuffix("}") + ',"more":[[3,"a","b"]]}'
+    with database.begin() as connection:
+        connection.execute(sa.update(tables.steps).values({column: newer}))
+    with pytest.raises(FatalError, match="unknown field `more`") as caught:
+        store.load()
+    assert caught.value.code == "state.version"
