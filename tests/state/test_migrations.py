@@ -69,6 +69,19 @@ def test_a_store_of_a_newer_version_is_refused(database: sa.Engine, database_url
     assert caught.value.code == "state.version"
 
 
+@pytest.mark.parametrize("made", ["TABLE conduit_steps (a int)", "VIEW conduit_meta AS SELECT 1 AS a"])
+def test_a_store_is_not_created_beside_tables_of_others(database_url: str, tmp_path: Path, made: str) -> None:
+    (tmp_path / "state.db").touch()
+    raw = make_engine(database_url)
+    with raw.begin() as connection:
+        connection.exec_driver_sql(f"CREATE {made}")
+    with pytest.raises(FatalError, match=f"no state store, but has {made.split()[1]}; expected none") as caught:
+        open_database(database_url)
+    assert caught.value.code == "state.unusable"
+    assert sa.inspect(raw).has_table(tables.offsets.name) is False
+    raw.dispose()
+
+
 # opens the store like the next version of the program, whose revision stops where told (STOP)
 OPEN = """
 import shutil, sys, time

@@ -38,11 +38,13 @@ def version_of(connection: sa.Connection) -> int:
 def migrate(connection: sa.Connection, place: str) -> None:
     """Create or migrate the tables in the connection's transaction: an interrupted migration changes nothing.
 
-    Raises ``FatalError`` (``state.version``) for a store written by a newer program; ``place`` names the store.
+    Raises ``FatalError``: ``state.version`` for a store written by a newer program, ``state.unusable`` if others have
+    tables of these names. ``place`` names the store.
     """
     _lock(connection)
     found = require_not_newer(connection, place)
     if found == 0:
+        _require_free_names(connection, place)
         tables.metadata.create_all(connection)
         _revisions.create(connection)
         connection.execute(_revisions.insert().values(version_num=f"{tables.VERSION:04d}"))
@@ -62,6 +64,19 @@ def _lock(connection: sa.Connection) -> None:
     # on SQLite the transaction itself began with the write lock
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+
+
+def _require_free_names(connection: sa.Connection, place: str) -> None:
+    database = sa.inspect(connection)
+    taken = sorted(name for name in (*tables.metadata.tables, VERSION_TABLE) if database.has_table(name))
+    if taken:
+        raise FatalError(
+            f"the database is no state store, but has {', '.join(taken)}; expected none of the state store's tables",
+            code="state.unusable",
+            place=place,
+            fix="name another database in CONDUIT_STATE_URL or state.url, or another schema with"
+            " ?options=-csearch_path%3DSCHEMA",
+        )
 
 
 def _newer(found: int, place: str) -> FatalError:
