@@ -168,6 +168,8 @@ def make_engine(url: str) -> sa.Engine:
         event.listen(engine, "begin", _begin_immediate)
         return engine
     ours = {name: value for name, value in _CONNECT.items() if name not in parsed.query}
+    if isinstance(given := parsed.query.get("options"), str):  # such as search_path; the last of equal ones counts
+        ours["options"] = f"{_CONNECT['options']} {given}"
     try:
         # READ COMMITTED: a guard that waited for the pipeline's row sees the row's current epoch
         engine = sa.create_engine(parsed, connect_args=ours, pool_pre_ping=True, isolation_level="READ COMMITTED")

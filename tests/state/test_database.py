@@ -240,3 +240,15 @@ def test_long_paths_of_two_destinations_stay_two(database: sa.Engine) -> None:
         found = sa.select(tables.owners.c.consumer).where(tables.owners.c.thing == second)
         assert connection.execute(found).scalars().all() == ["b"]
         assert connection.execute(sa.delete(tables.owners).where(tables.owners.c.thing.not_in([first]))).rowcount == 1
+
+
+def test_options_of_the_url_stand_beside_ours(postgres_url: str) -> None:
+    """A schema of its own takes no limit away: without them a frozen owner would block everybody."""
+    with make_engine(postgres_url).begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA mine")
+    engine = open_database(f"{postgres_url}?options=-csearch_path%3Dmine")
+    with engine.connect() as connection:
+        names = ("search_path", "lock_timeout", "idle_in_transaction_session_timeout")
+        assert [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names] == ["mine", "10s", "10s"]
+        assert sa.inspect(connection).has_table(tables.meta.name, schema="mine")
+    engine.dispose()
