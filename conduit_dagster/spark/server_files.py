@@ -90,7 +90,9 @@ class ServerFiles:
     def read(self) -> SparkServer | None:
         """Return the last started server, running or not; ``None`` if the file is missing or damaged."""
         try:
-            return SparkServer(**json.loads(self._record.read_text(encoding="utf-8")))
+            known = json.loads(self._record.read_text(encoding="utf-8"))
+            # a newer version may write more: its server is compared with what this one needs, never overlooked
+            return SparkServer(**{name: known[name] for name in SparkServer.__dataclass_fields__ if name in known})
         except (OSError, ValueError, TypeError):
             return None
 

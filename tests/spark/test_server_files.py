@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import select
 import signal
@@ -50,6 +52,13 @@ def test_what_is_written_is_read_and_only_by_its_user(files: ServerFiles) -> Non
 def test_a_damaged_record_is_none(files: ServerFiles, text: str) -> None:
     (files.folder / "server.json").write_text(text)
     assert files.read() is None
+
+
+def test_a_record_of_a_newer_version_is_read(files: ServerFiles) -> None:
+    """After a step back: a server that counted as none would run on beside a second one."""
+    server = _server(1, "2")
+    (files.folder / "server.json").write_text(json.dumps({**dataclasses.asdict(server), "more": 1}))
+    assert files.read() == server
 
 
 def test_the_record_of_another_server_is_not_forgotten(files: ServerFiles) -> None:
