@@ -49,6 +49,8 @@ class Tick:
         # fixed, like the jobs' own tag: settings may change until the code location is loaded again
         self._project = project_name(project)
         self._store = CachedStore()
+        self._renewed: dict[str, tuple[str, tuple[str, str]]] = {}
+        """By pipeline: the run that was renewed last, with its digest and that of the file."""
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
         """Run a tick. ``stay``: seconds to keep polling, so that events between two ticks are not detected late.
@@ -106,10 +108,21 @@ class Tick:
                 context.log.error(f"pipeline {file.pipeline} was left out of this tick: {error}")
 
     def _is_renewed(self, known: KnownPipeline, decision: Decision, digests: Callable[[], dict[str, str]]) -> bool:
-        """Return whether a run is to be renewed that has the current file already: it would be renewed without end."""
+        """Return whether a run is to be renewed that has the current file already: it would be renewed without end.
+
+        A run of another version of this package, as after an upgrade beside this process, may tell the same file by
+        another digest: it is renewed once.
+        """
+        name, ours, state = known.file.pipeline, known.file.digest, known.stored.recovery
+        if ours == state.digest:
+            self._renewed.pop(name, None)
         if not isinstance(decision, StopRequest) or decision.asked != "renew":
             return False
-        if digests().get(known.file.pipeline) != known.stored.recovery.digest:
+        run, renewed = self._renewed.setdefault(name, (state.run, (state.digest, ours)))
+        if renewed == (state.digest, ours) and run != state.run:
+            return True
+        self._renewed[name] = state.run, (state.digest, ours)
+        if digests().get(name) != state.digest:
             return False
         self._files.forget()
         return True

@@ -131,6 +131,20 @@ def test_a_run_that_has_the_current_file_is_not_renewed(location: Location) -> N
     assert location.recovery().asked == ""
 
 
+def test_a_run_of_another_version_of_the_package_is_renewed_once(location: Location) -> None:
+    """After an upgrade under a running daemon, new runs tell the same file by another digest than its code server."""
+    location.write()
+    asked = list[str]()
+    for run in ("r1", "r2", "r3"):
+        location.begin(run=run, digest="of another version", alive=True)
+        location.tick(SENSOR)
+        asked.append(location.recovery().asked)
+    assert asked == ["renew", "", ""]
+    location.write(description="another one")
+    location.tick(SENSOR)
+    assert location.recovery().asked == "renew"
+
+
 def test_another_secret_in_its_file_restarts_a_pipeline(location: Location) -> None:
     secret = location.root / "secret"
     secret.write_text("hunter22")
