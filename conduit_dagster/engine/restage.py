@@ -120,10 +120,10 @@ def differs(plan: Plan, old: StagedDelivery) -> FatalError:
     """Return the error for a prepared step whose lost staging can't be reproduced."""
     return FatalError(
         f"step {plan.step} was prepared, its staging is gone, and staging it again gives other records for "
-        f"{old.consumer}: a processor, a setting or the source has changed",
+        f"{old.consumer}: a processor, a setting, the source or the version of conduit-dagster has changed",
         code="delivery.rebuild_differs",
         place=old.staging,
-        fix="put the pipeline file, the plugins and the source back as they were, run, then change them",
+        fix="put the pipeline file, the plugins, the source and the version back as they were, run, then change them",
     )
 
 
