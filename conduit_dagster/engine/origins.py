@@ -18,6 +18,7 @@ from conduit_dagster.engine.offset_updates import namespaces_of
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.lazy_records import positions_of
 from conduit_dagster.record import Record, copy
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     Block,
     Destination,
@@ -33,7 +34,8 @@ from conduit_dagster.sdk.destination import RecordStaging
 from conduit_dagster.state.steps import StagedDelivery
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(tuple[str, int, list[int] | int, list[Any], list[str] | str]).decode
+_Line = tuple[str, int, list[int] | int, list[Any], list[str] | str]
+_decode = msgspec.json.Decoder(_Line).decode
 
 
 class RecordOrigin(NamedTuple):
@@ -157,12 +159,29 @@ class TracedWriter(Writer):
 
 
 def read_origins(staged: StagedDelivery) -> Iterator[RecordOrigin]:
-    """Yield the origins of a delivery's records, in order, with one block in memory at a time."""
+    """Yield the origins of a delivery's records, in order, with one block in memory at a time.
+
+    Raises ``FatalError`` (``state.version``) if another version staged them in another form.
+    """
     for part in staged.origins:
-        with storage.open_read(storage.join(staged.staging, part.name)) as file:
+        url = storage.join(staged.staging, part.name)
+        with storage.open_read(url) as file:
             for line in file:
-                source, first, rest, positions, named = _decode(line)
+                source, first, rest, positions, named = _decoded(line, url)
                 origins = range(rest) if isinstance(rest, int) else rest
                 namespaces = [named] * len(origins) if isinstance(named, str) else named
                 for origin, position, namespace in zip(origins, positions, namespaces, strict=True):
                     yield RecordOrigin(source, first + origin, position, namespace)
+
+
+def _decoded(line: bytes, url: str) -> _Line:
+    try:
+        return _decode(line)
+    except msgspec.ValidationError as error:
+        raise FatalError(
+            f"the open step was staged in a form that this version of conduit-dagster does not know: {error}",
+            code="state.version",
+            place=url,
+            fix="install the version that staged it (with a backup of the state store if that was migrated), finish"
+            " the step with run --once, then upgrade",
+        ) from error

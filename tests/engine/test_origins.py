@@ -10,7 +10,9 @@ import pytest
 
 from conduit_dagster.engine.origins import BlockPositions, RecordOrigin, TracedWriter, read_origins
 from conduit_dagster.record import COLLECTION, Nack, Record
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Part, Refusal, Writer, WriterTask
+from conduit_dagster.state.steps import Part as StagedPart
 from conduit_dagster.state.steps import StagedDelivery
 
 ONE, OTHER = {COLLECTION: "a"}, {COLLECTION: "b"}
@@ -81,3 +83,11 @@ def test_text_that_json_cannot_hold(tmp_path: Path) -> None:
     first, second = traced(tmp_path, block, range(2))
     assert (first.ordinal, second) == (100, RecordOrigin("in", 101, "x", "y"))
     assert "\ud800" not in first.position + first.namespace
+
+
+def test_those_that_another_version_staged_otherwise_are_one_error(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text('["in",[100,101],["p0","p1"],"a"]\n')
+    staged = StagedDelivery("out", "data", "", str(tmp_path), [], {}, origins=[StagedPart("old", 2, 33, "")])
+    with pytest.raises(FatalError, match="does not know") as caught:
+        list(read_origins(staged))
+    assert (caught.value.code, caught.value.place) == ("state.version", str(tmp_path / "old"))
