@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,6 @@ import sqlalchemy as sa
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import Batch
 from conduit_dagster.commit_log.log_reader import read, verify
-from conduit_dagster.commit_log.retention import beyond_retention
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written, shown
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.config.delivery import LogRetention
@@ -27,6 +26,40 @@ from conduit_dagster.state.delivery_store import EVERYTHING, ByConsumer, offsets
 from conduit_dagster.state.log_holds import held_from
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.tables import LONGEST
+
+_MICROSECONDS: Final = 1_000_000
+
+
+def beyond_retention(
+    folder: LogFolder, closed: Sequence[list[LogPart]], retention: LogRetention | None, now_us: int
+) -> list[list[LogPart]]:
+    """Return the closed segments, out of all in order, beyond the retention: only those may be compacted.
+
+    A segment is kept while its newest entry is younger than ``time``, and the closed segments after it have fewer than
+    ``bytes`` together. The kept segments are always the end of the log, without a gap. Raises like :func:`read` for a
+    segment whose time can't be read.
+    """
+    if retention is None:
+        return [*closed]
+    bytes_after = 0
+    for place in range(len(closed) - 1, -1, -1):
+        parts = closed[place]
+        if _is_beyond(folder, parts, retention, now_us, bytes_after):
+            return [*closed[: place + 1]]
+        bytes_after += sum(part.bytes for part in parts)
+    return []
+
+
+def _is_beyond(folder: LogFolder, parts: list[LogPart], retention: LogRetention, now_us: int, bytes_after: int) -> bool:
+    if retention.bytes is not None and bytes_after >= retention.bytes:
+        return True
+    return retention.time is not None and now_us - _newest_us(folder, parts) >= retention.time * _MICROSECONDS
+
+
+def _newest_us(folder: LogFolder, parts: list[LogPart]) -> int:
+    """Return when a segment's last entry was logged. Compaction keeps that entry: it is the last of its namespace."""
+    last = next(read(folder, parts[-1:], parts[-1].next - 1, columns=["timestamp"]))
+    return int(last.column("timestamp")[-1].value)
 
 
 def anything_handled(consumers: Sequence[str], offsets: Mapping[str, Mapping[str, int]]) -> bool:

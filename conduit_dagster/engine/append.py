@@ -14,7 +14,7 @@ from conduit_dagster.commit_log.entries import Batch, Nacks, encode_block
 from conduit_dagster.commit_log.segment_layout import Written
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
-from conduit_dagster.engine.loggable_records import encode_loggable
+from conduit_dagster.engine.log_writer import encode_loggable
 from conduit_dagster.engine.reading import SourceReadError, quiet_collector, read_blocks, read_or_fail
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.stage_job import TaskError, task_error

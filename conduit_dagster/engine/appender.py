@@ -14,8 +14,7 @@ from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
-from conduit_dagster.engine.plugin_results import splits_of
-from conduit_dagster.engine.position_checks import latest_of
+from conduit_dagster.engine.plugin_results import latest_of, splits_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.node_ids import node_id

@@ -9,14 +9,15 @@ from typing import Any, Final, cast
 
 from conduit_dagster.commit_log.entries import Batch, Nacks, decode_batch, decode_rows, encode_block, encode_plain
 from conduit_dagster.commit_log.segment_writer import PartFile
+from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.log_source import LogSource
-from conduit_dagster.engine.loggable_records import encode_loggable
 from conduit_dagster.engine.reading import read_blocks, read_or_fail
+from conduit_dagster.engine.record_faults import loggable
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import LogRequest, LogResult
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.record import Record
+from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Block, Keys, PayloadIds, Payloads, PlainBlock, ReadOptions, Split
 
 _OPTIONS: Final = ReadOptions(block_records=12_000, block_bytes=524_288)
@@ -194,3 +195,31 @@ def _complete(fill_in: Callable[[int, Record], None] | None, place: int, record:
     if fill_in is not None:
         fill_in(place, record)
     record.position = str(record.position)
+
+
+EncodeBlock = Callable[..., Any]
+"""Encodes ``records`` with their ``nacks``; raises if the log can't hold one of the records."""
+
+
+def encode_loggable(encode: EncodeBlock, node: str, records: list[Record], nacks: Nacks) -> tuple[Batch, Nacks]:
+    """Encode a block; return it with its nacks, to which ``node`` adds those of records that the log can't hold."""
+    try:
+        return encode(records=records, nacks=nacks), nacks
+    except Exception:  # noqa: BLE001  # whatever a record holds is its own nack
+        refused = dict(_refused(encode, records, 0))
+    nacks = {**{place: (node, nack) for place, nack in refused.items()}, **nacks}
+    shown = [loggable(record) if place in refused else record for place, record in enumerate(records)]
+    return encode(records=shown, nacks=nacks), nacks
+
+
+def _refused(encode: EncodeBlock, records: list[Record], first: int) -> Iterator[tuple[int, Nack]]:
+    """Yield the records that the log can't hold, found by halves: the place, from ``first``, and the nack."""
+    try:
+        encode(records=records, nacks={})
+    except Exception as error:  # noqa: BLE001  # as above
+        if len(records) == 1:
+            yield first, nack_of(error)
+            return
+        half = len(records) // 2
+        yield from _refused(encode, records[:half], first)
+        yield from _refused(encode, records[half:], first + half)

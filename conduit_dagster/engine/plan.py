@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.engine.log_source import LogSource
-from conduit_dagster.engine.position_checks import latest_of
+from conduit_dagster.engine.plugin_results import latest_of
 from conduit_dagster.engine.stage_job import Ledger
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.engine.step_log import StepLog

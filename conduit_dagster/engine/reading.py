@@ -9,8 +9,7 @@ from functools import cache
 from typing import Any
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.plugin_results import invalid_result, not_all_records, require_list
-from conduit_dagster.engine.position_checks import own_positions
+from conduit_dagster.engine.plugin_results import invalid_result, not_all_records, own_positions, require_list
 from conduit_dagster.engine.record_faults import source_faults, storable
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record, copy, share_documents

@@ -13,7 +13,7 @@ from conduit_dagster.engine.dead_letters.archive import archive_folder
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
-from conduit_dagster.engine.position_checks import initial_of
+from conduit_dagster.engine.plugin_results import initial_of
 from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id

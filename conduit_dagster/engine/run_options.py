@@ -11,9 +11,19 @@ import sqlalchemy as sa
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
-from conduit_dagster.engine.run_listener import Listen, nobody
 from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
+
+Ended = Callable[[RunResult], None]
+"""Called with the result of one attempt, also of a failed one."""
+Listen = Callable[[BoundPipeline, RunOrigin, RunProgress], Ended]
+"""Called when an attempt begins, with the counts so far; must neither raise nor take long."""
+
+
+def nobody(bound: BoundPipeline, about: RunOrigin, progress: RunProgress) -> Ended:
+    """Listen to nothing."""
+    return ignore_result
+
 
 Observe = Callable[[StepReport, RunProgress], None]
 """Called after each step, with the run's counts so far."""

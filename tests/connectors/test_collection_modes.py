@@ -12,7 +12,7 @@ from lab.file_reading import MUCH, Reader
 from lab.inbox import WAITS
 from lab.kept import MemoryValues, leave_at
 
-from conduit_dagster.connectors.file import copy_ends
+from conduit_dagster.connectors.file import file_position
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions
@@ -162,7 +162,7 @@ def test_a_step_that_is_cut_or_read_again_with_others(tmp_path: Path) -> None:
 
 
 def test_a_position_holds_a_limited_number_of_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_ends, "MOST_ENDS", 2)
+    monkeypatch.setattr(file_position, "MOST_ENDS", 2)
     folder = tmp_path / "in"
     folder.mkdir()
     for name in ("a-1", "b-1", "c-1"):

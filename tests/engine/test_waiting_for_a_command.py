@@ -15,8 +15,7 @@ from structlog.testing import capture_logs
 
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.report import RunResult
-from conduit_dagster.engine.run_listener import Ended, Listen, nobody
-from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.run_options import Ended, Listen, RunOptions, nobody
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import reading

@@ -9,8 +9,7 @@ from typing import Any
 
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.restart_loop import RestartLoop
-from conduit_dagster.engine.run_listener import Listen, nobody
-from conduit_dagster.engine.run_options import RunOptions, RunRequest
+from conduit_dagster.engine.run_options import Listen, RunOptions, RunRequest, nobody
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.policy import Policy

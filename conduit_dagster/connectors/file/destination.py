@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.file.folder_rows import count_lines, last_documents
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.output_history import moved, planned, published, without_history
-from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout
+from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout, count_lines, last_documents
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
 from conduit_dagster.connectors.formats import OpenCdcJson, PayloadAsJson, PayloadJson, Template, make_format

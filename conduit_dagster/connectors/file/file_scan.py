@@ -7,8 +7,10 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from conduit_dagster.connectors.file.file_copies import NO_COPIES, Copies, FileCopies
 from conduit_dagster.connectors.file.file_matching import (
+    NO_COPIES,
+    Copies,
+    FileCopies,
     FileMatches,
     KnownFile,
     Match,
@@ -20,8 +22,6 @@ from conduit_dagster.connectors.file.file_matching import (
 from conduit_dagster.connectors.file.file_position import FilePosition
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
 from conduit_dagster.connectors.file.folder_look import FolderLooks
-from conduit_dagster.connectors.file.last_places import LastPlaces, homes_of
-from conduit_dagster.connectors.file.listed_strays import ListedStrays
 from conduit_dagster.connectors.file.listing import (
     FolderEntries,
     FoundFile,
@@ -29,6 +29,7 @@ from conduit_dagster.connectors.file.listing import (
     list_family,
     list_many,
 )
+from conduit_dagster.connectors.file.moved_files import LastPlaces, ListedStrays, homes_of
 from conduit_dagster.connectors.file.opened import OpenFile, begin_otherwise
 from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings

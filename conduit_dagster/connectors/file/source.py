@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.connectors.collection_setting import modes_of
-from conduit_dagster.connectors.file.copy_ends import Copied, CopyEnd, CopyModes
 from conduit_dagster.connectors.file.file_header import header_text
 from conduit_dagster.connectors.file.file_labels import FileLabels
 from conduit_dagster.connectors.file.file_matching import open_tracked
-from conduit_dagster.connectors.file.file_position import FilePosition, parse_position
+from conduit_dagster.connectors.file.file_position import Copied, CopyEnd, CopyModes, FilePosition, parse_position
 from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, Survey
 from conduit_dagster.connectors.file.finished_files import FileLists, FileStates
 from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, scan, split_of

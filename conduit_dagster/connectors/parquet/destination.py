@@ -14,8 +14,13 @@ from conduit_dagster.connectors.columnar.columns import Schema, lacking, named_c
 from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
-from conduit_dagster.connectors.file.folder_rows import MOST_FILES, newest_file, visible_files
-from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout
+from conduit_dagster.connectors.file.output_layout import (
+    MOST_FILES,
+    PathDestination,
+    PathLayout,
+    newest_file,
+    visible_files,
+)
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings, as_destination
 from conduit_dagster.recovery.errors import FatalError, from_os_error

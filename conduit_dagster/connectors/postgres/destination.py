@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import psycopg
+from psycopg import sql
 
 from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
@@ -24,7 +25,6 @@ from conduit_dagster.connectors.postgres.settings import (
 )
 from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
 from conduit_dagster.connectors.postgres.staged_rows import staged_row
-from conduit_dagster.connectors.postgres.table_look import count_rows, some_rows
 from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import (
@@ -212,3 +212,20 @@ class PostgresDestination(StagedDestination):
         if claimed is not None:
             raise AlreadyClaimed(claimed)
         return delivery.target
+
+
+_MOST: Final = 100_000
+
+
+def count_rows(connection: Connection, table: TableName) -> int | None:
+    """Return the number of rows; None above 100,000, which would take long to count."""
+    query = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS few")
+    row = connection.execute(query.format(table.quoted, _MOST + 1)).fetchone()
+    return row[0] if row is not None and row[0] <= _MOST else None
+
+
+def some_rows(connection: Connection, table: TableName, rows: int) -> list[dict[str, Any]]:
+    """Return a few rows by column, in unspecified order."""
+    cursor = connection.execute(sql.SQL("SELECT * FROM {} LIMIT {}").format(table.quoted, rows))
+    names = [column.name for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

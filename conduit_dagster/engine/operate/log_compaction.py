@@ -12,9 +12,9 @@ from conduit_dagster.commit_log.compaction import (
     CompactionRule,
     Compactor,
     anything_handled,
+    beyond_retention,
     highest_handled,
 )
-from conduit_dagster.commit_log.retention import beyond_retention
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.search import record_json
-from conduit_dagster.engine.plugin_results import splits_of
-from conduit_dagster.engine.position_checks import initial_of, latest_of
+from conduit_dagster.engine.plugin_results import initial_of, latest_of, splits_of
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.source_nodes import SourceNode
