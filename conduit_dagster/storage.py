@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from urllib.parse import quote
 
-from conduit_dagster.store_files import create_stored, has_folders, open_stored, store_of
+from conduit_dagster.store_files import NoSuchBucketError, create_stored, has_folders, open_stored, store_of
 
 
 class _Appends(Protocol):
@@ -223,13 +223,15 @@ def open_read(url: str) -> IO[bytes]:
 
 
 def size(url: str) -> int | None:
-    """Return the file's length in bytes, or None if the file does not exist."""
+    """Return the file's length in bytes, or None if the file does not exist, but its bucket does."""
     path = local_path(url)
     if path is not None:
         return path.stat().st_size if path.is_file() else None
     try:
         with store_of(url) as (fs, name):
             found = fs.info(name)
+    except NoSuchBucketError:
+        raise
     except FileNotFoundError:
         return None
     return int(found["size"]) if found["type"] == "file" else None

@@ -20,7 +20,11 @@ class StoreError(OSError):
 
 
 class NoSuchFileError(StoreError, FileNotFoundError):
-    """Raised for a file, a folder or a bucket that a store does not have."""
+    """Raised for a file or a folder that a store does not have."""
+
+
+class NoSuchBucketError(NoSuchFileError):
+    """Raised if the bucket itself is missing: unlike a file, it is not expected to appear."""
 
 
 class FileThereError(StoreError, FileExistsError):
@@ -33,7 +37,8 @@ def store_error(error: Exception, url: str) -> StoreError:
     scheme, _, rest = url.partition("://")
     shown = f"{scheme}://{rest.rpartition('@')[2]}"
     if isinstance(error, FileNotFoundError):
-        return NoSuchFileError(errno.ENOENT, _MISSING if text in url else text, shown)
+        said = _MISSING if text in url else text
+        return (NoSuchBucketError if "bucket" in said else NoSuchFileError)(errno.ENOENT, said, shown)
     if isinstance(error, FileExistsError):
         return FileThereError(errno.EEXIST, text, shown)
     return StoreError(_number(error), text or type(error).__name__, shown)

@@ -167,6 +167,16 @@ def test_a_bucket_that_is_missing_is_said_and_not_made(lab: Lab, s3: S3Server) -
     assert missing.message == "can't open the table s3://nowhere/table: The specified bucket does not exist."
 
 
+def test_a_source_in_a_bucket_that_is_missing_is_said(lab: Lab, s3: S3Server) -> None:
+    text = (lab.root / "pipelines" / "p.yaml").read_text()
+    (lab.root / "pipelines" / "p.yaml").write_text(
+        text.replace(s3.url(lab.root.name, "in.jsonl"), "s3://nowhere/in.jsonl")
+    )
+    error = lab.run().error
+    assert error is not None and (error.code, error.node) == ("file.missing", "p:in")
+    assert "bucket does not exist" in error.message
+
+
 def test_a_folder_is_no_empty_file(lab: Lab, s3: S3Server) -> None:
     text = (lab.root / "pipelines" / "p.yaml").read_text()
     (lab.root / "pipelines" / "p.yaml").write_text(text.replace("/in.jsonl", ""))
