@@ -70,7 +70,7 @@ def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> C
     if loss == "damaged":
         return _damaged(place, error)
     if loss == "tables":
-        return replaced(place or "", "lost its tables")
+        return (engine and _migrated(engine)) or replaced(place or "", "lost its tables")
     if _is_refused(error):
         return _unusable(place, error)
     return TransientError(
@@ -80,6 +80,18 @@ def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> C
         fix="check that the store runs and can be reached and written, and CONDUIT_STATE_URL or state.url in"
         " conduit.yaml; nothing was lost, run again",
     )
+
+
+def _migrated(engine: sa.Engine) -> FatalError | None:
+    """Return the error for tables that a newer program has renamed or removed; None otherwise."""
+    try:
+        with reading(engine) as connection:
+            migrations.require_not_newer(connection, place_of(engine))
+    except FatalError as error:
+        return error
+    except SQLAlchemyError:
+        pass
+    return None
 
 
 def _is_refused(error: BaseException) -> bool:

@@ -178,6 +178,17 @@ def test_an_owner_writes_nothing_once_a_newer_program_has_migrated_the_store(
     lease.release()
 
 
+def test_a_table_that_a_newer_program_renamed_is_not_lost(database: sa.Engine) -> None:
+    """The fix for a lost store would be wrong: to restore a backup, or to deliver everything again."""
+    store = Transactions(database, acquire(database, "p", 60.0))
+    with database.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE conduit_steps RENAME TO conduit_turns")
+        connection.exec_driver_sql(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '{NEXT:04d}'")
+    with pytest.raises(FatalError, match=f"version {NEXT}, this program knows") as caught:
+        store.read(lambda connection: connection.execute(sa.select(tables.steps)))
+    assert caught.value.code == "state.version"
+
+
 def test_opening_a_store_again_writes_nothing(database: sa.Engine, database_url: str) -> None:
     """It checks the version, and needs neither Alembic nor the writers' lock."""
     said = list[str]()
