@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
-from conduit_dagster.assets.names import asset_key
+from conduit_dagster.assets.names import ACKS, asset_key
 from conduit_dagster.connectors.pipeline.source import PipelineSource
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.validation.owner_rules import is_read_with, path_of
@@ -14,24 +14,33 @@ Links = dict[tuple[str, str], list[dg.AssetKey]]
 
 
 def find_links(pipelines: Iterable[BoundPipeline]) -> Links:
-    """Return the assets upstream of each source, by pipeline and source.
+    """Return the assets upstream of each source, by pipeline and source, and those upstream of the acks.
 
-    Links are chains by the plugin ``pipeline``, and files that one pipeline reads and another one owns. A link that
-    would close a cycle is left out, because Dagster would reject the whole code location.
+    No run writes a source. So that a run of both pipelines takes them in order, the reader's acks are downstream of the
+    other one's. Links are chains by the plugin ``pipeline``, and files that one pipeline reads and another one owns. A
+    link that would close a cycle is left out, because Dagster would reject the whole code location.
     """
     pipelines = list(pipelines)
     found: Links = defaultdict(list)
     upstream: dict[str, set[str]] = defaultdict(set)
     for reader, source, other, connector in _chained(pipelines):
+        _link(found, (reader, source), (other, connector))
         upstream[reader].add(other)
-        found[reader, source].append(asset_key(other, connector))
     written = list(_written_by(pipelines))
     for reader, source, path in _read(pipelines):
         for writer, consumer, thing in written:
             if is_read_with(thing, path) and not _reaches(upstream, writer, reader):
+                _link(found, (reader, source), (writer, consumer))
                 upstream[reader].add(writer)
-                found[reader, source].append(asset_key(writer, consumer))
     return found
+
+
+def _link(found: Links, source: tuple[str, str], read: tuple[str, str]) -> None:
+    """``source``: a pipeline and its source; ``read``: the other pipeline, and what is read of it."""
+    found[source].append(asset_key(*read))
+    acks, others = found[source[0], ACKS], asset_key(read[0], ACKS)
+    if others not in acks:
+        acks.append(others)
 
 
 def _chained(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str, str]]:

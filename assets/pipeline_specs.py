@@ -122,7 +122,7 @@ class _Specs:
     def acks(self) -> dg.AssetSpec:
         """Return the spec of the acks."""
         # acked only after every destination and the dead-letter queue are durable
-        deps = [*self._destinations, self._key(DEAD_LETTERS)]
+        deps = [*self._destinations, self._key(DEAD_LETTERS), *self._links.get((self._bound.id, ACKS), [])]
         text = f"How far the sources of pipeline {self._bound.id} are acked: up to there everything is handled."
         spec = self._spec(ACKS, "", deps, {"checkpoint"}, text, None)
         return spec.replace_attributes(freshness_policy=freshness_policy(self._config))

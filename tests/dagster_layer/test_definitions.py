@@ -209,5 +209,7 @@ def test_links_between_many_pipelines_take_one_look_at_each(folder: Folder, monk
 
     monkeypatch.setattr(CompiledPipeline, "consumers", consumers)
     links = find_links(pipelines)
-    assert links == {(f"p{n}", "in"): [asset_key(f"p{n - 1}", "out")] for n in range(1, 6)}
+    assert {key: links[key] for key in links if key[1] == "in"} == {
+        (f"p{n}", "in"): [asset_key(f"p{n - 1}", "out")] for n in range(1, 6)
+    }
     assert len(looks) == len(pipelines)

@@ -9,6 +9,15 @@ from dagster_layer.project_folder import Folder
 
 pytestmark = pytest.mark.usefixtures("spark")
 
+READER = """
+version: "2.2"
+pipelines:
+  - id: a-reader
+    trigger: available-now
+    connectors:
+      - {{id: in, type: source, plugin: {plugin}, settings: {settings}}}
+      - {{id: out, type: destination, plugin: file, settings: {{path: ./copy.jsonl}}}}
+"""
 OUT, DEAD = dg.AssetKey(["numbers", "out"]), dg.AssetKey(["numbers", "dead_letters"])
 DAYS = dg.DailyPartitionsDefinition(start_date="2026-01-01")
 Lines = Callable[[], int]
@@ -91,3 +100,23 @@ def test_automation_asks_for_what_is_behind_a_destination(folder: Folder) -> Non
     assert folder.run().success
     second = dg.evaluate_automation_conditions(definitions, folder.instance, cursor=first.cursor)
     assert second.get_num_requested(dg.AssetKey("report")) == 1
+
+
+@pytest.mark.parametrize(
+    ("plugin", "settings", "records"),
+    [("file", "{path: ./out.jsonl}", 40), ("pipeline", "{pipeline: numbers}", 100)],
+)
+def test_a_pipeline_that_reads_another_one_runs_after_it_in_one_run(
+    folder: Folder, plugin: str, settings: str, records: int
+) -> None:
+    """Whatever their names: what it reads is upstream of its source, which no run writes."""
+    folder.numbers()
+    numbers = folder.root / "pipelines" / "numbers.yaml"
+    numbers.write_text(numbers.read_text() + "    delivery: {log: records}\n")
+    folder.write("reader.yaml", READER.format(plugin=plugin, settings=settings))
+    selection = [
+        dg.AssetKey([name, one]) for name in ("a-reader", "numbers") for one in ("out", "dead_letters", "acks")
+    ]
+    job = folder.definitions.resolve_implicit_global_asset_job_def()
+    assert job.execute_in_process(instance=folder.instance, asset_selection=selection).success
+    assert len((folder.root / "copy.jsonl").read_text().splitlines()) == records
