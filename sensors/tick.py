@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import dagster as dg
+import sqlalchemy as sa
 
 from conduit_dagster.assets.broken_files import FileEvents
 from conduit_dagster.assets.names import project_name
@@ -51,6 +52,8 @@ class Tick:
         self._store = CachedStore()
         self._renewed: dict[str, tuple[str, tuple[str, str]]] = {}
         """By pipeline: the run that was renewed last, with its digest and that of the file."""
+        self._away = set[tuple[str, int | None]]()
+        """Pipelines whose missing file is recorded, with the epochs of their last owners."""
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
         """Run a tick. ``stay``: seconds to keep polling, so that events between two ticks are not detected late.
@@ -75,13 +78,19 @@ class Tick:
                 break
             time.sleep(_POLL)
         if self._watches_files:
-            for pipeline in self._files.gone(seen or {}):
-                deprovision(database, pipeline)
+            self._deprovision(database, seen or {})
             if (changed := self._files.take_changed()) is not None:
                 attendant.events.extend(self._file_events.of(changed))
         if attendant.requests or attendant.events:
             return dg.SensorResult(run_requests=attendant.requests, asset_events=attendant.events)
         return dg.SkipReason(f"nothing to do for {len(files)} pipelines")
+
+    def _deprovision(self, database: sa.Engine, rows: Mapping[str, Stored]) -> None:
+        """Record which pipelines' files are missing, once until such a pipeline has run again: each is a write."""
+        found = {(pipeline, rows[pipeline].epoch) for pipeline in self._files.gone(rows)}
+        for pipeline, _ in found - self._away:
+            deprovision(database, pipeline)
+        self._away = found
 
     def _attend(
         self,

@@ -6,12 +6,13 @@ from typing import Any
 
 import dagster as dg
 import pytest
+import sqlalchemy as sa
 from lab.sensors_lab import Location
 
 from conduit_dagster.assets.names import PROJECT_TAG
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import Catalogue
-from conduit_dagster.sensors import known
+from conduit_dagster.sensors import known, tick
 
 NAMES = [f"p{number}" for number in range(5)]
 
@@ -75,3 +76,28 @@ def test_the_files_are_read_once_for_all_runs_to_renew(location: Location, monke
     assert [location.recovery(name).asked for name in NAMES] == ["renew"] * len(NAMES)
     # once for the tick, and once more for what may have changed since
     assert len(opened) == 2
+
+
+def test_a_missing_file_is_recorded_once_and_not_by_each_tick(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = list[str]()
+    real = tick.deprovision
+
+    def deprovision(engine: sa.Engine, pipeline: str) -> bool:
+        recorded.append(pipeline)
+        return real(engine, pipeline)
+
+    monkeypatch.setattr(tick, "deprovision", deprovision)
+    location.begin("p1")
+    location.end("stopped", "user", "p1")
+    path = location.root / "pipelines" / "p1.yaml"
+    text = path.read_text()
+    for _ in range(2):
+        path.unlink()
+        for _ in range(3):
+            location.tick("conduit_lifecycle")
+        path.write_text(text)
+        location.tick("conduit_lifecycle")
+    assert recorded == ["p1", "p1"]
+    assert location.events("p1").count("deprovisioned") == 1
