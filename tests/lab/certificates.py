@@ -33,8 +33,9 @@ class Authority:
         self._folder, self._count = folder / name, 0
         self._folder.mkdir(parents=True)
         self._run(
-            "req", "-x509", *_NEW_KEY, "-subj", f"/CN={name}", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem"
-        )
+            "req", "-x509", *_NEW_KEY, "-subj", f"/CN={name}", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem",
+            "-addext", "keyUsage=critical,keyCertSign",
+        )  # fmt: skip  # Python 3.13 refuses an authority without a usage
 
     @property
     def certificate(self) -> str:
