@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.waiting import whole_lines
 
 LIVE_HEADER = "records/s"
 
@@ -172,10 +173,10 @@ def test_a_log_destination_prints_on_stderr_in_the_projects_format(shell, projec
 @pytest.mark.usefixtures("connected")
 def test_a_signal_stops_a_continuous_run_gracefully(shell, project: Path, number: int, reason: str) -> None:
     process = shell.spawn("run", "--json")
-    shell.wait_until(process, lambda: len(lines(project / "orders.jsonl")) == 2, "two records are delivered")
+    shell.wait_until(process, lambda: len(whole_lines(project / "orders.jsonl")) == 2, "two records are delivered")
     with (project / "in.jsonl").open("a") as file:
         file.write('{"id":3}\n')
-    shell.wait_until(process, lambda: len(lines(project / "orders.jsonl")) == 3, "the third record is delivered")
+    shell.wait_until(process, lambda: len(whole_lines(project / "orders.jsonl")) == 3, "the third record is delivered")
     process.send_signal(number)
     ran = shell.ended(process)
     assert ran.code == 0, ran.err

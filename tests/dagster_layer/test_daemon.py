@@ -15,7 +15,7 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 from lab.stored_events import newest_events
-from lab.waiting import wait_until
+from lab.waiting import wait_until, whole_lines
 
 from benchmarks.daemon import Daemon
 from conduit_dagster.config.project import Project
@@ -77,14 +77,17 @@ class Plant:
         return [event["event"] for event in self.events(name)]
 
     def ids(self, name: str) -> list[int]:
-        path = self.root / f"{name}.jsonl"
+        path = self._output(name)
         return [json.loads(line)["id"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def _output(self, name: str) -> Path:
+        return self.root / f"{name}.jsonl"
 
     def wait(self, condition: Any, what: str) -> None:
         wait_until(condition, what, SECONDS, said=lambda: self.daemon.said)
 
     def wait_for(self, name: str, records: int) -> None:
-        self.wait(lambda: len(self.ids(name)) >= records, f"{records} records of {name}")
+        self.wait(lambda: len(whole_lines(self._output(name))) >= records, f"{records} records of {name}")
 
     def is_whole(self, name: str) -> bool:
         """Nothing lost, nothing duplicated, in order."""

@@ -280,12 +280,23 @@ def running_kafka(*words: Any, **more: Any) -> Generator[KafkaServer]:
 def create_topic(servers: str, name: str, partitions: int = 1, **config: str) -> str:
     """Create a topic; names of configs have underscores for dots, and configs without a value are left out."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    _create(admin, name, partitions, config)
+    wait_until(lambda: _has_leaders(admin, name, partitions), f"{name} has leaders")
+    return name
+
+
+def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
+    found = admin.list_topics(name, 10).topics[name].partitions
+    return len(found) == partitions and all(one.leader >= 0 for one in found.values())
+
+
+def _create(admin: AdminClient, name: str, partitions: int, config: Mapping[str, str]) -> None:
     settings = {key.replace("_", "."): value for key, value in config.items() if value}
     deadline, repeats = time.monotonic() + 60, (KafkaError.INVALID_REPLICATION_FACTOR,)
     while True:
         try:
             admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
-            return name
+            return
         except TimeoutError:
             # the answer may merely be late
             repeats = (*repeats, KafkaError.TOPIC_ALREADY_EXISTS)
@@ -296,7 +307,7 @@ def create_topic(servers: str, name: str, partitions: int = 1, **config: str) ->
             if error.args[0].code() not in repeats or time.monotonic() > deadline:
                 raise
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return name
+                return
             admin.poll(0.1)
 
 

@@ -1,4 +1,4 @@
-"""Waiting for another thread or process, and starting several at the same moment."""
+"""Waiting for another thread or process and for what it writes, and starting several at the same moment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -43,3 +44,8 @@ def at_once(work: Callable[[int], T], count: int) -> list[T]:
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count)))
+
+
+def whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that may still be written, without a last one that is incomplete."""
+    return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []

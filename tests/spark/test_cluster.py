@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from lab.jvm_options import archive_switch
 from lab.spark_cluster import CONF, SparkCluster, running_cluster
-from lab.waiting import wait_until
+from lab.waiting import wait_until, whole_lines
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SECONDS = 180
@@ -121,10 +121,7 @@ class Project:
         return (self.folder / "log").read_text()
 
     def lines(self, name: str) -> list[Any]:
-        path = self.folder / name
-        # the last line may still be written
-        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
-        return list(map(json.loads, whole.splitlines()))
+        return list(map(json.loads, whole_lines(self.folder / name)))
 
     def of_parts(self) -> list[Any]:
         return [record for part in self.parts() for record in self.lines(str(part))]
