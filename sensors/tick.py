@@ -127,10 +127,11 @@ class Tick:
             self._renewed.pop(name, None)
         if not isinstance(decision, StopRequest) or decision.asked != "renew":
             return False
-        run, renewed = self._renewed.setdefault(name, (state.run, (state.digest, ours)))
-        if renewed == (state.digest, ours) and run != state.run:
+        digest_pair = state.digest, ours
+        run, renewed = self._renewed.get(name, ("", None))
+        if renewed == digest_pair and run != state.run:
             return True
-        self._renewed[name] = state.run, (state.digest, ours)
+        self._renewed[name] = state.run, digest_pair
         if digests().get(name) != state.digest:
             return False
         self._files.forget()

@@ -15,6 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.elsewhere import Elsewhere
 from lab.failing_store import EndpointConnectionError, NoCredentialsError, failing_store
 from lab.small_disk import no_file_beyond
 from structlog.testing import capture_logs
@@ -120,16 +121,12 @@ def test_of_two_writers_of_one_name_at_an_object_store_the_first_one_stays(
     assert b"".join(storage.chunks(url)) == b"first"
 
 
-class _ListingStore(MemoryFileSystem):
+class _ListingStore(Elsewhere):
     """Answers from the listings that it keeps, as fsspec's object stores do."""
 
     protocol = "listing"
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return super()._strip_protocol(path.removeprefix(f"{cls.protocol}://"))
 
     def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
         found: Any = super().ls(path, detail=True, **more)

@@ -229,10 +229,15 @@ _running: dict[str, dict[str, SparkSession]] = {}
 """Per pipeline: the tags of its running jobs, each with its session."""
 
 
+def new_tag() -> str:
+    """Return a tag for jobs that no other ones have."""
+    return f"conduit-{secrets.token_hex(6)}"
+
+
 @contextmanager
 def tag_of(pipeline: str, spark: SparkSession) -> Generator[str]:
     """Yield a new tag; jobs that run under it belong to the pipeline until the block ends."""
-    tag = f"conduit-{secrets.token_hex(6)}"
+    tag = new_tag()
     with _lock:
         _running.setdefault(pipeline, {})[tag] = spark
     try:

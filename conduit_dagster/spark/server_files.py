@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +91,9 @@ class ServerFiles:
         """Return the last started server, running or not; ``None`` if the file is missing or damaged."""
         try:
             known = json.loads(self._record.read_text(encoding="utf-8"))
+            names = [one.name for one in fields(SparkServer)]
             # a newer version may write more: its server is compared with what this one needs, never overlooked
-            return SparkServer(**{name: known[name] for name in SparkServer.__dataclass_fields__ if name in known})
+            return SparkServer(**{name: known[name] for name in names if name in known})
         except (OSError, ValueError, TypeError):
             return None
 

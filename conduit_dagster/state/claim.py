@@ -61,16 +61,17 @@ class StoreClaim:
     def require(self, connection: sa.Connection) -> None:
         """Raise ``FatalError``: ``state.replaced`` unless the id is the project's, ``state.version`` if it is newer."""
         try:
-            found = connection.execute(_STORED).scalar_one_or_none()
+            found, is_current = connection.execute(_STORED.add_columns(IS_CURRENT)).one_or_none() or (None, True)
         except SQLAlchemyError as error:
             if loss_of(error) != "tables":
                 raise
-            found = None
+            found, is_current = None, True
         if found is None:
             raise replaced(self._place, "was emptied")
         if found != self.project:
             raise replaced(self._place, f"was replaced by that of project {found}")
-        require_not_newer(connection, self._place)
+        if not is_current:
+            require_not_newer(connection, self._place)
 
     def note(self, connection: sa.Connection) -> int:
         """Return the store's age within a transaction, for :meth:`remember` after its commit."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.explain import is_sparks
-from conduit_dagster.spark.jobs import cancellable, lost_session
+from conduit_dagster.spark.jobs import cancellable, lost_session, new_tag
 from conduit_dagster.spark.sql.channel import answering, asks, question_schema, rows_of
 from conduit_dagster.spark.sql.evaluator import Answer
 from conduit_dagster.spark.sql.query import SqlQuery, ddl
@@ -165,7 +164,7 @@ class SessionEvaluator:
         try:
             used = sql_session(used)
             # a job of its own: without executors it is given up, as a step's is
-            with cancellable(used, f"conduit-{secrets.token_hex(6)}"):
+            with cancellable(used, new_tag()):
                 return action(used)
         except Exception as error:
             if is_sparks(error) and (lost := lost_session(used, error)) is not None:
