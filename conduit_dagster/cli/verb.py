@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
 from conduit_dagster.secret_values import hide, hide_in
 
 if TYPE_CHECKING:
@@ -66,9 +66,11 @@ def failure(error: ConduitError, result: Any = None) -> Outcome:
 
 
 def unforeseen(error: Exception) -> ConduitError:
-    """Return the error for an exception: itself, that of the state store, or an internal error with its place."""
+    """Return the error for an exception: itself, that of a file or the state store, or an internal error."""
     if isinstance(error, ConduitError):
         return error
+    if isinstance(error, OSError) and error.filename:
+        return from_os_error(error, "a file can't be used")
     if "sqlalchemy" in sys.modules:  # otherwise the store is unused, and the import takes half a second
         from sqlalchemy.exc import DBAPIError
 

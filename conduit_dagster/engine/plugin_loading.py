@@ -71,11 +71,14 @@ def read_plugins(root: Path, unreadable: list[PluginError] | None = None) -> dic
 
     ``unreadable`` collects their errors.
     """
-    folder, texts = root / "plugins", dict[str, str]()
+    folder, texts, files = root / "plugins", dict[str, str](), list[Path]()
     try:
-        files = sorted(folder.glob("*.py"))
-    except OSError:
-        files = []
+        files = sorted(file for file in folder.iterdir() if file.suffix == ".py")
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        if unreadable is not None:
+            unreadable.append(PluginError("plugins", error))
     for path in files:
         try:
             if not path.name.startswith("_"):

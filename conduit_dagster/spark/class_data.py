@@ -48,10 +48,16 @@ def archive_path() -> Path | None:
     """
     if os.environ.get("CONDUIT_SPARK_ARCHIVE", "").lower() in ("off", "0", "false"):
         return None
-    key = "\0".join(os.environ.get(name, "") for name in ("JAVA_HOME", "PATH", "SPARK_HOME", "XDG_CACHE_HOME", "HOME"))
-    if key not in _known:
-        _known[key] = _path()
-    return _known[key]
+    environment = _environment()
+    if environment not in _known:
+        _known[environment] = _path()
+    return _known[environment]
+
+
+def _environment() -> str:
+    """Return all on which the path depends."""
+    names = ("JAVA_HOME", "PATH", "SPARK_HOME", "XDG_CACHE_HOME", "HOME")
+    return "\0".join(os.environ.get(name, "") for name in names)
 
 
 def _path() -> Path | None:
@@ -99,7 +105,10 @@ def distrust_archive() -> bool:
     if path is None or not path.exists():
         return False
     mark_failed(path)
-    path.unlink(missing_ok=True)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # part of a read-only image: this process does without it
+        _known[_environment()] = None
     return True
 
 

@@ -19,7 +19,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.secret_values import hide
 from conduit_dagster.spark.class_data import archive_options, distrust_archive, make_archive_later
 from conduit_dagster.spark.java import java_environment
-from conduit_dagster.spark.spark_settings import JVM_OPTIONS, LOCAL, LOOPBACK, SparkSettings, redaction_conf, sql_conf
+from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, SparkSettings, jvm_options, redaction_conf, sql_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,7 +183,7 @@ def _launch_environment(settings: SparkSettings) -> dict[str, str]:
     options: list[str] = []
     if not inside_submit():
         own |= java_environment()
-        options += [*JVM_OPTIONS, *archive_options(settings.conf)]
+        options += [*jvm_options(), *archive_options(settings.conf)]
     if not settings.verbose:
         options.append(f"-Dlog4j2.configurationFile={_QUIET.as_uri()}")
     if options:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -143,12 +144,28 @@ def require_java(env: Mapping[str, str] | None = None) -> Java:
     return found
 
 
+def require_user_name() -> None:
+    """Raise ``FatalError`` (``environment.user_unnamed``) if the user has no name: Spark logs in by it, in any JVM."""
+    user = os.getuid()
+    try:
+        pwd.getpwuid(user)
+    except KeyError:
+        entry = f"conduit:x:{user}:{os.getgid()}::/tmp:/bin/sh"
+        raise FatalError(
+            f"Spark does not start for a user without a name: user id {user} has no entry in /etc/passwd",
+            code="environment.user_unnamed",
+            fix=f"add one where the container starts (echo {entry} >> /etc/passwd), or run as a user who has one",
+        ) from None
+
+
 def java_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the environment variables with which Spark's launcher finds this Java.
 
     The home is a wrapper if one can be written: it keeps the JVM's warning about incubator modules off stderr.
+    Raises ``FatalError`` as :func:`require_java` and :func:`require_user_name` do.
     """
     java = require_java(env)
+    require_user_name()
     try:
         home = wrapper_home(java.home, java.version)
     except FatalError:

@@ -88,12 +88,17 @@ class ServerFiles:
             return False
 
     def read(self) -> SparkServer | None:
-        """Return the last started server, running or not; ``None`` if the file is missing or damaged."""
+        """Return the last started server, running or not; ``None`` if the file is missing or damaged.
+
+        Raises ``TransientError`` if it is another user's.
+        """
         try:
             known = json.loads(self._record.read_text(encoding="utf-8"))
             names = [one.name for one in fields(SparkServer)]
             # a newer version may write more: its server is compared with what this one needs, never overlooked
             return SparkServer(**{name: known[name] for name in names if name in known})
+        except PermissionError as error:
+            raise from_os_error(error, "the shared Spark server can't be used") from error
         except (OSError, ValueError, TypeError):
             return None
 

@@ -14,7 +14,14 @@ from conduit_dagster.processes import free_port
 from conduit_dagster.spark.class_data import archive_options
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.server_files import ServerFiles, write_private
-from conduit_dagster.spark.spark_settings import JVM_OPTIONS, LOCAL, LOOPBACK, SparkSettings, redaction_conf, spark_home
+from conduit_dagster.spark.spark_settings import (
+    LOCAL,
+    LOOPBACK,
+    SparkSettings,
+    jvm_options,
+    redaction_conf,
+    spark_home,
+)
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _LOG = Path(__file__).with_name("log4j2-server.properties")
@@ -87,7 +94,7 @@ def digests(conf: Mapping[str, str]) -> dict[str, str]:
 def server_environment(settings: SparkSettings, archive: bool) -> dict[str, str]:
     """Return the complete environment of the server and its workers: mostly that of the process that starts it."""
     python = settings.conf.get("spark.pyspark.python") or sys.executable
-    options = [f"-Dlog4j2.configurationFile={_LOG.as_uri()}", *JVM_OPTIONS]
+    options = [f"-Dlog4j2.configurationFile={_LOG.as_uri()}", *jvm_options()]
     if archive:
         options += archive_options(settings.conf)
     own = {

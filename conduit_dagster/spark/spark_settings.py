@@ -67,12 +67,20 @@ def connect_conf(settings: SparkSettings) -> dict[str, str]:
 SHARED = "shared"
 LOCAL = "local[*]"
 LOOPBACK = "127.0.0.1"
-JVM_OPTIONS = ("-XX:+ExitOnOutOfMemoryError", "-XX:PerfDataSamplingInterval=1000")
-"""End at the first ``OutOfMemoryError``: a thread of Spark that one ended leaves its jobs waiting for ever.
-
-And update jstat's counters once a second, not every 50 ms: most JVMs of Spark are idle most of the time.
-"""
 IDLE_SECONDS = 600.0
+_TMP = "/tmp"  # what Java takes for its temporary files
+
+
+def jvm_options() -> list[str]:
+    """Return the options of each JVM.
+
+    It ends at the first ``OutOfMemoryError``, since a thread of Spark that one ended leaves its jobs waiting for ever.
+    It updates jstat's counters once a second, not every 50 ms: most JVMs of Spark are idle most of the time. And where
+    ``/tmp`` can't be written, its temporary files go where Python's do: Java itself ignores ``TMPDIR``.
+    """
+    own = ["-XX:+ExitOnOutOfMemoryError", "-XX:PerfDataSamplingInterval=1000"]
+    folder = os.environ.get("TMPDIR")
+    return own if not folder or os.access(_TMP, os.W_OK) else [*own, f"-Djava.io.tmpdir={folder}"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,9 +125,7 @@ def open_store(url: str, home: Path, accept_new: bool = False, private: bool = T
     except NoStore:
         raise _lost(url, home, own) from None
     except OSError as error:
-        found = from_os_error(error, "the project's home can't be used")
-        place = found.place or str(home)
-        raise TransientError(found.message, code="state.unreachable", place=place, fix=found.fix) from error
+        raise unusable_home(error, home) from error
     try:
         claim_store(engine, home, accept_new)
     except ConduitError:
@@ -199,8 +197,17 @@ def _read(file: Path) -> str:
 
 
 def has_claim(home: Path) -> bool:
-    """Return whether the home has had a state store. Raises ``OSError``."""
-    return bool(_read(home / _FILE))
+    """Return whether the home has had a state store. Raises ``TransientError`` if it can't be read."""
+    try:
+        return bool(_read(home / _FILE))
+    except OSError as error:
+        raise unusable_home(error, home) from error
+
+
+def unusable_home(error: OSError, home: Path) -> TransientError:
+    """Return the error for a home that another user owns, for example."""
+    found = from_os_error(error, "the project's home can't be used")
+    return TransientError(found.message, code="state.unreachable", place=found.place or str(home), fix=found.fix)
 
 
 def _write(home: Path, value: str) -> str:

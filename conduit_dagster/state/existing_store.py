@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.state import tables
-from conduit_dagster.state.claim import has_claim, project_store, require_known_place
+from conduit_dagster.state.claim import has_claim, project_store, require_known_place, unusable_home
 from conduit_dagster.state.database import make_engine, unreachable
 
 if TYPE_CHECKING:
@@ -28,7 +28,10 @@ def existing_store(project: Project) -> sa.Engine | None:
     if has_claim(project.home) and not project.settings.state.accept_new:
         return project_store(project)
     if url.startswith(_SQLITE):
-        return project_store(project) if _has_content(url) else None
+        try:
+            return project_store(project) if _has_content(url) else None
+        except OSError as error:
+            raise unusable_home(error, project.home) from error
     return project_store(project) if _has_tables(url) else None
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from lab.as_owner import owned
+from lab.file_rights import obeyed
 
 from conduit_dagster.cli.checks import _destinations
 from conduit_dagster.cli.demo import LINES, make_project
@@ -43,20 +43,47 @@ def test_invalid_pipelines_fail(run, project: Path, pipeline) -> None:
     assert (ran.code, checks(ran)["pipelines"]) == (3, "fail")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written_fails(run, project: Path) -> None:
     project.chmod(0o555)
-    ran = run("doctor", "--json")
+    with obeyed():
+        ran = run("doctor", "--json")
     project.chmod(0o755)
     assert (checks(ran)["state"], checks(ran)["staging"]) == ("fail", "fail")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_store_that_can_only_be_read_fails(run, failed: Path) -> None:
-    (failed / ".conduit").chmod(0o555)
-    ran = run("doctor", "--json")
-    (failed / ".conduit").chmod(0o755)
+    (failed / ".conduit" / "state.db").chmod(0o444)
+    with obeyed():
+        ran = run("doctor", "--json")
     assert (ran.code, checks(ran)["state"]) == (3, "fail")
+
+
+_READING = ("pipelines list", "pipelines history orders", "dlq list orders", "positions show orders")
+
+
+@pytest.mark.parametrize("verb", _READING)
+def test_a_home_of_another_user_is_one_error(run, failed: Path, verb: str) -> None:
+    (failed / ".conduit").chmod(0)
+    with obeyed():
+        ran = run(*verb.split(), "--json")
+        told = run("doctor", "--json").envelope["result"]["checks"]
+    (failed / ".conduit").chmod(0o755)
+    error = ran.envelope["error"]
+    assert (ran.code, error["code"]) == (3, "state.unreachable"), ran.envelope
+    assert "no permission" in error["message"] and error["fix"]
+    failing = {check["name"]: check["fix"] for check in told if check["level"] == "fail"}
+    assert {"state", "staging", "failures"} <= set(failing) and all(failing.values())
+    assert not any("Error" in check["message"] for check in told)
+
+
+def test_a_plugins_folder_of_another_user_is_an_error(run, project: Path) -> None:
+    (project / "plugins").mkdir(0)
+    with obeyed():
+        ran = run("validate", "--json")
+    assert ran.code == 2
+    [finding] = ran.envelope["result"]["findings"]
+    assert (finding["code"], finding["file"]) == ("plugin.broken", "plugins")
+    assert "Permission denied" in finding["message"]
 
 
 def test_a_file_in_the_way_of_staging_fails(run, project: Path) -> None:

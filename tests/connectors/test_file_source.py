@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from lab.file_reading import ENDLESS, MUCH, Reader, append
+from lab.file_rights import obeyed
 
 from conduit_dagster.connectors.file.opened import OpenFile
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -224,19 +225,31 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert error.value.code == "file.missing"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody without rights")
 def test_no_permission_is_named(log: Path, tmp_path: Path) -> None:
     append(log, "a\n")
-    log.chmod(0)
     reader = Reader(tmp_path)
-    os.seteuid(65534)
-    try:
-        with pytest.raises(TransientError, match="no permission") as error:
-            reader.step()
-    finally:
-        os.seteuid(0)
-    assert error.value.code == "file.no_permission"
-    assert error.value.fix
+    reader.source.check()
+    log.chmod(0)
+    for tried in (reader.step, reader.source.check):
+        with obeyed(), pytest.raises(TransientError, match=r"can't read app\.log: no permission") as error:
+            tried()
+        assert error.value.code == "file.no_permission"
+        assert error.value.fix
+
+
+def test_a_check_finds_a_missing_file_and_every_unreadable_one(log: Path, tmp_path: Path) -> None:
+    reader, folder = Reader(tmp_path), Reader(tmp_path, "in/")
+    with pytest.raises(TransientError, match=r"there is no file app\.log") as error:
+        reader.source.check()
+    assert error.value.code == "file.missing"
+    (tmp_path / "in").mkdir()
+    folder.source.check()
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).write_text("1\n")
+    folder.source.check()
+    (tmp_path / "in" / "b").chmod(0)
+    with obeyed(), pytest.raises(TransientError, match="can't read b: no permission"):
+        folder.source.check()
 
 
 def test_lag_is_what_is_left_to_read(tmp_path: Path, log: Path) -> None:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lab.file_rights import obeyed
 from structlog.testing import capture_logs
 
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
@@ -54,6 +55,20 @@ def test_files_by_name_and_hidden_ones_not(tmp_path: Path) -> None:
     assert numbers(read(source, source.initial(), end)) == list(range(20))
     assert source.latest(end, ALL) == end
     assert (source.lag(source.initial()), source.lag(end)) == (20, 0)
+
+
+def test_a_check_reads_every_footer(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.parquet", range(10))
+    write(tmp_path / "in" / "b.parquet", range(10))
+    source = make(tmp_path)
+    source.check()
+    (tmp_path / "in" / "b.parquet").chmod(0)
+    with obeyed(), pytest.raises(TransientError, match="no permission"):
+        source.check()
+    (tmp_path / "in" / "b.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(TransientError) as raised:
+        source.check()
+    assert raised.value.code == "parquet.unreadable"
 
 
 def test_a_partitioned_dataset_is_not_read_in_silence(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lab.small_disk import mounted
 
 from conduit_dagster.spark import class_data
 from conduit_dagster.spark.java import require_java
@@ -54,6 +55,22 @@ def test_one_that_is_not_trusted_is_gone_and_not_made_again_today(cache: Path, m
     assert not cache.exists()
     monkeypatch.setattr(class_data.subprocess, "Popen", lambda *_, **__: pytest.fail("made again"))
     class_data.make_archive_later()
+
+
+def test_one_in_a_read_only_image_is_not_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mounted(tmp_path / "image", "1m") as image:
+        monkeypatch.delenv("CONDUIT_SPARK_ARCHIVE", raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(image))
+        path = class_data.archive_path()
+        if path is None:
+            pytest.skip("this Java takes no archive")
+        path.parent.mkdir(parents=True)
+        path.touch()
+        subprocess.run(["mount", "-o", "remount,ro", image], check=True)
+        assert class_data.archive_options({})
+        assert class_data.distrust_archive()
+        assert class_data.archive_options({}) == []
+        assert not class_data.distrust_archive()
 
 
 def test_archives_that_nobody_reads_are_removed(cache: Path) -> None:

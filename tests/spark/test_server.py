@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.file_rights import obeyed
 from lab.jvm_options import archive_switch
 from lab.waiting import wait_until
 
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.server import server_status, start_server, stop_server
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 from conduit_dagster.spark.server_monitor import answered
@@ -184,6 +186,14 @@ def test_its_token_is_for_its_user_alone(home: Path) -> None:
     assert server.token not in json.dumps(server_status(home))
     assert answered(server, 60)
     assert answered(dataclasses.replace(server, token="another"), 60) is None
+
+
+def test_that_of_another_user_is_not_overlooked(tmp_path: Path) -> None:
+    ServerFiles(tmp_path).make()
+    (tmp_path / "spark").chmod(0)
+    with obeyed(), pytest.raises(TransientError, match="no permission") as raised:
+        server_status(tmp_path)
+    assert raised.value.code == "file.no_permission"
 
 
 def test_killed_it_is_said_at_once_and_replaced(home: Path, client: Callable[[], Client]) -> None:

@@ -94,6 +94,19 @@ class FileScan:
         except OSError as error:
             raise from_os_error(error, f"can't read {self._settings.path}") from error
 
+    def require_readable(self) -> None:
+        """Raise if a single file is missing, or if one of the files can't be opened. Reads none of them."""
+        files = self.files()
+        if not files and not self._many:
+            raise self._missing()
+        for found in files:
+            try:
+                OpenFile(found.url).close()
+            except FileNotFoundError:
+                continue  # renamed or deleted since it was listed
+            except OSError as error:
+                raise from_os_error(error, f"can't read {found.name}") from error
+
     def survey(self, position: FilePosition, finished: FinishedFiles) -> Survey:
         """Scan all files; ``finished``: those in the position's lists.
 

@@ -180,6 +180,10 @@ class FileSource(Source):
             kept = msgspec.structs.replace(kept, read=position.read.moved(gone, ()))
         return kept.with_files(changed, self._lists.back(position, changed))
 
+    def check(self) -> None:
+        """Raise if the file is missing, or a file can't be opened."""
+        self._surveyor.require_readable()
+
     # -- planned ranges -------------------------------------------------------------------------------------------
 
     def verify(self, start: Position, end: Position) -> None:

@@ -58,6 +58,11 @@ class ParquetScan:
         except OSError as error:
             raise from_os_error(error, f"can't read {self._place}") from error
 
+    def require_readable(self) -> None:
+        """Raise if the footer of one of the files can't be read."""
+        for found in self._every():
+            read_footer(found.url)
+
     def _every(self, wanted: Wanted = None) -> Iterator[FoundFile]:
         """Yield the existing files whose names are wanted, in reading order."""
         listed = self._listed(wanted, NO_PARQUETS, ())

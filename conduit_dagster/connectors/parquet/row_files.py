@@ -132,6 +132,10 @@ class RowFiles(Source):
         if not self.survey.is_ordered:
             self._lists.attach(kept)
 
+    def check(self) -> None:
+        """Raise if a file, or its footer, can't be read."""
+        self.survey.require_readable()
+
     @abstractmethod
     def _made_survey(self) -> ParquetScan:
         """Return the scanner; called on its first use."""
