@@ -37,6 +37,8 @@ def loopback_channel(server: SparkServer) -> Any:
 
     channel = Loopback(server.url)
     channel.set("token", server.token)
+    # gRPC would ask a proxy named by http_proxy or https_proxy for this machine's own address
+    channel.setChannelOption("grpc.enable_http_proxy", 0)
     return channel
 
 

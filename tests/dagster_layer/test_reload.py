@@ -30,13 +30,15 @@ def reload(capsys: pytest.CaptureFixture[str], url: str) -> tuple[int, dict[str,
 
 @pytest.mark.slow
 def test_a_pipeline_that_was_added_is_there_after_a_reload(
-    folder: Folder, server: str, capsys: pytest.CaptureFixture[str]
+    folder: Folder, server: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = NUMBERS.format(id="more", trigger="available-now", queue=TAKES_ALL.replace("dead", "more-dead"))
     folder.write("more.yaml", more.replace("out.jsonl", "more.jsonl"))
     assert jobs(server) == {"numbers"}
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which does not know this machine's own addresses
     code, envelope = reload(capsys, server)
     assert (code, envelope["summary"]) == (0, "1 code location loaded again")
+    monkeypatch.delenv("http_proxy")
     assert [one["error"] for one in envelope["result"]["locations"]] == [None]
     assert jobs(server) == {"numbers", "more"}
     # one that can't be loaded is reported, and its previous version is not used

@@ -188,6 +188,13 @@ def test_its_token_is_for_its_user_alone(home: Path) -> None:
     assert answered(dataclasses.replace(server, token="another"), 60) is None
 
 
+def test_no_proxy_is_asked_for_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    server, _ = start_server(SparkSettings("shared", home=home))
+    assert answered(server, 60)
+
+
 def test_that_of_another_user_is_not_overlooked(tmp_path: Path) -> None:
     ServerFiles(tmp_path).make()
     (tmp_path / "spark").chmod(0)
