@@ -109,7 +109,8 @@ def _no_spark(settings: SparkSettings, error: Exception) -> FatalError:
         f"Spark does not start: {explain(error) if is_sparks(error) else lines[0]}",
         code="environment.spark",
         place=settings.url,
-        fix="check spark.url and spark.conf in conduit.yaml; conduit-dagster run --verbose shows Spark's log",
+        fix="check spark.url and spark.conf in conduit.yaml, and spark-defaults.conf;"
+        " conduit-dagster run --verbose shows Spark's log",
     )
 
 

@@ -19,7 +19,15 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.secret_values import hide
 from conduit_dagster.spark.class_data import archive_options, distrust_archive, make_archive_later
 from conduit_dagster.spark.java import java_environment
-from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, SparkSettings, jvm_options, redaction_conf, sql_conf
+from conduit_dagster.spark.spark_settings import (
+    LOCAL,
+    LOOPBACK,
+    SparkSettings,
+    jvm_options,
+    redaction_conf,
+    spark_home,
+    sql_conf,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -160,6 +168,8 @@ def _conf(settings: SparkSettings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
     }
     if settings.local:
+        # not what a cluster's spark-defaults.conf says
+        own["spark.submit.deployMode"] = "client"
         own |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
         own["spark.python.daemon.module"] = "conduit_dagster.spark.worker_daemon"
     if settings.parallelism:
@@ -175,13 +185,16 @@ def _worker_python(settings: SparkSettings) -> str:
     return os.environ.get("PYSPARK_PYTHON") or sys.executable
 
 
-def _launch_environment(settings: SparkSettings) -> dict[str, str]:
+def _launch_environment(settings: SparkSettings) -> dict[str, str | None]:
     """Return the environment for launching the JVM; ``conf`` can't express any of it."""
-    own = {"PYSPARK_PYTHON": _worker_python(settings)}
+    # where Spark runs is decided by ``spark.url``: these would turn the session into another server's
+    own: dict[str, str | None] = {"SPARK_REMOTE": None, "SPARK_API_MODE": None}
+    own["PYSPARK_PYTHON"] = _worker_python(settings)
     if settings.local:
         own["SPARK_LOCAL_IP"] = LOOPBACK
     options: list[str] = []
     if not inside_submit():
+        spark_home()  # raises if PySpark would start another Spark
         own |= java_environment()
         options += [*jvm_options(), *archive_options(settings.conf)]
     if not settings.verbose:
@@ -193,17 +206,22 @@ def _launch_environment(settings: SparkSettings) -> dict[str, str]:
 
 
 @contextmanager
-def _environment(changes: Mapping[str, str]) -> Generator[None]:
+def _environment(changes: Mapping[str, str | None]) -> Generator[None]:
+    """Change variables in the ``with`` block; None unsets one."""
     before = {name: os.environ.get(name) for name in changes}
     try:
-        os.environ.update(changes)
+        _set(changes)
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager

@@ -255,7 +255,7 @@ def _failed(files: ServerFiles) -> TransientError:
         f"the shared Spark server does not start{why}",
         code="spark.server_failed",
         place=str(files.log),
-        fix="read its log; check spark.conf in conduit.yaml, and Java with conduit-dagster doctor",
+        fix="read its log; check spark.conf in conduit.yaml, spark-defaults.conf, and Java with conduit-dagster doctor",
     )
 
 

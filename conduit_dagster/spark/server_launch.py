@@ -66,6 +66,8 @@ def server_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.memory": "2g",
+        # not what a cluster's spark-defaults.conf says
+        "spark.submit.deployMode": "client",
         "spark.pyspark.python": sys.executable,
         "spark.python.daemon.module": "conduit_dagster.spark.daemon_stub",
         "spark.python.unix.domain.socket.enabled": "true",

@@ -10,14 +10,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.secret_values import hide
 
 
 def spark_home() -> Path:
-    """Return ``SPARK_HOME``, otherwise PySpark's own choice: usually its own folder."""
+    """Return ``SPARK_HOME``, otherwise PySpark's own choice: usually its own folder.
+
+    Raises ``FatalError`` (``environment.spark_home``) if ``SPARK_HOME`` has no Spark, or one of another release:
+    PySpark would start it, and neither would understand the other.
+    """
+    from pyspark import __version__
     from pyspark.find_spark_home import _find_spark_home
 
-    return Path(os.environ.get("SPARK_HOME") or _find_spark_home())
+    named = os.environ.get("SPARK_HOME")
+    if not named:
+        return Path(_find_spark_home())
+    found = _version_in(Path(named))
+    if _release(found) == _release(__version__):
+        return Path(named)
+    raise FatalError(
+        f"SPARK_HOME={named} is {f'Spark {found}' if found else 'no Spark'}, and PySpark here is {__version__}",
+        code="environment.spark_home",
+        fix="unset SPARK_HOME: PySpark brings its own Spark; or name one of the same release",
+    )
+
+
+def _version_in(home: Path) -> str:
+    """Return the version of the Spark in a folder; empty if there is none."""
+    found = [_CORE.fullmatch(jar.name) for jar in home.glob("jars/spark-core_*.jar")]
+    return next((match[1] for match in found if match), "")
+
+
+def _release(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+_CORE = re.compile(r"spark-core_[\d.]+-(.+)\.jar")
 
 
 _IN_PLAN = r'(?<=(?:value|expression|query): ")[^\n]+'

@@ -9,13 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from lab.jvm_options import SHORT_LIVED
 
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.session import SparkSettings, is_connect, open_session, parallelism
+from conduit_dagster.spark.spark_settings import spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,10 +112,31 @@ def _run(script: str, *arguments: str, env: dict[str, str] | None = None) -> sub
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
 
 
+def test_another_spark_in_spark_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyspark import __version__
+
+    own = spark_home()
+    monkeypatch.setenv("SPARK_HOME", str(own))
+    assert spark_home() == own
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    for jar, found in (("some-lib.jar", "no Spark"), ("spark-core_2.12-3.5.1.jar", "Spark 3.5.1")):
+        (tmp_path / "jars").mkdir(exist_ok=True)
+        (tmp_path / "jars" / jar).touch()
+        with pytest.raises(FatalError) as raised:
+            spark_home()
+        assert raised.value.code == "environment.spark_home"
+        assert raised.value.message == f"SPARK_HOME={tmp_path} is {found}, and PySpark here is {__version__}"
+
+
 @pytest.mark.slow
-def test_a_new_session_is_silent_even_when_a_task_fails() -> None:
-    """Nothing on stderr: no log4j remark, no WARN, no Java stack trace, no incubator module."""
-    done = _run(_NEW_SESSION)
+def test_a_new_session_is_silent_even_when_a_task_fails(tmp_path: Path) -> None:
+    """Nothing on stderr: no log4j remark, no WARN, no Java stack trace, no incubator module.
+
+    Although the environment is that of a machine from which others use a cluster.
+    """
+    (tmp_path / "spark-defaults.conf").write_text("spark.master yarn\nspark.submit.deployMode cluster\n")
+    remote = {"SPARK_REMOTE": "sc://nowhere:15002", "SPARK_API_MODE": "connect", "SPARK_CONF_DIR": str(tmp_path)}
+    done = _run(_NEW_SESSION, env={**os.environ, **remote})
     assert (done.returncode, done.stdout, done.stderr) == (0, "PythonException\n", "")
 
 
