@@ -61,7 +61,11 @@ def test_the_order_of_names_is_the_order_of_the_stream(tmp_path: Path) -> None:
     publish(tmp_path, 1, [[11]], LETTER + 9)
     publish(tmp_path, 1, [[1, 2], [3]])
     assert numbers(tmp_path / "out") == [1, 2, 3, 11, 12, 30, 31, 40]
-    by_name = [line for part in sorted((tmp_path / "out").glob("step=*/*")) for line in part.open("rb")]
+    by_name = [
+        line
+        for part in sorted((tmp_path / "out").glob("step=*/*"))
+        for line in part.read_bytes().splitlines(keepends=True)
+    ]
     assert by_name == list(read_folder(tmp_path / "out"))
 
 

@@ -62,6 +62,7 @@ def test_not_a_number_is_kept() -> None:
     assert math.isnan(after["x"])
 
 
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
 def test_rows_are_found_by_their_lines(tmp_path: Path) -> None:
     """Across the ends of row groups, which have 4,096 letters."""
     file = ArchiveFile(str(tmp_path / "a"), 3, 0)

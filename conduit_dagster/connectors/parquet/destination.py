@@ -123,7 +123,10 @@ class ParquetDestination(PathDestination):
     def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
         """Return the first rows of the newest file."""
         newest = newest_file(self._path)
-        return () if newest is None else first_rows(pq.ParquetFile(newest), rows)
+        if newest is None:
+            return ()
+        with pq.ParquetFile(newest) as file:
+            return first_rows(file, rows)
 
     def _laid_out(self, path: Path) -> PathLayout:
         return PartsFolder(path, self.context)

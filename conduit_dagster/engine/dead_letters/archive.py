@@ -7,7 +7,8 @@ letter; a file that the index does not name is left over from an execution that 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -255,17 +256,20 @@ class Archive:
         for name in names:
             storage.remove(storage.join(self.folder, name))
 
-    def _opened(self, part: str) -> Any:
+    @contextmanager
+    def _opened(self, part: str) -> Generator[Any]:
         import pyarrow.parquet as pq
 
         url = storage.join(self.folder, part)
-        try:
-            # closed with the reader
-            return pq.ParquetFile(storage.open_read(url))
-        except FileNotFoundError:
-            raise damaged(url, "is gone") from None
-        except _arrow_errors() as error:
-            raise _unread(error, url) from None
+        with ExitStack() as opened:
+            try:
+                file = opened.enter_context(storage.open_read(url))
+                reader = pq.ParquetFile(file)
+            except FileNotFoundError:
+                raise damaged(url, "is gone") from None
+            except _arrow_errors() as error:
+                raise _unread(error, url) from None
+            yield reader
 
 
 def _unread(error: Exception, url: str) -> ConduitError:
