@@ -17,10 +17,10 @@ from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.closing import close_sources
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.source_nodes import SourceNode
-from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
@@ -114,4 +114,4 @@ def _lag(bound: BoundPipeline, node: SourceNode, database: sa.Engine) -> int | N
         attach_kept_to_look(bound.compiled, database)
         return blamed(node_id(bound.id, node.id), node.lag, known)
     finally:
-        SourceAcks(bound.compiled).close()
+        close_sources(bound.compiled)

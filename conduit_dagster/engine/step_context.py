@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.closing import close
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.index import index_letters
@@ -30,7 +29,7 @@ from conduit_dagster.state.store import PipelineStore
 
 
 class SourceAcks:
-    """Acker of a run's sources, until they are closed. Safe to call from several threads."""
+    """Acker of a run's sources, until it refuses. Safe to call from several threads."""
 
     def __init__(self, pipeline: CompiledPipeline) -> None:
         self._pipeline = pipeline
@@ -50,13 +49,6 @@ class SourceAcks:
     def refuse(self) -> None:
         """Refuse all further acks."""
         self._closed.set()
-
-    def close(self) -> None:
-        """Refuse further acks and close every source. A failing one is only logged."""
-        self.refuse()
-        nodes = {id(node.source): node for node in (*self._pipeline.inputs, *self._pipeline.sources)}
-        for source_node in nodes.values():
-            close("source", source_node.id, source_node.source.close)
 
 
 @dataclass(frozen=True)

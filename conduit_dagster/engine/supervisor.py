@@ -15,7 +15,7 @@ from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RECORDING, RunHung, bounded, watching, within
 from conduit_dagster.engine.catch_up import require_no_memory, with_open_work
-from conduit_dagster.engine.closing import close
+from conduit_dagster.engine.closing import close_connectors
 from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import acknowledge, start_up
@@ -137,10 +137,11 @@ class _Run:
         self._unwatch()
 
     def close(self) -> None:
-        """Close the pipeline's connectors. A failing one is only logged."""
-        self.acks.close()
-        for name, destination in self._pipeline.consumers().items():
-            close("destination", name, destination.close)
+        """Refuse further acks and close the pipeline's connectors, with open work or without."""
+        self.acks.refuse()
+        pipelines = (self._request.bound.compiled, self._pipeline)
+        for pipeline in {id(one): one for one in pipelines}.values():
+            close_connectors(pipeline)
 
     def run(self) -> RunResult:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from lab.kills import at
@@ -27,6 +28,25 @@ class Bad(FileDestination):
 
     def close(self):
         raise OSError("connection reset by peer")
+"""
+NOTED = """
+from pathlib import Path
+
+from conduit_dagster.connectors.file.destination import FileDestination
+
+class Bad(FileDestination):
+    name = "bad"
+
+    def note(self, word):
+        with (Path(self.context.root) / word).open("a") as file:
+            print(id(self), file=file)
+
+    def publish(self, delivery):
+        self.note("opened")
+        return super().publish(delivery)
+
+    def close(self):
+        self.note("closed")
 """
 SLOW = """
 import time
@@ -70,11 +90,11 @@ class Bad(FileDestination):
 """
 
 
-def with_plugin(lab: Lab, text: str) -> None:
+def with_plugin(lab: Lab, text: str, **more: Any) -> None:
     (lab.root / "plugins").mkdir()
     (lab.root / "plugins" / "bad.py").write_text(text)
     lab.write("in.jsonl", [{"i": i} for i in range(3)])
-    lab.pipeline(connectors=[source(), {**destination(), "plugin": "bad"}], processors=[DECODE])
+    lab.pipeline(connectors=[source(), {**destination(), "plugin": "bad"}], processors=[DECODE], **more)
 
 
 def test_a_destination_that_can_not_be_closed_costs_nothing(lab: Lab) -> None:
@@ -83,6 +103,17 @@ def test_a_destination_that_can_not_be_closed_costs_nothing(lab: Lab) -> None:
         assert lab.run().error is None
     assert len(lab.lines("out.jsonl")) == 3
     assert not [thread for thread in threading.enumerate() if thread.name == "lease-p"]
+
+
+def test_a_replay_closes_the_destinations_that_it_has_used(lab: Lab) -> None:
+    with_plugin(lab, NOTED, **{"dead-letter-queue": queue()})
+    lab.write("in.jsonl", ["no JSON"])
+    assert lab.run().error is None
+    assert len(lab.letters()) == 1
+    lab.pipeline(connectors=[source(), {**destination(), "plugin": "bad"}])
+    assert lab.replay()["replayed"] == 1
+    assert lab.lines("opened")
+    assert set(lab.lines("opened")) <= set(lab.lines("closed"))
 
 
 def test_a_library_that_raises_past_exception_is_a_failure(lab: Lab) -> None:

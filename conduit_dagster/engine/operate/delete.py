@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
+from conduit_dagster.engine.closing import close_sources
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.operate.open_delivery import prepared_step
@@ -23,7 +24,6 @@ from conduit_dagster.engine.reads_same import reads_same, unit_of
 from conduit_dagster.engine.registering import attach_kept, attach_logs
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_nodes import SourceNode
-from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, TransientError, from_os_error
@@ -142,7 +142,7 @@ def _locked(subject: Subject) -> Generator[_Held]:
         yield _Held(subject, compiled, database, store, store.load(), logs)
     finally:
         if compiled is not None:
-            SourceAcks(compiled).close()
+            close_sources(compiled)
         lease.release()
 
 

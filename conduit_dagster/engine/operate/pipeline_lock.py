@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catch_up import with_open_work
+from conduit_dagster.engine.closing import close_connectors
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.operate.operator_errors import never_ran
@@ -78,11 +79,20 @@ class PipelineLock(StoreLock):
 
     bound: BoundPipeline
     jobs: Jobs
+    closing: ExitStack
+    """Closes the connectors of every pipeline that the operation used."""
 
     @property
     def pipeline(self) -> CompiledPipeline:
         """Compiled pipeline."""
         return self.bound.compiled
+
+    def of(self, bound: BoundPipeline) -> PipelineLock:
+        """Return the lock for the pipeline with other sources, such as those of a replay."""
+        if bound is self.bound:
+            return self
+        self.closing.callback(close_connectors, bound.compiled)
+        return replace(self, bound=bound)
 
     def loop(self, report: Callable[[StepReport], None] = lambda step: None) -> StepLoop:
         """Return the engine's own loop in its current state; starts nothing."""
@@ -118,10 +128,12 @@ def owned(
         open_with(spark)
         state = store.load()
         bound = with_open_work(bound, state)
-        attach_kept(bound.compiled, store)
-        yield PipelineLock(store, options, by, bound, LazyJobs(lambda: _alone(spark(), store), bound.id))
+        with ExitStack() as closing:
+            closing.callback(close_connectors, bound.compiled)
+            attach_kept(bound.compiled, store)
+            jobs = LazyJobs(lambda: _alone(spark(), store), bound.id)
+            yield PipelineLock(store, options, by, bound, jobs, closing)
     finally:
-        SourceAcks(bound.compiled).close()
         lease.release()
 
 

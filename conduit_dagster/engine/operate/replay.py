@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -48,7 +47,7 @@ def replay(
     facts: dict[str, Any] = {"pipeline": lock.id, "from": start, "letters": total(counts), "reasons": counts}
     nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "errors": [], "delivered": {}}
     order = Replay(_next_id(lock), start, edits or [])
-    edited = replace(lock, bound=_edited(lock, order))
+    edited = lock.of(_edited(lock, order))
     if dry_run:
         return {**facts, **nothing}
     finish_open_steps(lock)

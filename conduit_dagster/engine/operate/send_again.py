@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -100,7 +99,7 @@ def deliver_missed(lock: PipelineLock) -> dict[str, int]:
     An open step is finished first, and nothing new is read. After a kill, the next run does the rest. Raises any error
     that a run may fail with.
     """
-    lock = replace(lock, bound=with_open_catch_ups(lock.bound, lock.store.load()))
+    lock = lock.of(with_open_catch_ups(lock.bound, lock.store.load()))
     finish_open_steps(lock)
     delivered: dict[str, int] = {}
 
