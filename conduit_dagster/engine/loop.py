@@ -18,7 +18,7 @@ from conduit_dagster.engine.bounded import Worker
 from conduit_dagster.engine.dead_letters.late_letters import LateLetters
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment
-from conduit_dagster.engine.offset_updates import joined_members
+from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.plan import StepPlanner
 from conduit_dagster.engine.prepare import Preparer
 from conduit_dagster.engine.publish import Publisher
@@ -31,6 +31,7 @@ from conduit_dagster.engine.stager import Staged, Stager
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.steps import Decision, LoggedRange, Plan, Range
 
 
@@ -143,18 +144,29 @@ class StepLoop:
         delivered: Mapping[str, int],
         void: frozenset[str] = frozenset(),
     ) -> None:
-        """Run line 7, update the in-memory state, and report the step; ``started`` is on the monotonic clock.
+        """Store that a step is done, and only then ack: a source is never acked ahead of its stored position.
 
-        ``delivered``: number of records delivered to each consumer that did not get its whole delivery. ``void``:
-        consumers that were retired while their delivery was open.
+        Then report the step. ``started``: on the monotonic clock. ``delivered``: number of records delivered to each
+        consumer that did not get its whole delivery. ``void``: consumers that were retired while their delivery was
+        open.
         """
-        self.publisher.finish(plan, decision, void)
-        self.context.state.finished(plan, decision)
-        refused = self.refusals.take_rows()
+        context = self.context
+        reached("before-done", context.name)
+        if not decision.once:
+            # a consumer that the decision does not name, or whose delivery is void, got nothing: its offset stays
+            named = (delivery.consumer for delivery in decision.deliveries)
+            names = [name for name in named if plan.is_for(name) and name not in void]
+            context.store.done(plan, decision, after_step(plan, decision), names)
+        reached("after-done", context.name)
+        for span in plan.ranges:
+            if source_node := context.acked_sources.get(span.source):
+                context.acks.ack(source_node, span.end, span.generation)
+        reached("after-ack", context.name)
+        context.state.finished(plan, decision)
         seconds = time.monotonic() - started
-        self._report(StepReport.of(plan, decision, nacks, refused, delivered, seconds, joined_members(plan)))
+        self._report(StepReport.of(plan, decision, nacks, self.refusals.take_rows(), delivered, seconds))
         self.restaged.discard()
-        self.context.memories.forget(plan.memory, decision.memory)
+        context.memories.forget(plan.memory, decision.memory)
 
 
 class InFlightSteps:

@@ -1,4 +1,4 @@
-"""Lines 6 and 7 of the protocol: dead letters first, then the destinations side by side; then done, then the acks."""
+"""Line 6 of the protocol: dead letters first, then the destinations side by side."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conduit_dagster.engine.delivery_errors import reason, shown, told
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_sender import DirectSender
-from conduit_dagster.engine.offset_updates import Offsets, after_step
+from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import Restaged
@@ -19,9 +19,8 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Destination, StagedDestination
+from conduit_dagster.sdk import Destination, StagedDestination, Target
 from conduit_dagster.state.lease import LeaseLost
-from conduit_dagster.state.steps import Decision, Plan
 
 
 def _rank(error: Exception) -> int:
@@ -75,7 +74,7 @@ class Publisher:
             return
         target = Redelivery(context, self._refusals, shipment, self.records(shipment)).deliver()
         reached("after-publish", context.name)
-        context.delivered(shipment.plan, shipment.staged, shipment.delivered, target, self._offsets(shipment))
+        self._delivered(shipment, shipment.delivered, target)
         reached("after-delivered", context.name)
 
     def records(self, shipment: Shipment) -> DeliveryRecords:
@@ -122,29 +121,12 @@ class Publisher:
 
     def settle(self, shipment: Shipment) -> None:
         """Mark a delivery as delivered that the destination already has; it is not sent again (CASES B14)."""
-        context, staged = self._context, shipment.staged
-        target = blamed(context.node(shipment.consumer), self._destination(shipment).settled, shipment.whole())
-        context.delivered(shipment.plan, staged, staged.records, target, self._offsets(shipment))
+        node, destination = self._context.node(shipment.consumer), self._destination(shipment)
+        self._delivered(shipment, shipment.staged.records, blamed(node, destination.settled, shipment.whole()))
 
-    # -- line 7 -------------------------------------------------------------------------------------------------
-
-    def finish(self, plan: Plan, decision: Decision, void: frozenset[str] = frozenset()) -> None:
-        """Store that a step is done, and only then ack: a source is never acked ahead of its stored position."""
-        context = self._context
-        reached("before-done", context.name)
-        if not decision.once:
-            # a consumer that the decision does not name, or whose delivery is void, got nothing: its offset stays
-            named = (delivery.consumer for delivery in decision.deliveries)
-            names = [name for name in named if plan.is_for(name) and name not in void]
-            context.store.done(plan, decision, after_step(plan, decision), names)
-        reached("after-done", context.name)
-        for span in plan.ranges:
-            if source_node := context.acked_sources.get(span.source):
-                context.acks.ack(source_node, span.end, span.generation)
-        reached("after-ack", context.name)
-
-    def _offsets(self, shipment: Shipment) -> Offsets:
-        return after_step(shipment.plan, shipment.decision)
+    def _delivered(self, shipment: Shipment, records: int, target: Target) -> None:
+        offsets = after_step(shipment.plan, shipment.decision)
+        self._context.delivered(shipment.plan, shipment.staged, records, target, offsets)
 
     def _destination(self, shipment: Shipment) -> Destination:
         return self._context.consumers[shipment.consumer]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.failure_story import FailureStory
+from conduit_dagster.engine.offset_updates import joined_members
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
@@ -42,13 +44,13 @@ class StepReport:
         refused: Mapping[str, list[NackRow]],
         delivered: Mapping[str, int],
         seconds: float,
-        members: Mapping[str, Sequence[str]],
     ) -> StepReport:
         """Return the report of a step; ``refused``: nacks found at publishing, by the destination that refused.
 
-        ``delivered``: number of records delivered per consumer; a missing consumer got its whole delivery. ``members``:
-        joined sources, each of which gets the counts of the join.
+        ``delivered``: number of records delivered per consumer; a missing consumer got its whole delivery. Each source
+        of a join gets the counts of the join.
         """
+        members = joined_members(plan)
         late = [row for rows in refused.values() for row in rows]
         sources = {name: copy(count) for name, count in decision.sources.items()}
         nacked = dict(decision.nacked)
@@ -63,21 +65,17 @@ class StepReport:
             plan.step,
             seconds,
             {name: copy(sources[of]) for of in sources for name in members.get(of, [of])},
-            _positions(plan, members),
+            {
+                name: span.end[name] if span.source in members else span.end
+                for span in plan.ranges
+                for name in members.get(span.source, [span.source])
+            },
             counts,
             {delivery.consumer: sum(part.bytes for part in delivery.parts) for delivery in decision.deliveries},
             decision.filtered,
             nacked,
             [*nacks, *late][-_SAMPLE:],
         )
-
-
-def _positions(plan: Plan, members: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for span in plan.ranges:
-        joined = members.get(span.source)
-        found.update({span.source: span.end} if joined is None else {name: span.end[name] for name in joined})
-    return found
 
 
 @dataclass
@@ -91,11 +89,11 @@ class RunProgress:
     nacked: int = 0
     dead_lettered: int = 0
     seconds: float = 0.0
-    sources: dict[str, int] = field(default_factory=dict[str, int])
+    sources: Counter[str] = field(default_factory=Counter[str])
     positions: dict[str, Any] = field(default_factory=dict[str, Any])
-    delivered: dict[str, int] = field(default_factory=dict[str, int])
-    filtered_by: dict[str, int] = field(default_factory=dict[str, int])
-    nacked_by: dict[str, int] = field(default_factory=dict[str, int])
+    delivered: Counter[str] = field(default_factory=Counter[str])
+    filtered_by: Counter[str] = field(default_factory=Counter[str])
+    nacked_by: Counter[str] = field(default_factory=Counter[str])
     dead_letters: list[NackRow] = field(default_factory=list[NackRow])
 
     @property
@@ -111,18 +109,13 @@ class RunProgress:
             self.read += count.read
             self.filtered += count.filtered
             self.nacked += count.nacked
-            self.sources[source] = self.sources.get(source, 0) + count.read
+            self.sources[source] += count.read
         self.positions.update(step.positions)
         self.dead_lettered += step.delivered.get(DEAD_LETTERS, 0)
-        _add(self.delivered, {k: v for k, v in step.delivered.items() if k != DEAD_LETTERS})
-        _add(self.filtered_by, step.filtered)
-        _add(self.nacked_by, step.nacked)
+        self.delivered.update({k: v for k, v in step.delivered.items() if k != DEAD_LETTERS})
+        self.filtered_by.update(step.filtered)
+        self.nacked_by.update(step.nacked)
         self.dead_letters = (self.dead_letters + step.dead_letters)[-_SAMPLE:]
-
-
-def _add(total: dict[str, int], more: dict[str, int]) -> None:
-    for name, number in more.items():
-        total[name] = total.get(name, 0) + number
 
 
 @dataclass(frozen=True)
