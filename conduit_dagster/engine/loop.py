@@ -20,7 +20,7 @@ from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.plan import StepPlanner
-from conduit_dagster.engine.prepare import Preparer
+from conduit_dagster.engine.prepare import prepare
 from conduit_dagster.engine.publish import Publisher
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.report import StepReport
@@ -57,7 +57,6 @@ class StepLoop:
         self.publisher = Publisher(context, self.refusals, self.restaged)
         self._log = StepLog(context, appender, self.stager) if appender is not None else None
         self.planner = StepPlanner(context, self._log)
-        self._preparer = Preparer(context, self.stager)
         self._began: dict[int, float] = {}
 
     # -- line 3 -------------------------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ class StepLoop:
         """
         started = self._began.pop(plan.step)
         plan, staged, resolution, refused = self._resolved(plan, staged)
-        decision = self._preparer.prepare(plan, staged, resolution)
+        decision = prepare(self.context, self.stager, plan, staged, resolution)
         shipments = [Shipment(plan, decision, delivery) for delivery in decision.deliveries]
         self.publisher.publish(shipments)
         self.complete(plan, decision, resolution.nacks, started, {one.consumer: one.delivered for one in shipments})

@@ -10,7 +10,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import reason, shown, told
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.direct_sender import DirectSender
+from conduit_dagster.engine.direct_sender import send_directly
 from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
@@ -21,6 +21,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination, StagedDestination, Target
 from conduit_dagster.state.lease import LeaseLost
+from conduit_dagster.state.steps import DeliveryChild
 
 
 def _rank(error: Exception) -> int:
@@ -103,15 +104,15 @@ class Publisher:
         if isinstance(destination, StagedDestination):
             destination.publish(shipment.whole())
             return None
-        total = shipment.staged.records
-        sent = DirectSender(self._context).send(shipment.plan, shipment.staged, 0, total, {}, False)
+        whole = DeliveryChild(0, shipment.staged.records)
+        sent = send_directly(self._context, shipment.plan, shipment.staged, whole, {})
         if sent.error is None and not sent.nacks:
             return None
         redaction = self._context.pipeline.redaction
         refused = ConduitError(reason(sent.nacks[0], redaction), code=sent.nacks[0][1]) if sent.nacks else None
         cause = sent.error.as_error() if sent.error else refused
         assert cause is not None
-        return total - sent.acked.handled + len(sent.nacks), cause
+        return whole.take - sent.acked.handled + len(sent.nacks), cause
 
     def _drop(self, shipment: Shipment, records: int, cause: ConduitError) -> None:
         self._context.store.deliveries.dropped(shipment.plan.step, shipment.consumer, records, cause.message)

@@ -24,7 +24,7 @@ from conduit_dagster.engine.delivery_progress import (
     with_refused,
 )
 from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.direct_sender import DirectSender
+from conduit_dagster.engine.direct_sender import send_directly
 from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
 from conduit_dagster.engine.refusals import RefusalOutcome, Refusals, RefusedRecord
 from conduit_dagster.engine.sending import Sent
@@ -212,9 +212,6 @@ class Redelivery:
         shipment = self._shipment
         self._store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
 
-    def _refused_letter(self, sent: Sent) -> ConduitError | None:
-        return refused_letter(sent, self._node, self._redaction)
-
     # -- errors -------------------------------------------------------------------------------------------------
 
     def _told(self, error: Exception) -> ConduitError:
@@ -257,11 +254,10 @@ class Redelivery:
 
     def _send(self, child: DeliveryChild) -> None:
         shipment = self._shipment
-        ahead, is_single = shipment.progress.namespaces, child.single or child.take == 1
-        sent = DirectSender(self._context).send(
-            shipment.plan, shipment.staged, child.skip, child.take, ahead, is_single, self._flushed
-        )
-        if shipment.consumer == DEAD_LETTERS and (refused := self._refused_letter(sent)) is not None:
+        piece = DeliveryChild(child.skip, child.take, child.single or child.take == 1)
+        ahead = shipment.progress.namespaces
+        sent = send_directly(self._context, shipment.plan, shipment.staged, piece, ahead, self._flushed)
+        if shipment.consumer == DEAD_LETTERS and (refused := refused_letter(sent, self._node, self._redaction)):
             # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)
             raise refused
         self._nack_sent(sent)

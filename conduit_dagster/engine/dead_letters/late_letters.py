@@ -17,7 +17,7 @@ from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown, told
 from conduit_dagster.engine.delivery_hash import LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
-from conduit_dagster.engine.direct_sender import DirectSender
+from conduit_dagster.engine.direct_sender import send_directly
 from conduit_dagster.engine.offset_updates import generations, offset_of, origin_of
 from conduit_dagster.engine.resolve import base_of
 from conduit_dagster.engine.restage import content, differs, is_staged
@@ -128,7 +128,7 @@ class LateLetters:
             raise told(error, self._node, redaction) from shown(error, redaction)
 
     def _send(self, staged: StagedDelivery, plan: Plan) -> None:
-        sent = DirectSender(self._context).send(plan, staged, 0, staged.records, {}, staged.records == 1)
+        sent = send_directly(self._context, plan, staged, DeliveryChild(0, staged.records, staged.records == 1), {})
         if (refused := refused_letter(sent, self._node, self._pipeline.redaction)) is not None:
             raise refused
 
