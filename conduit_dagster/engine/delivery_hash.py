@@ -65,13 +65,13 @@ separately from the step's own dead-letter delivery; otherwise two deliveries of
 """
 
 
-class Names:
+class DeliveryHashes:
     """Hashes of deliveries and their children. The same range of the same source gives the same hash."""
 
     def __init__(self, pipeline: CompiledPipeline) -> None:
         self._pipeline = pipeline
 
-    def named(self, plan: Plan) -> Plan:
+    def with_hashes(self, plan: Plan) -> Plan:
         """Return the plan with a hash per consumer; the empty name holds the step's own. Computed once and stored."""
         sources = self._sources(plan.ranges)
         hashes = {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}

@@ -112,7 +112,7 @@ class StepPlanner:
             plan = Plan(
                 number, time.time_ns(), ranges, self._targets(), {}, reads, only, nacked, logs, replay, self.memory()
             )
-            plan = self._context.names.named(plan)
+            plan = self._context.hashes.with_hashes(plan)
             self._store.plan(plan)
         reached("after-plan", self._context.name)
         self.cursor.planned(plan)
@@ -208,4 +208,4 @@ class StepPlanner:
         if not shorter.ranges:
             return None
         number, clock_ns = self._take_number(), time.time_ns()
-        return self._context.names.named(msgspec.structs.replace(shorter, step=number, clock_ns=clock_ns))
+        return self._context.hashes.with_hashes(msgspec.structs.replace(shorter, step=number, clock_ns=clock_ns))

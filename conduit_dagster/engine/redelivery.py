@@ -131,7 +131,7 @@ class Redelivery:
 
     def _publish(self, destination: StagedDestination, child: DeliveryChild) -> None:
         shipment, pipeline = self._shipment, self._context.name
-        delivery = self._context.names.delivery(shipment, child)
+        delivery = self._context.hashes.delivery(shipment, child)
         reached("before-child", pipeline)
         try:
             destination.publish(delivery)

@@ -174,7 +174,7 @@ class Refusals:
         # excludes that both a frozen owner's late success and these nacks take effect
         context = self._context
         destination = context.consumers[shipment.consumer]
-        children = [context.names.delivery(shipment, DeliveryChild(place, 1)) for place in places]
+        children = [context.hashes.delivery(shipment, DeliveryChild(place, 1)) for place in places]
         reached("before-claim", context.name)
         found = blamed(context.node(shipment.consumer), destination.claim_all, children, "nacked")
         reached("after-claim", context.name)

@@ -11,7 +11,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.index import index_letters
-from conduit_dagster.engine.delivery_hash import Names
+from conduit_dagster.engine.delivery_hash import DeliveryHashes
 from conduit_dagster.engine.offset_updates import Offsets
 from conduit_dagster.engine.processor_state import Memories, memory_folder
 from conduit_dagster.engine.reads_same import reads_same
@@ -91,7 +91,7 @@ class StepContext:
     """Kept equal to the store: each transaction of a step is applied here as well."""
     archive: Archive = field(init=False)
     memories: Memories = field(init=False)
-    names: Names = field(init=False)
+    hashes: DeliveryHashes = field(init=False)
     program: bytes = field(init=False)
     """The program as tasks receive it."""
 
@@ -100,7 +100,7 @@ class StepContext:
         log = self.settings.log
         self.archive = Archive(archive_folder(log, self.name))
         self.memories = Memories(memory_folder(log, self.name))
-        self.names = Names(self.pipeline)
+        self.hashes = DeliveryHashes(self.pipeline)
         self.program = self.pipeline.program.encode()
         self.reload()
 

@@ -15,7 +15,7 @@ from lab.support import DECODE, Lab, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.connectors.postgres import connection
-from conduit_dagster.engine.delivery_hash import Names
+from conduit_dagster.engine.delivery_hash import DeliveryHashes
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.mark_records import mark_records
@@ -103,7 +103,7 @@ def test_single_records_are_claimed_in_any_order_and_the_rest_is_delivered_once(
         assert (facts["did"], facts["offsets"], facts["delivered"], facts["next"]) == ("marked", [2], 0, 0)
         assert claims(url) == ["nacked", "split"]
         mark_records(held, "out", [range(1)])
-    names = Names(late.lock.pipeline)
+    names = DeliveryHashes(late.lock.pipeline)
     pieces = [late.shipment.whole()]
     pieces += [names.delivery(late.shipment, DeliveryChild(skip, take)) for skip, take in ((0, 1), (0, 2), (2, 1))]
     monkeypatch.setattr(connection, "_IDLE", 600.0)  # however slow the machine is, it has not noticed yet
@@ -136,7 +136,7 @@ def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
         late.destination.publish(late.shipment.whole())
     with pytest.raises(AlreadyClaimed):
         late.destination.publish(late.shipment.whole())
-    piece = Names(late.lock.pipeline).delivery(late.shipment, DeliveryChild(0, 1))
+    piece = DeliveryHashes(late.lock.pipeline).delivery(late.shipment, DeliveryChild(0, 1))
     with pytest.raises(AlreadyClaimed):
         late.destination.publish(piece)
     assert lab.run().progress.read == 0

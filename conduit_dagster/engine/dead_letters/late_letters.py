@@ -49,7 +49,7 @@ class LateLetters:
         context, plan, decision = self._context, shipment.plan, shipment.decision
         queue, first = self._pipeline.dead_letters, refused[0][0]
         skip = LETTERS + base_of(plan, decision.sources, first.source) + first.ordinal
-        name = context.names.child(plan, DEAD_LETTERS, DeliveryChild(skip, len(refused)))
+        name = context.hashes.child(plan, DEAD_LETTERS, DeliveryChild(skip, len(refused)))
         # the queue's own processors run here, as they do in a task
         self._pipeline.begin_step(plan.clock_ns, plan.hashes, generations(plan))
         # next to the step's own dead letters: the queue may have to rename the folder into place

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, pieces, trimmed, with_mark
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.loop import StepLoop
@@ -159,7 +158,7 @@ class NackClaims:
     def __init__(self, opened: OpenDelivery) -> None:
         self._opened = opened
         self._shipment = opened.shipment
-        self._names = Names(opened.lock.pipeline)
+        self._hashes = opened.loop.context.hashes
         self.delivered = 0
         """Number of records that the destination already had."""
 
@@ -186,7 +185,7 @@ class NackClaims:
             self._claim_whole(around(DeliveryChild(0, shipment.staged.records), place))
         if not self._is_alone(place):
             return
-        if not self._claim(self._names.delivery(shipment, DeliveryChild(place, 1)), "nacked"):
+        if not self._claim(self._hashes.delivery(shipment, DeliveryChild(place, 1)), "nacked"):
             shipment.progress = with_mark(shipment.progress, place)
         elif place == shipment.progress.handled:
             self._found(1)
@@ -224,11 +223,11 @@ class NackClaims:
             self._split([*pieces(child, bisect=False), *self._shipment.left[1:]])
 
     def _is_delivered(self, child: DeliveryChild) -> bool:
-        return self._claim(self._names.delivery(self._shipment, trimmed(child)), "split")
+        return self._claim(self._hashes.delivery(self._shipment, trimmed(child)), "split")
 
     def _skip(self, place: int) -> None:
         shipment = self._shipment
-        if self._claim(self._names.delivery(shipment, DeliveryChild(place, 1)), "nacked"):
+        if self._claim(self._hashes.delivery(shipment, DeliveryChild(place, 1)), "nacked"):
             self._found(1)
         else:
             shipment.progress = after(shipment.progress, 1, refused=1)

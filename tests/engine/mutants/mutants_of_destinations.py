@@ -17,7 +17,7 @@ from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.postgres.delivery_transaction import Claims
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
-from conduit_dagster.engine.delivery_hash import Names
+from conduit_dagster.engine.delivery_hash import DeliveryHashes
 from conduit_dagster.sdk import Delivery, Target
 from conduit_dagster.state.steps import Range
 
@@ -79,12 +79,12 @@ def _files_per_attempt(files: Callable[[Commits, Delivery], list[str]]) -> Any:
 
 def gen(patch: Patch) -> None:
     """The hash holds the generation, which *changes on rewind and when a source's identity changes*: here not."""
-    source = Names._source
+    source = DeliveryHashes._source
 
-    def ageless(self: Names, span: Range) -> dict[str, Any]:
+    def ageless(self: DeliveryHashes, span: Range) -> dict[str, Any]:
         return source(self, span) | {"generation": 0}
 
-    patch.setattr(Names, "_source", ageless)
+    patch.setattr(DeliveryHashes, "_source", ageless)
 
 
 def kill(patch: Patch) -> None:
