@@ -124,8 +124,8 @@ class _Member:
         self._bound, self._once = bound, once
         drain = once or bound.config.trigger.kind != "continuous"
         # --once waits for the end, and a failure is final: no recovery
-        about = RunOrigin(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}")
-        self._options = RunOptions.of(project, drain, about, listener_of(project))
+        origin = RunOrigin(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}")
+        self._options = RunOptions.of(project, drain, origin, listener_of(project))
 
     def obey(self, stop: StopFlag) -> None:
         """Pass on a stop of all pipelines; a single one may be stopped through the state store."""

@@ -27,9 +27,9 @@ class IdleWait:
         self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
     ) -> None:
         self._clock, self._cpu = clock, cpu
-        self.moved()
+        self.reset()
 
-    def moved(self) -> None:
+    def reset(self) -> None:
         """Reset the wait after a step."""
         self._since, self._wait = self._clock(), _SHORTEST
         self._before = self._cpu()

@@ -188,7 +188,7 @@ class InFlightSteps:
         if self._pool is not None:
             self._pool.close()
 
-    def take(self, plan: Plan) -> None:
+    def submit(self, plan: Plan) -> None:
         """Stage a step, then finish it at once or, with more than one in flight, after the steps before it."""
         try:
             staged = self._loop.stage(plan)
@@ -202,12 +202,12 @@ class InFlightSteps:
         while len(self._unfinished) >= self._depth:
             self._unfinished.popleft().result()
 
-    def look(self) -> None:
+    def raise_failure(self) -> None:
         """Raise the error of a step that has failed in the background."""
         while self._unfinished and self._unfinished[0].done():
             self._unfinished.popleft().result()
 
-    def land(self) -> None:
+    def wait(self) -> None:
         """Wait for all steps in flight; raise the first error."""
         while self._unfinished:
             self._unfinished.popleft().result()

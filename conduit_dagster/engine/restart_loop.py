@@ -129,8 +129,8 @@ class RestartLoop:
 
         ``session`` returns a working session, a new one if needed.
         """
-        about, pending = self._options.about, None
-        result = self._begin(session, about)
+        origin, pending = self._options.origin, None
+        result = self._begin(session, origin)
         while True:
             # an operator's command may have the lease for a moment: the restart stays due
             is_held = pending is not None and _is_held(result)
@@ -146,12 +146,12 @@ class RestartLoop:
                 return self._given_up(awaited)
             # a manual start resets the count
             failure, past = (restart.failure, restart.past) if awaited == "due" else (None, FRESH)
-            about = replace(about, restart=failure, past=past)
+            origin = replace(origin, restart=failure, past=past)
             if is_held:
-                result = self._again(session, about, result)
+                result = self._again(session, origin, result)
             else:
                 self._on_status(replace(result, restart=None))
-                result = self._attempt(session, about)
+                result = self._attempt(session, origin)
 
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
         """Run at every tick until stopped or degraded. A tick that comes during a run starts nothing."""
@@ -181,20 +181,20 @@ class RestartLoop:
         The restart of a failure, which is launched ahead of its time, first waits until ``at_ns``, and ends without
         running if it is no longer wanted.
         """
-        about = self._options.about
-        if about.restart is not None and at_ns is not None:
-            awaited = self._await(about.restart, at_ns, _LONGEST)
+        origin = self._options.origin
+        if origin.restart is not None and at_ns is not None:
+            awaited = self._await(origin.restart, at_ns, _LONGEST)
             if awaited in ("stopped", "superseded"):
                 return self._given_up(awaited)
             if awaited == "now":
-                about = replace(about, restart=None)
-        return self._attempt(session, about)
+                origin = replace(origin, restart=None)
+        return self._attempt(session, origin)
 
-    def _begin(self, session: Callable[[], SparkSession], about: RunOrigin) -> RunResult:
+    def _begin(self, session: Callable[[], SparkSession], origin: RunOrigin) -> RunResult:
         """Make the first attempt, with recovery once no command holds the lease any more; a stop ends the wait."""
-        about = replace(about, since_ns=time.time_ns())  # a stop that is asked for during the wait ends the run
-        result = self._attempt(session, about)
-        if about.recovery is None or not isinstance(result.error, LeaseHeldByCommand):
+        origin = replace(origin, since_ns=time.time_ns())  # a stop that is asked for during the wait ends the run
+        result = self._attempt(session, origin)
+        if origin.recovery is None or not isinstance(result.error, LeaseHeldByCommand):
             return result
         log.warning("waiting for a command", pipeline=self._bound.id, cause=result.error.message)
         was_stopped = _stopped_by_user(self._database, self._bound.id)
@@ -202,20 +202,20 @@ class RestartLoop:
             awaited = await_tick(self._database, self._bound.id, time.time() + _HELD, self._stop, was_stopped)
             if awaited in ("stopped", "superseded"):
                 return self._given_up("superseded")
-            result = self._again(session, about, result)
+            result = self._again(session, origin, result)
         return result
 
-    def _again(self, session: Callable[[], SparkSession], about: RunOrigin, held: RunResult) -> RunResult:
+    def _again(self, session: Callable[[], SparkSession], origin: RunOrigin, held: RunResult) -> RunResult:
         """Make another attempt, unless it would end as ``held`` did: then none begins, and listeners hear of none."""
         with suppress(ConduitError, SQLAlchemyError):  # an attempt reports what is wrong with the store
             seconds, stop = self._options.lease_seconds, self._stop
             if type(refusal(self._database, self._bound.id, seconds, lambda: stop.requested)) is type(held.error):
                 return held
-        return self._attempt(session, about)
+        return self._attempt(session, origin)
 
-    def _attempt(self, session: Callable[[], SparkSession], about: RunOrigin) -> RunResult:
-        options = replace(self._options, about=about)
-        ended = options.listen(self._bound, about, self._progress)
+    def _attempt(self, session: Callable[[], SparkSession], origin: RunOrigin) -> RunResult:
+        options = replace(self._options, origin=origin)
+        ended = options.listen(self._bound, origin, self._progress)
         result = run_pipeline(self._bound, session, self._database, options, self._stop, self._observe, self._progress)
         ended(result)
         return self._told(result)

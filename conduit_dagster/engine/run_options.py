@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
-from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
+from conduit_dagster.engine.run_status import WITHOUT_RECOVERY, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 
 Ended = Callable[[RunResult], None]
@@ -20,7 +20,7 @@ Listen = Callable[[BoundPipeline, RunOrigin, RunProgress], Ended]
 """Called when an attempt begins, with the counts so far; must neither raise nor take long."""
 
 
-def nobody(bound: BoundPipeline, about: RunOrigin, progress: RunProgress) -> Ended:
+def ignore_run(bound: BoundPipeline, origin: RunOrigin, progress: RunProgress) -> Ended:
     """Listen to nothing."""
     return ignore_result
 
@@ -52,13 +52,15 @@ class RunOptions:
     """Seconds to wait for a state store that does not answer before the run stops."""
     log: str = ""
     """URL of the commit log's folder; empty: inside the staging folder."""
-    about: RunOrigin = SOMEBODY
+    origin: RunOrigin = WITHOUT_RECOVERY
     """Why the run was started, and how its failure is handled."""
-    listen: Listen = nobody
+    listen: Listen = ignore_run
     """Called when the run begins and ends."""
 
     @classmethod
-    def of(cls, project: Project, drain: bool = False, about: RunOrigin = SOMEBODY, listen: Listen = nobody) -> Self:
+    def of(
+        cls, project: Project, drain: bool = False, origin: RunOrigin = WITHOUT_RECOVERY, listen: Listen = ignore_run
+    ) -> Self:
         """Return the options of a project's runs."""
         settings = project.settings
         return cls(
@@ -67,7 +69,7 @@ class RunOptions:
             settings.state.lease,
             settings.spark.parallelism,
             log=project.log_url,
-            about=about,
+            origin=origin,
             listen=listen,
         )
 

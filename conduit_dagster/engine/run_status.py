@@ -53,16 +53,16 @@ class RunOrigin:
     """When it began to take the lease."""
 
 
-SOMEBODY = RunOrigin()
+WITHOUT_RECOVERY = RunOrigin()
 """A run without recovery."""
 
 
 class RunStatusWriter:
     """Begins and ends one run of one pipeline under its lease."""
 
-    def __init__(self, store: PipelineStore, about: RunOrigin, stop: StopFlag, progress: RunProgress) -> None:
-        self._id, self._store, self._about, self._stop, self.progress = store.pipeline, store, about, stop, progress
-        self._state = RecoveryState(past=about.past)
+    def __init__(self, store: PipelineStore, origin: RunOrigin, stop: StopFlag, progress: RunProgress) -> None:
+        self._id, self._store, self._about, self._stop, self.progress = store.pipeline, store, origin, stop, progress
+        self._state = RecoveryState(past=origin.past)
         self._recovering = False
         self.failed_step: int | None = None
         """The step that failed, if any; later steps that were staged ahead end with the run."""
@@ -72,27 +72,27 @@ class RunStatusWriter:
 
         ``drains``: it only drains the sources by hand.
         """
-        about = self._about
-        start = RunStart(about.run, file, digest, about.restart, about.past, drains, about.since_ns)
-        state = self._store.life.begin(start)
+        origin = self._about
+        start = RunStart(origin.run, file, digest, origin.restart, origin.past, drains, origin.since_ns)
+        state = self._store.status.begin(start)
         if state is None:
             return False
         self._state, self._recovering = state, state.past.attempt > 0
         return True
 
-    def moved(self, step: StepReport) -> None:
+    def step_done(self, step: StepReport) -> None:
         """Note that a step is done: the first record that is acked end to end ends a recovery."""
         if self._recovering and any(count.read > count.nacked for count in step.sources.values()):
             self._recovered()
 
-    def look(self) -> None:
+    def end_recovery(self) -> None:
         """End a recovery after a window without an error. Call it periodically."""
         policy = self._about.recovery
         if self._recovering and policy is not None and settled(policy, self._state.past, time.time_ns()):
             self._recovered()
 
     def _recovered(self) -> None:
-        self._store.life.recovered(self._state.past.attempt)
+        self._store.status.recovered(self._state.past.attempt)
         self._recovering = False
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -130,10 +130,10 @@ class RunStatusWriter:
         return unforeseen
 
     def _failed(self, error: ConduitError) -> RunResult:
-        about = self._about
+        origin = self._about
         try:
             void = self._store.voiding(self._cut)
-            failed = self._store.life.failed(error_json(error), about.recovery, about.run, void)
+            failed = self._store.status.failed(error_json(error), origin.recovery, origin.run, void)
         except LeaseLost as lost:
             # any error here came after the takeover, or because of it
             return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
@@ -141,7 +141,7 @@ class RunStatusWriter:
             log.warning("the failure could not be recorded", pipeline=self._id, cause=str(lost))
             if isinstance(lost, FatalError):
                 error = lost  # the lost store is why the run failed, and no restart helps
-            return unrecorded(self._id, error, about.recovery, self._state.past, self.progress)
+            return unrecorded(self._id, error, origin.recovery, self._state.past, self.progress)
         restart = None if failed.wait is None else PendingRestart.of(failed.wait, failed.failure)
         return RunResult(self._id, failed.status, "", error, self.progress, restart)
 
@@ -159,13 +159,13 @@ class RunStatusWriter:
         cause = _forced_stop() if by_force else None
         log.warning("a stop took longer than the shutdown timeout", pipeline=self._id, still_in=where)
         told = None if cause is None else error_json(cause)
-        last = self._store.life.abandoned(status, reason, told, where)
+        last = self._store.status.abandoned(status, reason, told, where)
         return RunResult(self._id, status, reason, cause, self.progress, None, where), last
 
     def _end(self, status: PipelineStatus, reason: str, error: ConduitError | None, asked: Asked = "") -> RunResult:
         told = None if error is None else error_json(error)
         try:
-            self._store.life.ended(status, reason, told, self._store.voiding(self._cut), asked)
+            self._store.status.ended(status, reason, told, self._store.voiding(self._cut), asked)
         except LeaseLost as lost:
             return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
         except FatalError as lost:
@@ -222,8 +222,10 @@ def report_failure(database: sa.Engine, pipeline: str, death: RunDeath, policy: 
         with database.begin() as connection:
             pass_over(connection, pipeline, run, 1.0 if policy is None else policy.min_delay)
         return None
-    with _in_its_place(database, pipeline, _LOOK_AGAIN, death.epoch) as life:
-        return None if life is None else life.failed(error_json(error), policy, run, reported=True, digest=death.digest)
+    with _in_its_place(database, pipeline, _LOOK_AGAIN, death.epoch) as status:
+        if status is None:
+            return None
+        return status.failed(error_json(error), policy, run, reported=True, digest=death.digest)
 
 
 def _is_unfinished(database: sa.Engine, pipeline: str, run: str) -> bool:
@@ -244,10 +246,10 @@ def end_waiting(
 
     ``epoch``: of the owner that was found dead. Raises ``TransientError`` if the state store does not answer.
     """
-    with _in_its_place(database, pipeline, lease_seconds, epoch) as life:
-        if life is not None:
-            life.ended(PipelineStatus.STOPPED, reason)
-    return life is not None
+    with _in_its_place(database, pipeline, lease_seconds, epoch) as status:
+        if status is not None:
+            status.ended(PipelineStatus.STOPPED, reason)
+    return status is not None
 
 
 @contextmanager
@@ -265,6 +267,6 @@ def _in_its_place(
         yield None
         return
     try:
-        yield PipelineStore(database, lease).life
+        yield PipelineStore(database, lease).status
     finally:
         lease.release()

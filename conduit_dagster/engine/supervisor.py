@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.bounded import RECORDING, RunHung, bounded, watching, within
+from conduit_dagster.engine.bounded import RECORDING, RunHung, Watch, bounded, watching, within
 from conduit_dagster.engine.catch_up import require_no_memory, with_open_work
 from conduit_dagster.engine.closing import close_connectors
 from conduit_dagster.engine.idle_wait import IdleWait
@@ -69,25 +69,25 @@ class _Attempt:
     def __init__(self, request: RunRequest, opener: Callable[[], SparkSession], progress: RunProgress) -> None:
         self._request, self._bound, self._stop = request, request.bound, request.stop
         self._opener, self._progress = opener, progress
-        self._life: RunStatusWriter | None = None
+        self._status: RunStatusWriter | None = None
         self._lease: Lease | None = None
         self._run: _Run | None = None
 
     def run(self) -> RunResult:
         request, bound, options = self._request, self._bound, self._request.options
-        about, database, progress = options.about, request.database, self._progress
-        about = replace(about, since_ns=about.since_ns or time.time_ns())
+        origin, database, progress = options.origin, request.database, self._progress
+        origin = replace(origin, since_ns=origin.since_ns or time.time_ns())
         try:
             lease = acquire(database, bound.id, options.lease_seconds, lambda: self._stop.requested)
         except SQLAlchemyError as error:
-            return unrecorded(bound.id, unreachable(database, error, AWAY), about.recovery, about.past, progress)
+            return unrecorded(bound.id, unreachable(database, error, AWAY), origin.recovery, origin.past, progress)
         except ConduitError as error:
-            return unrecorded(bound.id, error, about.recovery, about.past, progress)
+            return unrecorded(bound.id, error, origin.recovery, origin.past, progress)
         reached("after-lease", bound.id)
         store = PipelineStore(database, lease, options.patience, lambda: self._stop.forced)
-        life = RunStatusWriter(store, about, self._stop, progress)
-        self._life, self._lease = life, lease
-        run = _Run(request, self._opener, store, life)
+        status = RunStatusWriter(store, origin, self._stop, progress)
+        self._status, self._lease = status, lease
+        run = _Run(request, self._opener, store, status)
         self._run = run
         try:
             return run.run()
@@ -100,11 +100,11 @@ class _Attempt:
     def give_up(self, where: str) -> RunResult:
         """Give up a run that hangs. Its thread can make no more decisions; the next run completes those already
         made."""
-        if self._life is None or self._lease is None or self._run is None:
+        if self._status is None or self._lease is None or self._run is None:
             return RunResult(
                 self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress, None, where
             )
-        result, last = self._life.hung(where)
+        result, last = self._status.hung(where)
         # if it ever continues, it ends at the next check
         self._stop.force()
         self._run.leave()
@@ -121,20 +121,20 @@ class _Attempt:
 
 class _Run:
     def __init__(
-        self, request: RunRequest, opener: Callable[[], SparkSession], store: PipelineStore, life: RunStatusWriter
+        self, request: RunRequest, opener: Callable[[], SparkSession], store: PipelineStore, status: RunStatusWriter
     ) -> None:
-        self._request, self._opener, self._store, self._life = request, opener, store, life
+        self._request, self._opener, self._store, self._status = request, opener, store, status
         self._bound, self._options, self._stop = request.bound, request.options, request.stop
         self._pipeline = request.bound.compiled
         self.acks = SourceAcks(self._pipeline)
-        self._unwatch: Callable[[], None] = lambda: None
-        self._require_store: Callable[[], None] = lambda: None
+        self._watch: Watch | None = None
         self._jobs: Jobs | None = None
 
     def leave(self) -> None:
         """Detach the hanging thread of this run: it acks nothing more, and cancels no job of the next run."""
         self.acks.refuse()
-        self._unwatch()
+        if self._watch is not None:
+            self._watch.ended.set()
 
     def close(self) -> None:
         """Refuse further acks and close the pipeline's connectors, with open work or without."""
@@ -145,8 +145,8 @@ class _Run:
 
     def run(self) -> RunResult:
         try:
-            if not self._life.begin(self._bound.file, self._bound.digest, self._is_drain_by_hand()):
-                return self._life.superseded()
+            if not self._status.begin(self._bound.file, self._bound.digest, self._is_drain_by_hand()):
+                return self._status.superseded()
             jobs = self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
             # before anything is sent to a direct destination: a sender of the previous owner may still be running
             jobs.end_those_of(self._store.last_jobs())
@@ -164,21 +164,21 @@ class _Run:
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)
             try:
-                self._move(jobs)
+                self._deliver(jobs)
             finally:
                 self._keep_cancelled(jobs)
         except BaseException as error:  # the last line of defence: the status must say how the run ended
             if (known := survivable(error)) is None:
                 raise
-            return self._life.failed(known)
+            return self._status.failed(known)
         config = self._request.bound.config
         # a continuous pipeline is started again in any case, and a timed one at its next tick
-        return self._life.stopped(config.trigger.kind == "available-now" and config.status == "running")
+        return self._status.stopped(config.trigger.kind == "available-now" and config.status == "running")
 
     def _is_drain_by_hand(self) -> bool:
         """Return whether this run drains although the pipeline is continuous, or nothing restarts it."""
         is_continuous = self._bound.config.trigger.kind == "continuous"
-        return self._options.drain and (is_continuous or self._options.about.recovery is None)
+        return self._options.drain and (is_continuous or self._options.origin.recovery is None)
 
     def cancelled_jobs(self) -> Callable[[sa.Connection], None]:
         """Return the part of a transaction that stores cancelled jobs for the next owner.
@@ -198,11 +198,11 @@ class _Run:
 
     # -- steps --------------------------------------------------------------------------------------------------
 
-    def _move(self, jobs: Jobs) -> None:
+    def _deliver(self, jobs: Jobs) -> None:
         depth = self._bound.config.delivery.max_in_flight
         timeout = self._bound.config.delivery.shutdown_timeout
         with watching(self._stop, jobs, timeout, self._store.engine, self._bound.id) as watch:
-            self._unwatch, self._require_store = watch.ended.set, watch.require_store
+            self._watch = watch
             chosen = self._options.parallelism
             slots = jobs.slots if chosen is None else lambda: chosen
             context = make_context(self._bound, self._store, jobs, self._options, slots, self.acks)
@@ -210,41 +210,39 @@ class _Run:
             loop = StepLoop(context, self._report, appender)
             start_up(loop)
             resume_sources(context)
-            horizons = self._horizons() if self._options.drain else None
-            with InFlightSteps(loop, depth, self._goes_on) as flight:
+            with InFlightSteps(loop, depth, self._goes_on) as in_flight:
                 try:
-                    self._fly(loop, flight, appender, horizons)
-                    flight.land()
+                    self._take_steps(loop, in_flight, appender, watch)
+                    in_flight.wait()
                 finally:
-                    self._life.failed_step = flight.failed_step
+                    self._status.failed_step = in_flight.failed_step
 
-    def _fly(
-        self, loop: StepLoop, flight: InFlightSteps, appender: Appender | None, horizons: dict[str, Any] | None
-    ) -> None:
+    def _take_steps(self, loop: StepLoop, in_flight: InFlightSteps, appender: Appender | None, watch: Watch) -> None:
+        horizons = self._horizons() if self._options.drain else None
         idle = IdleWait()
         while not self._stop.requested:
             if appender is not None and appender.rolled:
-                flight.land()
+                in_flight.wait()
                 appender.compact()
             try:
                 plan = loop.planner.plan_next(horizons)
             except Exception:
-                flight.land()  # deliver what is in flight before the failure ends the run
+                in_flight.wait()  # deliver what is in flight before the failure ends the run
                 raise
             if plan is not None:
-                flight.take(plan)
-                idle.moved()
+                in_flight.submit(plan)
+                idle.reset()
             # no new data is read before everything in the log is in flight
             elif loop.planner.log_first():
                 # a range may be empty, and then no step follows that would ack it
                 acknowledge(loop.context)
-                idle.moved()
+                idle.reset()
             elif self._options.drain or self._stop.wait(idle.seconds()):
                 break
             else:
-                self._require_store()
-            flight.look()
-            self._life.look()
+                watch.require_store()
+            in_flight.raise_failure()
+            self._status.end_recovery()
 
     def _goes_on(self) -> bool:
         """Return whether a step staged ahead may still be prepared: after a stop, for the shutdown timeout."""
@@ -257,6 +255,6 @@ class _Run:
         return {node.id: blamed(node_id(self._bound.id, node.id), node.source.horizon) for node in sources}
 
     def _report(self, step: StepReport) -> None:
-        self._life.progress.add(step)
-        self._life.moved(step)
-        self._request.observe(step, self._life.progress)
+        self._status.progress.add(step)
+        self._status.step_done(step)
+        self._request.observe(step, self._status.progress)

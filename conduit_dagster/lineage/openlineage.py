@@ -12,7 +12,7 @@ import structlog
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunProgress, RunResult
-from conduit_dagster.engine.run_options import Ended, Listen, nobody
+from conduit_dagster.engine.run_options import Ended, Listen, ignore_run
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.extras import install_command
 from conduit_dagster.recovery.errors import FatalError
@@ -38,7 +38,7 @@ def listener_of(project: Project) -> Listen:
     """
     settings = project.settings.lineage
     if not settings.openlineage:
-        return nobody
+        return ignore_run
     try:
         from openlineage.client import OpenLineageClient
     except ImportError:

@@ -48,7 +48,7 @@ class PipelineStore:
         self.deliveries = DeliveryStore(transactions, lease.pipeline)
         self.replays = LetterReplays(transactions, lease.pipeline)
         self.letter_index = LetterIndex(transactions, lease.pipeline)
-        self.life = StatusStore(transactions, lease.pipeline)
+        self.status = StatusStore(transactions, lease.pipeline)
         self._tidied = 0
 
     @property
@@ -230,7 +230,7 @@ class PipelineStore:
         mine = (column.pipeline == self._id, column.step < old)
         connection.execute(sa.delete(deliveries).where(*mine, sa.not_(held)))
 
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- end of a run -----------------------------------------------------------------------------------------
 
     def voiding(self, step: int | None) -> Callable[[sa.Connection], None]:
         """Return a function that voids planned steps from this one on in its transaction; None voids nothing."""

@@ -79,7 +79,7 @@ class Shop:
 
     def begin(self, pipeline: str) -> None:
         def work(store: PipelineStore) -> None:
-            store.life.begin(RunStart("r", f"{pipeline}.yaml"))
+            store.status.begin(RunStart("r", f"{pipeline}.yaml"))
             store.registering(lambda registry, _: registry.register_consumer("dead_letters", "dlq"))
 
         self.store(pipeline, work)
@@ -87,7 +87,7 @@ class Shop:
     def degrade(self, *names: str, **error: Any) -> None:
         for pipeline in names:
             self.begin(pipeline)
-            self.store(pipeline, lambda store: store.life.failed({**ERROR, **error}, None, "r"))
+            self.store(pipeline, lambda store: store.status.failed({**ERROR, **error}, None, "r"))
 
     def letters(self, pipeline: str, total: int) -> None:
         with self.database.begin() as connection:

@@ -77,12 +77,12 @@ def project(folder: Path) -> Path:
 def failed(project: Path) -> Path:
     """A project whose pipeline ran and failed."""
     with owned(project) as store:
-        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
         store.registering(
             lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0})
         )
         store.registering(lambda registry, _: registry.register_consumer("out", "data"))
-        store.life.failed(ERROR, None, "first")
+        store.status.failed(ERROR, None, "first")
     return project
 
 

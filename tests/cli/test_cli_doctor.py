@@ -106,8 +106,8 @@ def test_no_other_place_is_looked_at_where_that_of_staging_is_wrong(run, project
 
 def test_a_degraded_pipeline_is_told(run, project: Path) -> None:
     with owned(project) as store:
-        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.life.failed(FatalError("no", code="x.no").fields() | {"fatal": True}, None, "first")
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.failed(FatalError("no", code="x.no").fields() | {"fatal": True}, None, "first")
     ran = run("doctor", "--json")
     [told] = [check for check in ran.envelope["result"]["checks"] if check["name"] == "failures"]
     assert (ran.code, told["level"], told["message"]) == (0, "warn", "orders is degraded")

@@ -32,8 +32,8 @@ ERROR = {
 def failing(project: Path) -> Path:
     """A project whose pipeline failed, and waits for its restart."""
     with owned(project) as store:
-        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.life.failed(ERROR, Policy(min_delay=4.0), "first")
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.failed(ERROR, Policy(min_delay=4.0), "first")
     return project
 
 

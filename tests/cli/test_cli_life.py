@@ -19,8 +19,8 @@ from conduit_dagster.state.status_store import RunStart, recovery_rows
 def waiting(project: Path) -> Project:
     """A project whose pipeline is waiting for a restart in an hour."""
     with owned(project) as store:
-        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.life.failed({**ERROR, "fatal": False}, Policy(min_delay=3600, max_delay=3600), "first")
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.failed({**ERROR, "fatal": False}, Policy(min_delay=3600, max_delay=3600), "first")
     return Project.find(project)
 
 
@@ -37,7 +37,7 @@ def test_start_leaves_word_for_whoever_starts_pipelines(run, waiting: Project) -
 
 def test_start_of_one_that_runs_asks_for_nothing(run, waiting: Project) -> None:
     with owned(waiting.root) as store:
-        store.life.begin(RunStart("second"))
+        store.status.begin(RunStart("second"))
         ran = run("pipelines", "start", "orders", "--json")
         assert recovery_rows(store.engine)["orders"].asked == ""
     assert (ran.code, ran.envelope["result"]) == (0, {"asked": False})

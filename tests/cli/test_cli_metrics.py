@@ -32,11 +32,11 @@ def known(project: Path) -> Path:
     database = open_store(found.state_url, found.home)
     lease = acquire(database, "orders", 10)
     store = PipelineStore(database, lease)
-    store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+    store.status.begin(RunStart("first", "pipelines/orders.yaml"))
     store.registering(lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0}))
     with database.begin() as connection:
         connection.execute(sources.update().values(records=7, acked=7))
-    store.life.ended("stopped", "user")
+    store.status.ended("stopped", "user")
     lease.release()
     database.dispose()
     return project

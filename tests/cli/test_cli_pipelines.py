@@ -42,14 +42,14 @@ def test_list_shows_pipelines_whose_file_is_gone(run, failed: Path) -> None:
 def test_only_a_run_whose_process_is_gone_is_said_to_be_gone(run, project: Path) -> None:
     """Not a stopped pipeline whose command was killed; but a restart that is under way."""
     with owned(project) as store:
-        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.life.ended(PipelineStatus.STOPPED, "user")
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.ended(PipelineStatus.STOPPED, "user")
         change_owner(store.engine, pid=2**22 + 1, started="1")
         assert "gone" not in run("pipelines", "list").out + run("pipelines", "describe", "orders").out
         assert "gone" not in run("doctor").out
     with owned(project) as store:
-        failed = store.life.failed({**ERROR, "fatal": False}, Policy(), "first")
-        store.life.begin(RunStart("again", "pipelines/orders.yaml", restart=failed.failure))
+        failed = store.status.failed({**ERROR, "fatal": False}, Policy(), "first")
+        store.status.begin(RunStart("again", "pipelines/orders.yaml", restart=failed.failure))
         change_owner(store.engine, pid=2**22 + 1, started="1")
         assert "recovering, restart 1, its process is gone" in run("pipelines", "list").out
         assert "its process is gone; the next run" in run("pipelines", "describe", "orders").out

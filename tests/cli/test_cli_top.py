@@ -54,7 +54,7 @@ def test_top_on_a_terminal_follows_what_begins_later(shell, project: Path) -> No
     with shell.on_terminal("top", "--interval", "0.2") as (process, terminal):
         assert re.search(r"orders\s+never ran", terminal.read(lambda text: "never ran" in text))
         with owned(project) as store:
-            store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+            store.status.begin(RunStart("first", "pipelines/orders.yaml"))
         assert re.search(r"orders\s+running", terminal.read(lambda text: "running" in text))
         process.send_signal(signal.SIGINT)
         terminal.read()
@@ -70,6 +70,6 @@ def test_list_shows_short_paths_and_when_something_happened(run, failed: Path) -
 
 def test_list_says_in_how_long_a_pipeline_restarts(run, project: Path) -> None:
     with owned(project) as store:
-        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.life.failed({**ERROR, "fatal": False}, Policy(4_000.0, 4_000.0), "first")
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.failed({**ERROR, "fatal": False}, Policy(4_000.0, 4_000.0), "first")
     assert "recovering, restart 1 in 1 h" in run("pipelines", "list").out

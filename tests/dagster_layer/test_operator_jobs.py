@@ -153,7 +153,7 @@ def test_a_running_pipeline_is_not_asked_to_start(ran: Folder, operator: Operato
     from conduit_dagster.state.status_store import RunStart
 
     with owned(ran.root, "numbers") as store:
-        store.life.begin(RunStart("other"))
+        store.status.begin(RunStart("other"))
         assert operator.summary("start") == "numbers runs already"
 
 

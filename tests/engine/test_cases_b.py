@@ -277,7 +277,7 @@ def test_b11_a_restart_happens_once_whoever_asks_for_it(lab: Lab) -> None:
     for run in ("run-2", "run-3"):
         with keeper(lab) as one:
             one._options = RunOptions(
-                one._options.staging, drain=True, log=one._options.log, about=RunOrigin(QUICK, run, number)
+                one._options.staging, drain=True, log=one._options.log, origin=RunOrigin(QUICK, run, number)
             )
             results.append(one.once(lambda: lab._spark, first.restart.at_ns))  # type: ignore[arg-type, return-value]
     assert [(one.status, one.error) for one in results] == [("stopped", None), ("stopped", None)]
@@ -317,23 +317,23 @@ def test_a_store_that_does_not_answer_is_waited_for(lab: Lab) -> None:
     assert bound is not None
     assert lab._spark is not None
     nowhere = make_engine("postgresql://nobody:nothing@127.0.0.1:1/none?connect_timeout=1")
-    about = RunOrigin(QUICK, "run-1")
-    options = RunOptions(catalogue.project.staging_url, drain=True, patience=0.1, about=about)
+    origin = RunOrigin(QUICK, "run-1")
+    options = RunOptions(catalogue.project.staging_url, drain=True, patience=0.1, origin=origin)
     result = run_pipeline(bound, lab._spark, nowhere, options, StopFlag())
     assert result.status == "recovering"
     assert result.restart is not None
     assert (result.restart.failure, result.restart.attempt, result.restart.delay) == (None, 1, 0.05)
     again = RunOrigin(QUICK, "run-1", past=result.restart.past)
     result = run_pipeline(
-        bound, lab._spark, nowhere, RunOptions(options.staging, patience=0.1, about=again), StopFlag()
+        bound, lab._spark, nowhere, RunOptions(options.staging, patience=0.1, origin=again), StopFlag()
     )
     assert result.restart is not None
     assert (result.restart.attempt, result.restart.delay) == (2, 0.1)
     # the store is back: it is still recovering, until a record is through
-    about = RunOrigin(QUICK, "run-1", past=result.restart.past)
+    origin = RunOrigin(QUICK, "run-1", past=result.restart.past)
     seen: list[str] = []
     with lab.store() as database:
-        back = RunOptions(options.staging, drain=True, about=about)
+        back = RunOptions(options.staging, drain=True, origin=origin)
         look = lambda step, progress: seen.append(status(lab)[0])  # noqa: E731
         assert run_pipeline(bound, lab._spark, database, back, StopFlag(), look).error is None
     assert names(lab) == ["started", "recovered", "stopped"]
@@ -355,7 +355,7 @@ def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:
     assert spark is not None
     policy = Policy(min_delay=0.05, max_delay=0.4, window=0.5)
     project = catalogue.project
-    options = RunOptions(project.staging_url, log=project.log_url, about=RunOrigin(policy, "run-1", number))
+    options = RunOptions(project.staging_url, log=project.log_url, origin=RunOrigin(policy, "run-1", number))
     with lab.store() as database:
         thread, _ = in_background(lambda: run_pipeline(bound, spark, database, options, flag))
         try:

@@ -214,8 +214,8 @@ def test_a_drain_by_hand_leaves_it_stopped_by_the_user(lab: Lab) -> None:
     lab.pipeline(connectors=[source(), destination()], trigger="continuous", delivery={"batch-size": 10})
     flag = StopFlag()
     with at("after-ack", flag.request):
-        assert lab.run(stop=flag, drain=False, about=RunOrigin(run="r1")).reason == "user"
-    result = lab.run(about=RunOrigin(run="r2"))
+        assert lab.run(stop=flag, drain=False, origin=RunOrigin(run="r1")).reason == "user"
+    result = lab.run(origin=RunOrigin(run="r2"))
     assert (result.status, result.drained, len(lab.lines("out.jsonl"))) == ("stopped", True, 20)
     with lab.store() as database:
         row = pipeline_rows(database)["p"]

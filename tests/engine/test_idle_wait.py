@@ -27,7 +27,7 @@ def test_a_source_that_trickles_is_looked_at_twenty_times_a_second() -> None:
     for _ in range(20):
         waits = [machine.look() for _ in range(80)]
         assert waits == [0.05] * 80
-        machine.idle.moved()
+        machine.idle.reset()
 
 
 def test_a_quiet_source_is_looked_at_once_a_second() -> None:
@@ -41,7 +41,7 @@ def test_the_wait_is_short_again_after_a_step() -> None:
     machine = Machine()
     for _ in range(200):
         machine.look()
-    machine.idle.moved()
+    machine.idle.reset()
     assert machine.look() == 0.05
 
 
@@ -67,7 +67,7 @@ def test_a_look_that_takes_seconds_is_repeated_after_ten() -> None:
 def test_work_on_a_step_is_not_taken_for_the_cost_of_a_look() -> None:
     machine = Machine()
     machine.cpu += 5
-    machine.idle.moved()
+    machine.idle.reset()
     assert machine.look() == 0.05
 
 
@@ -75,5 +75,5 @@ def test_looks_soon_after_a_step_cost_half_a_percent_of_a_core() -> None:
     machine = Machine()
     for _ in range(200):
         machine.look(0.001)
-    machine.idle.moved()
+    machine.idle.reset()
     assert machine.look(0.001) == pytest.approx(0.2)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.report import RunResult
-from conduit_dagster.engine.run_options import Ended, Listen, RunOptions, nobody
+from conduit_dagster.engine.run_options import Ended, Listen, RunOptions, ignore_run
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import reading
@@ -24,7 +24,9 @@ from conduit_dagster.state.tables import pipelines
 
 
 @contextmanager
-def waiting(lab: Lab, flag: StopFlag, listen: Listen = nobody) -> Iterator[tuple[threading.Thread, list[RunResult]]]:
+def waiting(
+    lab: Lab, flag: StopFlag, listen: Listen = ignore_run
+) -> Iterator[tuple[threading.Thread, list[RunResult]]]:
     """Yield a run that has found a command at work; the command ends with the block."""
     build(lab)
     with lab.store() as database, capture_logs() as logged:

@@ -9,7 +9,7 @@ from typing import Any
 
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.restart_loop import RestartLoop
-from conduit_dagster.engine.run_options import Listen, RunOptions, RunRequest, nobody
+from conduit_dagster.engine.run_options import Listen, RunOptions, RunRequest, ignore_run
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.policy import Policy
@@ -44,14 +44,14 @@ def keeper(
     tell: Callable[[RunResult], None] = lambda result: None,
     observe: Callable[[StepReport, RunProgress], None] = lambda step, progress: None,
     drain: bool = True,
-    listen: Listen = nobody,
+    listen: Listen = ignore_run,
 ) -> Iterator[RestartLoop]:
     catalogue = lab.catalogue()
     bound = catalogue.get("p")
     assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
     project = catalogue.project
-    about = RunOrigin(policy, "run-1")
-    options = RunOptions(project.staging_url, drain=drain, log=project.log_url, about=about, listen=listen)
+    origin = RunOrigin(policy, "run-1")
+    options = RunOptions(project.staging_url, drain=drain, log=project.log_url, origin=origin, listen=listen)
     database = open_store(project.state_url, project.home)
     try:
         yield RestartLoop(RunRequest(bound, database, options, flag or StopFlag(), observe, tell))

@@ -119,7 +119,7 @@ class Location:
         """Record the start of a run, whose process is now dead, or is this one."""
         self._free(name)
         with owned(self.root, name) as store:
-            store.life.begin(RunStart(run, "f", digest, drains=drains))
+            store.status.begin(RunStart(run, "f", digest, drains=drains))
         owner = json.dumps({**identity(os.getpid()), **({} if alive else {"started": "1"})})
         with self.store.begin() as connection:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))
@@ -136,7 +136,7 @@ class Location:
     def end(self, status: str, reason: str, name: str = "orders") -> None:
         self._free(name)
         with owned(self.root, name) as store:
-            store.life.ended(status, reason)
+            store.status.ended(status, reason)
 
     def status(self, name: str = "orders") -> tuple[str, str]:
         row = pipeline_rows(self.store)[name]

@@ -29,7 +29,7 @@ def store(database: sa.Engine) -> Iterator[PipelineStore]:
     """Pipeline ``p`` has begun, with a source, a destination and a dead-letter queue."""
     lease = acquire(database, "p", 60.0)
     store = PipelineStore(database, lease)
-    store.life.begin(RunStart("r1", "p.yaml"))
+    store.status.begin(RunStart("r1", "p.yaml"))
     store.registering(lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), 0))
     for consumer, kind in (("out", "data"), ("dead_letters", "dlq")):
         store.registering(lambda registry, _, own=(consumer, kind): registry.register_consumer(*own))
@@ -85,12 +85,12 @@ def test_what_the_store_does_not_have_is_absent(database: sa.Engine, store: Pipe
 
 
 def test_restarts_and_when_the_next_one_is_due(database: sa.Engine, store: PipelineStore) -> None:
-    life = store.life
+    status = store.status
     for number in (1, 2):
-        life.failed(ERROR, Policy(), "r")
-        assert life.begin(RunStart("r", restart=number)) is not None
+        status.failed(ERROR, Policy(), "r")
+        assert status.begin(RunStart("r", restart=number)) is not None
     assert read(StoredMetrics(database, no_lag))["pipeline_restarts_total", "p"] == 2
-    failed = life.failed(ERROR, Policy(), "r")
+    failed = status.failed(ERROR, Policy(), "r")
     assert failed.wait is not None
     found = read(StoredMetrics(database, no_lag))
     assert found["pipeline_restart_at_seconds", "p"] == failed.wait.at_ns / 1e9
@@ -126,7 +126,7 @@ def test_a_counter_does_not_go_back_a_little(database: sa.Engine, store: Pipelin
 
 def test_a_pipeline_whose_file_is_gone_is_left_out(database: sa.Engine, store: PipelineStore) -> None:
     lease = acquire(database, "q", 60.0)
-    PipelineStore(database, lease).life.begin(RunStart("r", "q.yaml"))
+    PipelineStore(database, lease).status.begin(RunStart("r", "q.yaml"))
     lease.release()
     assert deprovision(database, "q")
     assert {labels[0] for _, *labels in read(StoredMetrics(database, no_lag))} == {"p"}

@@ -123,15 +123,15 @@ def test_a_failure_while_a_request_is_pending_fulfils_it(location: Location, ask
     location.write()
     run = location.run()
     with owned(location.root, "orders") as store:
-        life = RunStatusWriter(store, RunOrigin(Policy(), run.run_id), StopFlag(), RunProgress())
-        life.begin("f", digest(location))
+        writer = RunStatusWriter(store, RunOrigin(Policy(), run.run_id), StopFlag(), RunProgress())
+        writer.begin("f", digest(location))
         if asked == "renew":
             location.write(description="corrected")
             location.tick(LIFECYCLE)
         elif asked:
             ask(location.store, "orders", asked, "an operator")  # type: ignore[arg-type]
         assert location.recovery().asked == asked
-        assert life.failed(AWAY).status == status
+        assert writer.failed(AWAY).status == status
     location.instance.report_run_failed(run)
     assert (location.recovery().asked, location.status()[0]) == ("", status)
     if status == "recovering":

@@ -17,22 +17,22 @@ from conduit_dagster.state.store import PipelineStore
 
 def test_a_run_that_has_ended_and_still_holds_its_lease_is_over(database: sa.Engine) -> None:
     lease = acquire(database, "p", 30.0)
-    life = PipelineStore(database, lease).life
-    life.begin(RunStart("first", "p.yaml"))
+    status = PipelineStore(database, lease).status
+    status.begin(RunStart("first", "p.yaml"))
     assert not ask_start(database, "p", "operator", 10.0)
     assert recovery_rows(database)["p"].asked == ""
-    life.ended("stopped")
+    status.ended("stopped")
     assert ask_start(database, "p", "operator", 10.0)
     assert recovery_rows(database)["p"].asked == "start"
     # a run that begins meanwhile is the requested start
-    life.begin(RunStart("second", "p.yaml"))
+    status.begin(RunStart("second", "p.yaml"))
     assert recovery_rows(database)["p"].asked == ""
     lease.release()
 
 
 def running_elsewhere(database: sa.Engine, seconds: float) -> Lease:
     lease = acquire(database, "p", seconds)
-    PipelineStore(database, lease).life.begin(RunStart("first", "p.yaml"))
+    PipelineStore(database, lease).status.begin(RunStart("first", "p.yaml"))
     change_owner(database, host="elsewhere", boot="other")
     return lease
 
@@ -58,9 +58,9 @@ def test_a_run_that_died_elsewhere_can_be_stopped(database: sa.Engine) -> None:
 
 def ended(database: sa.Engine, reason: str) -> None:
     lease = acquire(database, "p", 30.0)
-    life = PipelineStore(database, lease).life
-    life.begin(RunStart("before"))
-    life.ended(PipelineStatus.STOPPED, reason)
+    status = PipelineStore(database, lease).status
+    status.begin(RunStart("before"))
+    status.ended(PipelineStatus.STOPPED, reason)
     lease.release()
 
 
@@ -78,10 +78,10 @@ def test_a_stop_while_a_run_takes_the_lease_ends_that_run(database: sa.Engine) -
     ask(database, "p", "stop", "operator")
     began = time.time_ns()
     lease = acquire(database, "p", 30.0)
-    life = PipelineStore(database, lease).life
-    assert life.begin(RunStart("first", since_ns=began)) is not None
+    status = PipelineStore(database, lease).status
+    assert status.begin(RunStart("first", since_ns=began)) is not None
     ask(database, "p", "stop", "operator")
-    assert life.begin(RunStart("second", since_ns=began)) is None
+    assert status.begin(RunStart("second", since_ns=began)) is None
     assert recovery_rows(database)["p"].asked == ""
     lease.release()
     row = pipeline_rows(database)["p"]

@@ -125,16 +125,16 @@ def test_what_is_to_go_is_not_shown_before_it_goes(database: sa.Engine) -> None:
 
 
 def test_the_events_of_a_life_in_order(database: sa.Engine, store: PipelineStore) -> None:
-    life = store.life
-    life.begin(RunStart("r1", "orders.yaml"))
+    status = store.status
+    status.begin(RunStart("r1", "orders.yaml"))
     for run in ("r2", "r3"):
-        failed = life.failed(ERROR, Policy(), run)
+        failed = status.failed(ERROR, Policy(), run)
         assert failed.wait is not None
-        assert life.begin(RunStart(run, restart=failed.failure)) is not None
-    life.recovered(2)
-    life.ended("stopped", "user")
-    life.begin(RunStart("r4", "orders.yaml"))
-    life.failed({**ERROR, "fatal": True}, Policy(), "r4")
+        assert status.begin(RunStart(run, restart=failed.failure)) is not None
+    status.recovered(2)
+    status.ended("stopped", "user")
+    status.begin(RunStart("r4", "orders.yaml"))
+    status.failed({**ERROR, "fatal": True}, Policy(), "r4")
     failing = ["failed", "waiting", "restarted"]
     ended = ["recovered", "stopped", "started", "failed", "degraded"]
     assert names(database) == ["provisioned", "started", *failing, *failing, *ended]
@@ -168,19 +168,19 @@ def test_a_pipeline_is_provisioned_once_deprovisioned_once_and_comes_back(
     database: sa.Engine, store: PipelineStore
 ) -> None:
     assert not deprovision(database, "nobody")
-    store.life.begin(RunStart("r1", "a.yaml"))
-    store.life.begin(RunStart("r2", "a.yaml"))
+    store.status.begin(RunStart("r1", "a.yaml"))
+    store.status.begin(RunStart("r2", "a.yaml"))
     assert gone(database) == set()
     assert [deprovision(database, "p"), deprovision(database, "p")] == [True, False]
     assert gone(database) == {"p"}
-    store.life.begin(RunStart("r3", "b.yaml"))
+    store.status.begin(RunStart("r3", "b.yaml"))
     assert gone(database) == set()
     told = [(one.event, one.detail.get("file")) for one in events(database, "p", 100) if "provision" in one.event]
     assert told == [("provisioned", "a.yaml"), ("deprovisioned", "a.yaml"), ("provisioned", "b.yaml")]
 
 
 def test_of_many_that_find_a_file_gone_one_says_it(database: sa.Engine, store: PipelineStore) -> None:
-    store.life.begin(RunStart("r1", "a.yaml"))
+    store.status.begin(RunStart("r1", "a.yaml"))
     assert sorted(at_once(lambda _: deprovision(database, "p"), 4)) == [False, False, False, True]
 
 

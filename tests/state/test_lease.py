@@ -60,7 +60,7 @@ def test_a_stop_while_waiting_takes_nothing(database: sa.Engine) -> None:
     lease = acquire(database, "p", 30.0)
     with pytest.raises(ConduitError, match="already running"):
         acquire(database, "p", 30.0, cancelled=lambda: True)
-    PipelineStore(database, lease).life.begin(RunStart("r"))
+    PipelineStore(database, lease).status.begin(RunStart("r"))
     lease.release()
 
 
@@ -106,8 +106,8 @@ def test_a_silent_owner_is_replaced_after_its_time_and_can_decide_nothing_more(d
     assert time.monotonic() - began >= 0.4
     assert second.epoch == first.epoch + 1
     with pytest.raises(LeaseLost):
-        PipelineStore(database, first).life.begin(RunStart("r"))
-    PipelineStore(database, second).life.begin(RunStart("r"))
+        PipelineStore(database, first).status.begin(RunStart("r"))
+    PipelineStore(database, second).status.begin(RunStart("r"))
     second.release()
 
 
@@ -116,7 +116,7 @@ def test_an_owner_that_decides_is_not_silent(database: sa.Engine) -> None:
     lease = acquire(database, "p", 60.0)
     silence(lease)
     before = heartbeat(database)
-    PipelineStore(database, lease).life.begin(RunStart("r"))
+    PipelineStore(database, lease).status.begin(RunStart("r"))
     assert heartbeat(database) > before
     lease.release()
 
