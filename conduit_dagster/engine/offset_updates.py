@@ -8,16 +8,13 @@ from operator import attrgetter, is_
 
 from conduit_dagster.record import Record, mode_of
 from conduit_dagster.sdk import LazyRecords
-from conduit_dagster.state.delivery_store import EVERYTHING
+from conduit_dagster.state.delivery_store import EVERYTHING, Offsets
 from conduit_dagster.state.steps import Decision, LastInNamespace, Namespaces, Plan, Range, SourceCount
-
-Offsets = dict[str, dict[str, int]]
-"""Source to namespace to the last handled offset."""
 
 
 def after_step(plan: Plan, decision: Decision) -> Offsets:
     """Return the offsets of a consumer that has handled the whole step. Needs only stored data."""
-    moves: Offsets = {}
+    offsets: Offsets = {}
     for span in plan.ranges if not plan.replay else ():
         count = decision.sources.get(span.source, SourceCount())
         for source, (first, stop) in _offsets(plan, span, count.read, whole=True).items():
@@ -25,22 +22,22 @@ def after_step(plan: Plan, decision: Decision) -> Offsets:
                 # the namespaces of a join are not tracked separately
                 seen = decision.namespaces.get(span.source, {}) if source == span.connector else {}
                 named = {namespace: first + last.ordinal for namespace, last in seen.items()}
-                moves[source] = {**named, EVERYTHING: stop - 1}
-    return moves
+                offsets[source] = {**named, EVERYTHING: stop - 1}
+    return offsets
 
 
 def before_record(plan: Plan, decision: Decision, source: str, ordinal: int) -> Offsets:
     """Return the offsets of a consumer whose next unhandled record is this one: right before it (CASES C12)."""
-    moves: Offsets = {}
+    offsets: Offsets = {}
     for span in plan.ranges if not plan.replay else ():
         count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read
         whole = span.source != source
         for real, (first, stop) in _offsets(plan, span, count, whole).items():
             if stop > first:
-                moves[real] = {EVERYTHING: stop - 1}
+                offsets[real] = {EVERYTHING: stop - 1}
         if span.source == source:
             break
-    return moves
+    return offsets
 
 
 def before_next(plan: Plan, decision: Decision, following: tuple[str, int] | None) -> Offsets:

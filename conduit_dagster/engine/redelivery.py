@@ -25,7 +25,7 @@ from conduit_dagster.engine.delivery_progress import (
 )
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_sender import send_directly
-from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
+from conduit_dagster.engine.offset_updates import before_next, offset_of
 from conduit_dagster.engine.refusals import RefusalOutcome, Refusals, RefusedRecord
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.step_context import StepContext
@@ -44,6 +44,7 @@ from conduit_dagster.sdk import (
     StagedRecord,
     Target,
 )
+from conduit_dagster.state.delivery_store import Offsets
 from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 
 _LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason was lost in a crash")
@@ -104,7 +105,7 @@ class Redelivery:
         while shipment.left:
             if shipment.progress.handled in shipment.progress.marked:
                 shipment.progress = past_marked(shipment.progress)
-                self._keep(self._moves())
+                self._keep(self._offsets_after())
                 continue
             child = before_marked(shipment.left[0], shipment.progress)
             if isinstance(destination, StagedDestination):
@@ -167,7 +168,7 @@ class Redelivery:
         """Record that a child is delivered; the records it leaves out were refused before."""
         shipment = self._shipment
         shipment.progress = after(shipment.progress, child.take, refused=len(child.without))
-        self._keep(self._moves())
+        self._keep(self._offsets_after())
 
     # -- refused records ----------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Redelivery:
 
         def advance(outcome: RefusalOutcome) -> tuple[DeliveryProgress, Offsets]:
             progress = with_refused(shipment.progress, child, outcome.nacked, _apart(outcome), skips)
-            return progress, self._moves(progress.handled)
+            return progress, self._offsets_after(progress.handled)
 
         outcome = self._refusals.refuse_all(shipment, self._described(child, refused), advance)
         if outcome.nacked:
@@ -187,9 +188,9 @@ class Redelivery:
         if child.take > 1:
             # records before the first one that the window does not accept are sent first
             shipment.progress = with_refused(shipment.progress, child, (), _apart(outcome), skips)
-            self._keep(self._moves())
+            self._keep(self._offsets_after())
         elif outcome.error is not None:
-            self._keep(self._moves())  # records acked before it stay acked
+            self._keep(self._offsets_after())  # records acked before it stay acked
             raise outcome.error
         else:
             self._handled(child)
@@ -208,9 +209,9 @@ class Redelivery:
                     found[place] = self._records.at(place)
         return [RefusedRecord(place, found[place], nack, self._has_siblings(place)) for place, nack in refused]
 
-    def _keep(self, moves: Offsets) -> None:
+    def _keep(self, offsets: Offsets) -> None:
         shipment = self._shipment
-        self._store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
+        self._store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, offsets)
 
     # -- errors -------------------------------------------------------------------------------------------------
 
@@ -283,7 +284,7 @@ class Redelivery:
             reached_place = end if outcome.stop is None else outcome.stop
             progress = progress_of(Acked(reached_place), shipment.progress)
             progress = msgspec.structs.replace(progress, refused=progress.refused + len(outcome.nacked))
-            return progress, self._moves(progress.handled)
+            return progress, self._offsets_after(progress.handled)
 
         described = self._described(DeliveryChild(first, end - first), refused)
         outcome = self._refusals.refuse_all(shipment, described, advance)
@@ -291,7 +292,7 @@ class Redelivery:
             # in memory only: the next transaction stores it
             shipment.progress, _ = advance(outcome)
         if outcome.error is not None:
-            self._keep(self._moves())  # records acked before it stay acked
+            self._keep(self._offsets_after())  # records acked before it stay acked
             raise outcome.error
 
     def _not_sent(self, child: DeliveryChild, error: ConduitError, bulk: bool) -> None:
@@ -321,10 +322,10 @@ class Redelivery:
 
     def _keep_acked(self, acked: Acked) -> None:
         plan = self._shipment.plan
-        moves = self._moves() if acked.next is None else self._before(acked.next)
+        offsets = self._offsets_after() if acked.next is None else self._before(acked.next)
         for name, (_, source, ordinal) in acked.namespaces.items() if not plan.replay else ():
-            moves.setdefault(source, {})[name] = offset_of(plan, source, ordinal)
-        self._keep(moves)
+            offsets.setdefault(source, {})[name] = offset_of(plan, source, ordinal)
+        self._keep(offsets)
 
     # -- records ------------------------------------------------------------------------------------------------
 
@@ -338,7 +339,7 @@ class Redelivery:
         known = self._origins.get(place)
         return self._records.origin(place) if known is None else known
 
-    def _moves(self, handled: int | None = None) -> Offsets:
+    def _offsets_after(self, handled: int | None = None) -> Offsets:
         """Return the offsets after ``handled`` records; by default, after those handled so far."""
         shipment = self._shipment
         handled = shipment.progress.handled if handled is None else handled

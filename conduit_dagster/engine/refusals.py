@@ -14,7 +14,7 @@ from conduit_dagster.engine.dead_letters.letter_layout import PIECES, clean, enc
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment
-from conduit_dagster.engine.offset_updates import Offsets, offset_of, origin_of, span_of
+from conduit_dagster.engine.offset_updates import offset_of, origin_of, span_of
 from conduit_dagster.engine.plan import identity
 from conduit_dagster.engine.resolve import refusal
 from conduit_dagster.engine.stage_job import NackRow
@@ -25,7 +25,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.dead_letters import MissedCopy
-from conduit_dagster.state.delivery_store import NackBatch
+from conduit_dagster.state.delivery_store import NackBatch, Offsets
 from conduit_dagster.state.steps import (
     DeadLetter,
     DeliveryChild,
@@ -183,7 +183,7 @@ class Refusals:
     # -- recording ----------------------------------------------------------------------------------------------
 
     def _record(
-        self, shipment: Shipment, nacked: Sequence[_Refused], progress: DeliveryProgress, moves: Offsets
+        self, shipment: Shipment, nacked: Sequence[_Refused], progress: DeliveryProgress, offsets: Offsets
     ) -> None:
         plan, pipeline = shipment.plan, self._context.name
         fresh, again, missed = _sorted_out(nacked, bool(plan.replay))
@@ -195,7 +195,7 @@ class Refusals:
         counts = Counter(one.record.source for one in (*fresh, *again))
         reached("before-nack", pipeline)
         batch = NackBatch(shipment.consumer, progress, rows, part, letter, copies, counts)
-        self._store.nack_all(plan, batch, moves, window)
+        self._store.nack_all(plan, batch, offsets, window)
         reached("after-nack", pipeline)
         shipment.progress = progress
         self._context.state.window = window

@@ -12,7 +12,6 @@ from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.engine.delivery_hash import DeliveryHashes
-from conduit_dagster.engine.offset_updates import Offsets
 from conduit_dagster.engine.processor_state import Memories, memory_folder
 from conduit_dagster.engine.reads_same import reads_same
 from conduit_dagster.engine.resolve import NackWindow
@@ -23,6 +22,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Destination, Limit, Position, Target
+from conduit_dagster.state.delivery_store import Offsets
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore

@@ -19,18 +19,18 @@ from conduit_dagster.state.tables import collections, consumers, dead_letters, d
 
 EVERYTHING = "*"
 """The namespace of a source's overall offset."""
-Moves = Mapping[str, Mapping[str, int]]
-"""Source to namespace to offset."""
+Offsets = dict[str, dict[str, int]]
+"""Source to namespace to the last handled offset."""
 ByConsumer = dict[str, dict[str, int]]
 """Consumer to namespace to offset, for one source."""
 
 
-def move_offsets(connection: sa.Connection, pipeline: str, consumers: Sequence[str], moves: Moves) -> None:
+def move_offsets(connection: sa.Connection, pipeline: str, consumers: Sequence[str], upto: Offsets) -> None:
     """Advance the offsets of each consumer; a lower value never moves an offset back (CASES C1)."""
     rows = [
         row
         for consumer in consumers
-        for source, wanted in moves.items()
+        for source, wanted in upto.items()
         for row in _rows(pipeline, consumer, source, wanted, time.time_ns())
     ]
     put(connection, offsets, rows, rising="offset")
@@ -120,26 +120,26 @@ class DeliveryStore:
         self._id = pipeline
 
     def delivered(
-        self, step: int, consumer: str, records: int, target: Mapping[str, Any], moves: Moves, skip: int = 0
+        self, step: int, consumer: str, records: int, target: Mapping[str, Any], offsets: Offsets, skip: int = 0
     ) -> None:
         """Line 6: finish a delivery that is published and durable; move the consumer's offsets past it."""
 
         def work(connection: sa.Connection) -> None:
             end_delivery(connection, self._id, step, consumer, records, target, skip)
-            move_offsets(connection, self._id, [consumer], moves)
+            move_offsets(connection, self._id, [consumer], offsets)
 
         self._run(work)
 
-    def progress(self, step: int, consumer: str, progress: DeliveryProgress, moves: Moves) -> None:
+    def progress(self, step: int, consumer: str, progress: DeliveryProgress, offsets: Offsets) -> None:
         """Record that a part of a delivery is acked."""
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, step, consumer, progress)
-            move_offsets(connection, self._id, [consumer], moves)
+            move_offsets(connection, self._id, [consumer], offsets)
 
         self._run(work)
 
-    def nack_all(self, plan: Plan, batch: NackBatch, moves: Moves, window: str) -> None:
+    def nack_all(self, plan: Plan, batch: NackBatch, offsets: Offsets, window: str) -> None:
         """Nack records that a destination refused at publishing: store progress, window, index rows and letters.
 
         A record nacked in an earlier step already has its letter in the queue. In a replay that letter stays open, with
@@ -148,7 +148,7 @@ class DeliveryStore:
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, plan.step, batch.consumer, batch.progress)
-            move_offsets(connection, self._id, [batch.consumer], moves)
+            move_offsets(connection, self._id, [batch.consumer], offsets)
             if batch.part is not None:
                 insert_parts(connection, self._id, plan.step, [batch.part], are_indexed=True)
             add_letters(connection, self._id, plan.step, [row for row in batch.rows if row.again is None])

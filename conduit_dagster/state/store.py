@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from conduit_dagster.state.connector_registrations import Registry
 from conduit_dagster.state.dead_letter_replays import LetterReplays, close_letters
 from conduit_dagster.state.dead_letters import insert_parts
-from conduit_dagster.state.delivery_store import DeliveryStore, Moves, move_collections, move_offsets
+from conduit_dagster.state.delivery_store import DeliveryStore, Offsets, move_collections, move_offsets
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.kept_values import KeptStore, forget_unused
 from conduit_dagster.state.lease import Lease, Transactions
@@ -129,28 +129,28 @@ class PipelineStore:
         self._run(lambda connection: self._void_from(connection, step))
 
     def prepare(
-        self, plan: Plan, decision: Decision, letters: Sequence[LetterPart], moves: Moves | None = None
+        self, plan: Plan, decision: Decision, letters: Sequence[LetterPart], offsets: Offsets | None = None
     ) -> None:
         """Line 5: store the decision. Nothing is published before, and the decision never changes afterwards.
 
         ``letters``: the archive's files with the step's dead letters, which later transactions index
         (:class:`~conduit_dagster.state.letter_index.LetterIndex`).
 
-        With ``moves`` (at-most-once) the same transaction moves offsets, positions and targets, and the step is done:
+        With ``offsets`` (at-most-once) the same transaction moves offsets, positions and targets, and the step is done:
         anything not published after that is never published.
         """
 
         def work(connection: sa.Connection) -> None:
             self._set_state(connection, plan.step, "prepared", decision=encode(decision))
-            rows = [self._delivery(plan, delivery, moves is not None) for delivery in decision.deliveries]
+            rows = [self._delivery(plan, delivery, offsets is not None) for delivery in decision.deliveries]
             insert(connection, deliveries, rows)
             insert_parts(connection, self._id, plan.step, letters)
-            if moves is not None:
-                self._hand_over(connection, plan.step, decision, moves)
+            if offsets is not None:
+                self._hand_over(connection, plan.step, decision, offsets)
                 self._finish(connection, plan, decision)
 
         self._run(work, window=decision.window)
-        if moves is not None:
+        if offsets is not None:
             self._tidy(plan)
 
     def _delivery(self, plan: Plan, delivery: StagedDelivery, once: bool) -> dict[str, Any]:
@@ -159,8 +159,8 @@ class PipelineStore:
         own = {"pipeline": self._id, "step": plan.step, "consumer": delivery.consumer, "skip": 0}
         return {**own, "hash": delivery.hash, "state": state, "handled": 0, "pending": "", "staged": ""}
 
-    def _hand_over(self, connection: sa.Connection, step: int, decision: Decision, moves: Moves) -> None:
-        move_offsets(connection, self._id, [delivery.consumer for delivery in decision.deliveries], moves)
+    def _hand_over(self, connection: sa.Connection, step: int, decision: Decision, offsets: Offsets) -> None:
+        move_offsets(connection, self._id, [delivery.consumer for delivery in decision.deliveries], offsets)
         for delivery in decision.deliveries:
             if delivery.parts:
                 mine = {"pipeline": self._id, "consumer": delivery.consumer}
@@ -176,7 +176,7 @@ class PipelineStore:
 
         self._run(work)
 
-    def done(self, plan: Plan, decision: Decision, moves: Moves, names: Sequence[str]) -> None:
+    def done(self, plan: Plan, decision: Decision, offsets: Offsets, names: Sequence[str]) -> None:
         """Line 7: move the sources' positions in one transaction, after everything published is durable.
 
         ``names``: the consumers whose offsets move past the step, including those without records in it.
@@ -184,7 +184,7 @@ class PipelineStore:
 
         def work(connection: sa.Connection) -> None:
             self._finish(connection, plan, decision)
-            move_offsets(connection, self._id, names, moves)
+            move_offsets(connection, self._id, names, offsets)
 
         self._run(work)
         self._tidy(plan)

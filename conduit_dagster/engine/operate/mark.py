@@ -247,11 +247,11 @@ def _is_done(opened: OpenDelivery) -> bool:
 def _keep(opened: OpenDelivery, cut: DeliveryPlace) -> None:
     lock, shipment = opened.lock, opened.shipment
     step, staged = shipment.plan.step, shipment.staged
-    moves = opened.moves(_record_at(opened, cut, shipment.progress.handled))
+    offsets = opened.offsets(_record_at(opened, cut, shipment.progress.handled))
 
     def work(connection: sa.Connection) -> None:
         put_progress(connection, lock.id, step, staged.consumer, shipment.progress)
-        move_offsets(connection, lock.id, [staged.consumer], moves)
+        move_offsets(connection, lock.id, [staged.consumer], offsets)
         if _is_done(opened):
             end_delivery(connection, lock.id, step, staged.consumer, shipment.delivered, staged.target)
         record_event(

@@ -117,12 +117,12 @@ class _Marking:
     def _keep(self) -> None:
         opened, shipment = self._opened, self._shipment
         lock, step, consumer = opened.lock, shipment.plan.step, opened.consumer
-        moves = opened.moves(self._at(shipment.progress.handled))
+        offsets = opened.offsets(self._at(shipment.progress.handled))
         detail = {"by": lock.by, "source": self._records.source, "step": step, **self._summary()}
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, lock.id, step, consumer, shipment.progress)
-            move_offsets(connection, lock.id, [consumer], moves)
+            move_offsets(connection, lock.id, [consumer], offsets)
             if self._is_done:
                 end_delivery(connection, lock.id, step, consumer, shipment.delivered, shipment.staged.target)
             record_event(connection, lock.id, "marked", consumer=consumer, **detail)

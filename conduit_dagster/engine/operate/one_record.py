@@ -130,8 +130,8 @@ class _Stepping:
         if handled == first.skip:
             return False
         following = next((record for number, record in enumerate(self._opened.records) if number == handled), None)
-        moves = self._opened.moves(following)
-        self._opened.lock.store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
+        offsets = self._opened.offsets(following)
+        self._opened.lock.store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, offsets)
         return True
 
     def _redelivery(self, shipment: Shipment) -> Redelivery:
@@ -147,7 +147,7 @@ class _Stepping:
         if progress.handled < shipment.staged.records:
             return False
         sent, target = shipment.delivered, shipment.staged.target
-        lock.store.deliveries.delivered(plan.step, opened.consumer, sent, target, opened.moves(None))
+        lock.store.deliveries.delivered(plan.step, opened.consumer, sent, target, opened.offsets(None))
         return finish_step(opened)
 
     @property

@@ -12,7 +12,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, pieces, trimmed, with_mark
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.offset_updates import Offsets, before_next
+from conduit_dagster.engine.offset_updates import before_next
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.recover import prepared, shipped
@@ -21,6 +21,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Claim, Delivery, Destination, StagedRecord
+from conduit_dagster.state.delivery_store import Offsets
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
 from conduit_dagster.state.steps import Decision, DeliveryChild, StagedDelivery
 
@@ -54,7 +55,7 @@ class OpenDelivery:
         """All records, in order, with origins. Runs a Spark job if the destination does not stage whole records."""
         return self.loop.publisher.records(self.shipment)
 
-    def moves(self, following: StagedRecord | None) -> Offsets:
+    def offsets(self, following: StagedRecord | None) -> Offsets:
         """Return the consumer's offsets if this is its next record; None means all records are handled."""
         shipment = self.shipment
         place = None if following is None else (following.source, following.ordinal)
