@@ -20,15 +20,15 @@ def is_outage(error: Exception) -> bool:
     return isinstance(error, OSError) or classified(error) is not None
 
 
-def told(error: Exception, node: str, redaction: Redaction) -> ConduitError:
-    """Convert a destination's error that names no record to a ``ConduitError``; raise it ``from shown(...)``."""
+def to_error(error: Exception, node: str, redaction: Redaction) -> ConduitError:
+    """Convert a destination's error that names no record to a ``ConduitError``; raise it ``from shown_cause(...)``."""
     known = blame(error, node)
     if not redaction or is_outage(error):
         return known
     return TransientError(redaction.unnamed(error), code=known.code, node=known.node)  # unclassified
 
 
-def shown(error: Exception, redaction: Redaction) -> Exception | None:
+def shown_cause(error: Exception, redaction: Redaction) -> Exception | None:
     """Return the error for use as a cause if its text may be shown; otherwise None."""
     return error if not redaction or is_outage(error) else None
 

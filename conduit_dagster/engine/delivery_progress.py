@@ -9,8 +9,7 @@ from itertools import count
 import msgspec
 
 from conduit_dagster.engine.acks import Acked
-from conduit_dagster.sdk import AlreadyClaimed, Delivery
-from conduit_dagster.secret_values import hide
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.state.steps import Decision, DeliveryChild, DeliveryProgress, Plan, StagedDelivery
 
 
@@ -194,8 +193,3 @@ def _behind(piece: DeliveryChild, beginning: DeliveryChild) -> list[DeliveryChil
     end = beginning.skip + beginning.take
     rest = part_of(piece, end, piece.skip + piece.take - end)
     return [rest] if rest.take else []
-
-
-def cause_of(error: Exception) -> str:
-    """Return why a delivery is split, for the history."""
-    return f"claimed as {error.state} before" if isinstance(error, AlreadyClaimed) else hide(str(error))

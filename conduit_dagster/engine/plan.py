@@ -22,7 +22,7 @@ from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.steps import LoggedRange, Memory, Plan, Range
 
 
-def identity(destination: Destination) -> dict[str, str | None]:
+def planned_target(destination: Destination) -> dict[str, str | None]:
     """Return the identity of a destination in a prepared step; a path inside the project is relative to it."""
     address = destination.address
     return {"plugin": destination.name, "target": address and inside(address, destination.context.root)}
@@ -125,7 +125,7 @@ class StepPlanner:
         return number
 
     def _targets(self) -> dict[str, dict[str, str | None]]:
-        return {name: identity(destination) for name, destination in self._context.consumers.items()}
+        return {name: planned_target(destination) for name, destination in self._context.consumers.items()}
 
     # -- ranges -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from conduit_dagster.daemon_threads import side_by_side
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_errors import reason, shown, told
+from conduit_dagster.engine.delivery_errors import reason, shown_cause, to_error
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_sender import send_directly
@@ -90,9 +90,9 @@ class Publisher:
         try:
             left = self._attempt(shipment)
         except Exception as error:  # noqa: BLE001  # raised again, without its text where the file redacts
-            cause = told(error, self._context.node(shipment.consumer), redaction)
+            cause = to_error(error, self._context.node(shipment.consumer), redaction)
             self._drop(shipment, shipment.staged.records, cause)
-            raise cause from shown(error, redaction)
+            raise cause from shown_cause(error, redaction)
         if left is not None:
             self._drop(shipment, *left)
             raise left[1]

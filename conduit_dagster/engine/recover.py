@@ -11,7 +11,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipel
 from conduit_dagster.engine.dead_letters.replay_route import settle_letters
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery, progress_of
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.plan import identity
+from conduit_dagster.engine.plan import planned_target
 from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.registering import register, retire
 from conduit_dagster.engine.restage import is_staged
@@ -23,8 +23,8 @@ from conduit_dagster.sdk import Destination
 from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, DeliveryProgress, Plan, StagedDelivery
 
-Acked = frozenset[tuple[str, int]]
-"""Acked sources, each with the generation of the ack."""
+AckedSources = frozenset[tuple[str, int]]
+"""Sources that were acked, each with the generation of the ack."""
 
 
 def start_up(loop: StepLoop, plans: bool = True) -> None:
@@ -47,7 +47,7 @@ def start_up(loop: StepLoop, plans: bool = True) -> None:
     settle_letters(context)
 
 
-def acknowledge(context: StepContext, acked: Acked = frozenset()) -> Acked:
+def acknowledge(context: StepContext, acked: AckedSources = frozenset()) -> AckedSources:
     """Ack every source at its stored position, except for those ``acked`` already; return all that are acked now."""
     done = set(acked)
     for source_node in context.acked_sources.values():
@@ -58,7 +58,7 @@ def acknowledge(context: StepContext, acked: Acked = frozenset()) -> Acked:
     return frozenset(done)
 
 
-def recover(loop: StepLoop, plans: bool = True) -> Acked:
+def recover(loop: StepLoop, plans: bool = True) -> AckedSources:
     """Ack every source at its stored position, then finish the steps that the last run left open, in order.
 
     Without ``plans`` a step that is only planned is dropped: the next run plans it again.
@@ -101,7 +101,7 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
         return False
     for name, destination in pipeline.consumers().items():
         # it would be prepared for a target other than the planned one
-        if plan.targets.get(name, identity(destination)) != identity(destination):
+        if plan.targets.get(name, planned_target(destination)) != planned_target(destination):
             return False
     for span in plan.ranges:
         known = state.sources[span.source]
@@ -161,7 +161,7 @@ def _require_same(
 
     ``prepared_for``: the target, if it is not the one of the plan. Source: DELIVERY.md, Destinations.
     """
-    now = identity(destination)
+    now = planned_target(destination)
     was = prepared_for or plan.targets.get(consumer, now)
     if was != now:
         raise FatalError(

@@ -9,12 +9,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refused_letter, shown, split_error, told
+from conduit_dagster.engine.delivery_errors import (
+    is_outage,
+    lone_error,
+    refused_letter,
+    shown_cause,
+    split_error,
+    to_error,
+)
 from conduit_dagster.engine.delivery_progress import (
     Shipment,
     after,
     before_marked,
-    cause_of,
     part_of,
     past_marked,
     pieces,
@@ -44,6 +50,7 @@ from conduit_dagster.sdk import (
     StagedRecord,
     Target,
 )
+from conduit_dagster.secret_values import hide
 from conduit_dagster.state.delivery_store import Offsets
 from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 
@@ -83,13 +90,14 @@ class Redelivery:
         whole = DeliveryChild(0, self._shipment.staged.records)
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
             # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)
-            raise self._told(error) from self._shown(error)
+            raise to_error(error, self._node, self._redaction) from shown_cause(error, self._redaction)
         named = _named(error)
         if whole.take > 1:
             # refused records are nacked once the delivery is claimed; until then they remain to be sent like the others
             self._split(whole, [whole] if named else pieces(whole, self._bisect), self._cause(error))
         if not isinstance(error, Rejected | AlreadyClaimed):
-            raise (self._bulk(error) if whole.take > 1 else self._alone(error)) from self._shown(error)
+            failed = split_error(self._cause(error), self._node) if whole.take > 1 else self._alone(error)
+            raise failed from shown_cause(error, self._redaction)
         return named
 
     def run(self, named: Sequence[Refusal] = ()) -> None:
@@ -151,7 +159,7 @@ class Redelivery:
         if is_alone and not named:
             # a single record with an error that names nothing: the offset stays before it, and the next start tries
             # again
-            raise self._lone(child.skip, str(error)) from self._shown(error)
+            raise self._lone(child.skip, str(error)) from shown_cause(error, self._redaction)
         # claim first, then divide: no piece is sent, by any process, before its parent's hash is claimed as split
         if not is_alone and not isinstance(error, AlreadyClaimed) and self._claim(delivery, "split"):
             self._handled(child)
@@ -162,7 +170,7 @@ class Redelivery:
         was_split = self._shipment.is_split
         self._split(child, pieces(child, self._bisect), self._cause(error))
         if not (was_split or isinstance(error, AlreadyClaimed)):
-            raise self._bulk(error) from self._shown(error)
+            raise split_error(self._cause(error), self._node) from shown_cause(error, self._redaction)
 
     def _handled(self, child: DeliveryChild) -> None:
         """Record that a child is delivered; the records it leaves out were refused before."""
@@ -215,38 +223,23 @@ class Redelivery:
 
     # -- errors -------------------------------------------------------------------------------------------------
 
-    def _told(self, error: Exception) -> ConduitError:
-        return told(error, self._node, self._redaction)
-
-    def _shown(self, error: Exception) -> Exception | None:
-        return shown(error, self._redaction)
-
-    def _shown_bulk(self, error: Exception) -> Exception | None:
-        """Return the error for use as a cause, for an error that a task has already classified."""
-        return None if self._redaction else error
-
     def _cause(self, error: Exception) -> str:
         """Return why a delivery is split, for the history."""
-        return self._redaction.unnamed(error) if self._redaction else cause_of(error)
-
-    def _bulk(self, error: Exception) -> TransientError:
-        """Return the error for a delivery of several records that fails without naming one."""
-        return split_error(self._cause(error), self._node)
+        if self._redaction:
+            return self._redaction.unnamed(error)
+        return f"claimed as {error.state} before" if isinstance(error, AlreadyClaimed) else hide(str(error))
 
     def _alone(self, error: Exception) -> ConduitError:
         """Return the error for a delivery of a single record that fails with an unclassified error."""
         known = blame(error, self._node)
         if not self._redaction:
             return known
-        message = self._masked(self._records.at(0), known.message)
+        message = self._refusals.masked(self._shipment, self._records.at(0), known.message)
         return TransientError(message, code=known.code, node=known.node)
-
-    def _masked(self, record: StagedRecord, text: str) -> str:
-        return self._refusals.masked(self._shipment, record, text)
 
     def _lone(self, place: int, error: str) -> TransientError:
         record = self._records.at(place)
-        error = self._masked(record, error)
+        error = self._refusals.masked(self._shipment, record, error)
         offset = offset_of(self._shipment.plan, record.source, record.ordinal)
         where = f"{record.source}, offset {offset}, position {record.record.position}"
         return lone_error(where, error, self._node)
@@ -300,13 +293,14 @@ class Redelivery:
         error.node = error.node or self._node
         if not bulk:
             raise error
+        cause = None if self._redaction else error
         rest = child.skip + child.take - shipment.progress.handled
         if child.single or rest <= 1:
-            raise self._lone(shipment.progress.handled, error.message) from self._shown_bulk(error)
+            raise self._lone(shipment.progress.handled, error.message) from cause
         left, was_split = shipment.left[0], shipment.is_split
         self._split(left, pieces(left, self._bisect), error.message)
         if not was_split:
-            raise split_error(error.message, self._node) from self._shown_bulk(error)
+            raise split_error(error.message, self._node) from cause
 
     def _flushed(self, acked: Acked) -> bool:
         """Store acks while the job runs, at the flush interval; they are stored again when it ends."""

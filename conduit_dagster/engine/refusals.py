@@ -15,7 +15,7 @@ from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import offset_of, origin_of, span_of
-from conduit_dagster.engine.plan import identity
+from conduit_dagster.engine.plan import planned_target
 from conduit_dagster.engine.resolve import refusal
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.step_context import StepContext
@@ -209,7 +209,7 @@ class Refusals:
         first, *others = fresh
         more = [(one.place, one.nack.code, one.nack.message) for one in others]
         nack = first.nack.code, first.nack.message
-        queue = identity(self._context.pipeline.dead_letters)
+        queue = planned_target(self._context.pipeline.dead_letters)
         return LateLetter(staged, shipment.consumer, first.place, nack, (part.name, 0), more, queue)
 
     def _publish(self, shipment: Shipment, letter: LateLetter) -> None:

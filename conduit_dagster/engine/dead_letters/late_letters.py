@@ -14,7 +14,7 @@ from conduit_dagster.engine.dead_letters.archive import kept
 from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_letter
 from conduit_dagster.engine.dead_letters.split_letters import processed
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
-from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown, told
+from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown_cause, to_error
 from conduit_dagster.engine.delivery_hash import LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.direct_sender import send_directly
@@ -125,7 +125,7 @@ class LateLetters:
         try:
             return queue.publish(letter)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
-            raise told(error, self._node, redaction) from shown(error, redaction)
+            raise to_error(error, self._node, redaction) from shown_cause(error, redaction)
 
     def _send(self, staged: StagedDelivery, plan: Plan) -> None:
         sent = send_directly(self._context, plan, staged, DeliveryChild(0, staged.records, staged.records == 1), {})

@@ -149,9 +149,4 @@ def give_back(store: PipelineStore) -> None:
     store.replays.give_back(prepared)
 
 
-def unit_of(replay: Replay) -> dict[str, object]:
-    """Return the unit of a replay's sources in the store."""
-    return msgspec.to_builtins(replay)
-
-
 learn(Replay)

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
 from pydantic import ValidationError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.replay_route import give_back, unit_of, with_replay
+from conduit_dagster.engine.dead_letters.replay_route import give_back, with_replay
 from conduit_dagster.engine.operate.letters import DeadLetterSelection, total
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
@@ -94,8 +95,7 @@ class _Replaying:
     def run(self) -> dict[str, Any]:
         lock, order = self._lock, self._order
         reached("before-replay", lock.id)
-        unit = unit_of(order)
-        taken = lock.store.replays.begin(order.id, self._names, unit, self._wanted)
+        taken = lock.store.replays.begin(order.id, self._names, msgspec.to_builtins(order), self._wanted)
         reached("after-replay", lock.id)
         if not taken:
             lock.store.replays.give_back()
