@@ -1,4 +1,4 @@
-"""Reports on a run: its steps, its progress and its result."""
+"""Reports on a run: its steps, its progress, its result, and the story of its failure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.failure_story import FailureStory
 from conduit_dagster.engine.offset_updates import joined_members
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import RestartHistory, Wait
+from conduit_dagster.sdk import Strategy
+from conduit_dagster.state.history import events
 from conduit_dagster.state.steps import Decision, Plan, SourceCount
 
 _SAMPLE = 20
@@ -136,6 +141,19 @@ class PendingRestart:
         return PendingRestart(failure, wait.attempt, wait.delay, wait.at_ns, wait.past)
 
 
+class FailureStory(NamedTuple):
+    """Facts to report about a failure besides its error."""
+
+    since_ns: int
+    """Time of the first failure after the last success."""
+    safe: str
+
+    @property
+    def since(self) -> str:
+        """That time as text."""
+        return datetime.fromtimestamp(self.since_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 @dataclass(frozen=True)
 class RunResult:
     """Result of a run."""
@@ -197,3 +215,40 @@ def _restart_json(restart: PendingRestart) -> dict[str, Any]:
 def error_json(error: ConduitError) -> dict[str, Any]:
     """Return an error in the format of the state store and of a run's summary."""
     return {**error.fields(), "fatal": error.fatal}
+
+
+_LOOKS: Final = 200
+"""Number of events searched for the beginning of a series of failures."""
+_REST: Final[dict[Strategy, str]] = {
+    "exactly-once": "nothing is lost: what is not acked is read or sent again, and delivered once",
+    "at-least-once": "nothing is lost: what is not acked is read or sent again, and some of it may be delivered twice",
+    "at-most-once": "what was being delivered is not sent again; pipelines history tells how many records that were",
+}
+_GONE: Final = ("gone", "gap", "pruned")
+"""Last words of error codes for missing data."""
+
+
+def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int, code: str = "") -> FailureStory | None:
+    """Return the story of a pipeline that has just failed; None if the store can't provide it.
+
+    ``acked``: records acked in this run; ``code``: of the error.
+    """
+    try:
+        since = _failing_since(database, pipeline)
+    except (ConduitError, SQLAlchemyError):
+        return None
+    records = {0: "no record was", 1: "1 record was"}.get(acked, f"{acked:,} records were")
+    rest = _REST[strategy]
+    if code.replace(".", "_").split("_")[-1] in _GONE:
+        rest = "what the error names is gone; " + rest.removeprefix("nothing is lost: ")
+    return None if since is None else FailureStory(since, f"{records} acked in this run; {rest}")
+
+
+def _failing_since(database: sa.Engine, pipeline: str) -> int | None:
+    found: int | None = None
+    for event in reversed(events(database, pipeline, _LOOKS)):
+        if event.event == "failed":
+            found = event.at_ns
+        elif event.event in ("recovered", "stopped"):
+            break
+    return found

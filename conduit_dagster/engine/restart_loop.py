@@ -14,8 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.config.cron import first_tick, next_tick, utc
 from conduit_dagster.config.delivery import Trigger
-from conduit_dagster.engine.failure_story import story_of
-from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
+from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, story_of
 from conduit_dagster.engine.run_options import RunRequest
 from conduit_dagster.engine.run_status import RunOrigin, end_waiting
 from conduit_dagster.engine.stop import StopFlag

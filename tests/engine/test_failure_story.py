@@ -10,8 +10,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
-from conduit_dagster.engine.failure_story import FailureStory
-from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.report import FailureStory, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.stop import StopFlag
