@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -11,11 +10,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.state import tables
 from conduit_dagster.state.claim import has_claim, project_store, require_known_place, unusable_home
 from conduit_dagster.state.database import make_engine, unreachable
+from conduit_dagster.state.store_file import sqlite_file
 
 if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
-
-_SQLITE = "sqlite:///"
 
 
 def existing_store(project: Project) -> sa.Engine | None:
@@ -24,24 +22,18 @@ def existing_store(project: Project) -> sa.Engine | None:
     Raises ``FatalError`` (``state.lost``, ``state.older``) without changing anything if the store is lost.
     """
     require_known_place(project)
-    url = project.state_url
-    if has_claim(project.home) and not project.settings.state.accept_new:
-        return project_store(project)
-    if url.startswith(_SQLITE):
-        try:
-            return project_store(project) if _has_content(url) else None
-        except OSError as error:
-            raise unusable_home(error, project.home) from error
-    return project_store(project) if _has_tables(url) else None
+    is_claimed = has_claim(project.home) and not project.settings.state.accept_new
+    try:
+        return project_store(project) if is_claimed or _has_content(project.state_url) else None
+    except OSError as error:
+        raise unusable_home(error, project.home) from error
 
 
 def _has_content(url: str) -> bool:
-    path = Path(url.removeprefix(_SQLITE))
-    return path.is_file() and path.stat().st_size > 0
-
-
-def _has_tables(url: str) -> bool:
     engine = make_engine(url)
+    if engine.dialect.name == "sqlite":
+        file = sqlite_file(engine.url)
+        return file is not None and file.is_file() and file.stat().st_size > 0
     try:
         return sa.inspect(engine).has_table(tables.meta.name)
     except SQLAlchemyError as error:

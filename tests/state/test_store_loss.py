@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from lab.small_disk import no_file_beyond
 from lab.waiting import wait_until
 
+from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.state import tables
 from conduit_dagster.state.claim import claim_of, is_kept, open_store
+from conduit_dagster.state.existing_store import existing_store
 from conduit_dagster.state.lease import Transactions, acquire
 
 
@@ -232,3 +234,15 @@ def test_a_folder_elsewhere_that_holds_the_store_keeps_its_rights(tmp_path: Path
     (tmp_path / "data").mkdir(mode=0o755)
     open_store(f"sqlite:///{tmp_path}/data/state.db", tmp_path / "home").dispose()
     assert (mode(tmp_path / "data"), mode(tmp_path / "data/state.db")) == (0o755, 0o600)
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}", "sqlite+pysqlite:///{}", "sqlite:///{}?timeout=5"])
+def test_reading_finds_the_store_in_a_file_and_creates_none(tmp_path: Path, url: str) -> None:
+    file = tmp_path / "state.db"
+    project = Project.find(tmp_path, {"CONDUIT_STATE_URL": url.format(file)})
+    assert existing_store(project) is None
+    assert not file.exists()
+    used(project.state_url, tmp_path / "of another project's folder")
+    store = existing_store(project)
+    assert store is not None
+    store.dispose()
