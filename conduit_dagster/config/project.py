@@ -92,6 +92,7 @@ class Project:
     def state_url(self) -> str:
         """SQLAlchemy URL of the state store; a relative SQLite file is resolved against the root."""
         url = self.settings.state.url or f"{_SQLITE}{self.home / 'state.db'}"
+        url = url.replace("sqlite+pysqlite://", "sqlite://", 1)
         path = url.removeprefix(_SQLITE)
         return f"{_SQLITE}{self.root / path}" if path and path != url else url
 

@@ -236,7 +236,9 @@ def test_a_folder_elsewhere_that_holds_the_store_keeps_its_rights(tmp_path: Path
     assert (mode(tmp_path / "data"), mode(tmp_path / "data/state.db")) == (0o755, 0o600)
 
 
-@pytest.mark.parametrize("url", ["sqlite:///{}", "sqlite+pysqlite:///{}", "sqlite:///{}?timeout=5"])
+@pytest.mark.parametrize(
+    "url", ["sqlite:///{}", "sqlite+pysqlite:///{}", "sqlite+pysqlite:///state.db", "sqlite:///{}?timeout=5"]
+)
 def test_reading_finds_the_store_in_a_file_and_creates_none(tmp_path: Path, url: str) -> None:
     file = tmp_path / "state.db"
     project = Project.find(tmp_path, {"CONDUIT_STATE_URL": url.format(file)})
