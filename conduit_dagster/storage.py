@@ -252,6 +252,13 @@ def sync(url: str) -> None:
         os.close(descriptor)
 
 
+def sync_levels(url: str, levels: int) -> None:
+    """Sync a folder, and those above it: ``levels`` in all."""
+    for _ in range(levels):
+        sync(url)
+        url = url.rsplit("/", 1)[0]
+
+
 def sync_entry(url: str) -> None:
     """Sync every parent folder of ``url``, up to its mount point: any of them may be new.
 

@@ -1,4 +1,4 @@
-"""Tracking of handled records in a delivery, with acks in any order. Pure."""
+"""Handled records of a delivery, with acks in any order, and the file that keeps them while a job runs."""
 
 from __future__ import annotations
 

@@ -161,12 +161,8 @@ class Memories:
 
     def sync(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
         """Make the names of new files durable, before a decision names them."""
-        if not _names([after]) - _names([before]):
-            return
-        url = self.folder
-        for _ in range(_DEPTH):
-            storage.sync(url)
-            url = url.rsplit("/", 1)[0]
+        if _names([after]) - _names([before]):
+            storage.sync_levels(self.folder, _DEPTH)
 
     def forget(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
         """Remove files of a done step's initial state that are no longer needed."""

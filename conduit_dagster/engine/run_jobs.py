@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from conduit_dagster.engine.package_version import PACKAGE_VERSION, in_same_version
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.spark.executors import on_cluster
 from conduit_dagster.spark.jobs import JobCancelled, cancel_jobs_of, run_job, tag_of
 from conduit_dagster.spark.owner_jobs import end_jobs_of, owner_tag, whereabouts
@@ -28,12 +29,18 @@ T = TypeVar("T")
 class Jobs:
     """Runner of a pipeline's jobs on one session, each under its own tag."""
 
-    def __init__(self, spark: SparkSession, pipeline: str, epoch: int = 0) -> None:
-        self.spark = spark
+    def __init__(self, spark: SparkSession | Callable[[], SparkSession], pipeline: str, epoch: int = 0) -> None:
+        """``spark`` may be a function that opens the session, called with the first job: most operations need none."""
+        self._opener = spark if callable(spark) else lambda: spark
         self.pipeline = pipeline
         self._owner = owner_tag(pipeline, epoch)
         self._cancelled_ns = 0
         self._slots = 0
+
+    @lazy_property
+    def spark(self) -> SparkSession:
+        """The session."""
+        return self._opener()
 
     def each(
         self, count: int, function: Task, schema: str, queries: Mapping[str, SqlQuery] | None = None

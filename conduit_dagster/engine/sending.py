@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from conduit_dagster.engine.acks import Acked, AckFile, Acks
 from conduit_dagster.engine.closing import close
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
+from conduit_dagster.engine.delivery_progress import as_delivery
 from conduit_dagster.engine.plugin_results import invalid_result, require_methods
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
@@ -22,7 +24,6 @@ from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import (
     NACKED_TOGETHER,
-    Delivery,
     DirectDestination,
     Receipt,
     Sender,
@@ -139,7 +140,8 @@ class _Sending:
     def _batches(self) -> Iterator[tuple[int, list[StagedRecord]]]:
         """Yield runs of consecutive records of one source that are still to be sent, and the place of the first."""
         job, batch, first = self._job, list[StagedRecord](), 0
-        for place, staged in enumerate(islice(staged_records(_range(job)), job.count), job.first):
+        piece = replace(as_delivery(job.delivery, job.step), skip=job.first, take=job.count)
+        for place, staged in enumerate(islice(staged_records(piece), job.count), job.first):
             if place <= job.skipped.get(staged.record.collection, -1):
                 self._skip(place, staged)
                 if batch:
@@ -215,15 +217,6 @@ class _Sending:
             # the outstanding record of the error, and its original values, are unknown
             return told.without_text(self._redaction.unnamed(error))
         return told.masked(lambda text: self._redaction.text(text, self._last))
-
-
-def _range(job: SendJob) -> Delivery:
-    """Return the range to be sent, as a child of the delivery."""
-    staged = job.delivery
-    target = staged.target
-    return Delivery(
-        staged.hash, job.step, job.consumer, staged.staging, tuple(staged.parts), target, job.first, job.count
-    )
 
 
 learn(SendJob, Sent)

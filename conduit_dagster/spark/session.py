@@ -90,12 +90,8 @@ def parallelism(spark: SparkSession) -> int:
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
     if spark not in _slots:
-        _slots[spark] = _count_slots(spark)
+        _slots[spark] = _planned_slots(spark) or _occupied_slots(spark)
     return _slots[spark]
-
-
-def _count_slots(spark: SparkSession) -> int:
-    return _planned_slots(spark) or _occupied_slots(spark)
 
 
 def _planned_slots(spark: SparkSession) -> int | None:

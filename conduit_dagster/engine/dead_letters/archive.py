@@ -242,10 +242,7 @@ class Archive:
 
     def sync(self) -> None:
         """Make the names of files durable, before the index refers to them."""
-        url = self.folder
-        for _ in range(_DEPTH):
-            storage.sync(url)
-            url = url.rsplit("/", 1)[0]
+        storage.sync_levels(self.folder, _DEPTH)
 
     def names(self) -> list[str]:
         """Return the names of all files in the folder."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -38,24 +38,6 @@ from conduit_dagster.state.tables import collections, consumers, logs, offsets, 
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-OpenSpark = Callable[[], "SparkSession"]
-
-
-class LazyJobs(Jobs):
-    """Spark jobs that open the session with the first job: most operations need none."""
-
-    def __init__(self, opener: OpenSpark, pipeline: str) -> None:
-        super().__init__(cast(Any, None), pipeline)
-        self._opener = opener
-        del self.spark
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "spark":
-            raise AttributeError(name)
-        self.spark = self._opener()
-        return self.spark
 
 
 @dataclass(frozen=True)
@@ -111,7 +93,7 @@ def owned(
     bound: BoundPipeline,
     database: sa.Engine,
     options: RunOptions,
-    spark: OpenSpark,
+    spark: Callable[[], SparkSession],
     by: str,
     fresh: bool = False,
 ) -> Generator[PipelineLock]:
@@ -131,7 +113,7 @@ def owned(
         with ExitStack() as closing:
             closing.callback(close_connectors, bound.compiled)
             attach_kept(bound.compiled, store)
-            jobs = LazyJobs(lambda: _alone(spark(), store), bound.id)
+            jobs = Jobs(lambda: _alone(spark(), store), bound.id)
             yield PipelineLock(store, options, by, bound, jobs, closing)
     finally:
         lease.release()
