@@ -50,7 +50,7 @@ def _decision(context: StepContext, plan: Plan, staged: Staged, resolution: Reso
         resolution.window,
         dict(filtered),
         dict(nacked),
-        merged(ledger.namespaces for ledger in staged.ledgers),
+        merged([ledger.namespaces for ledger in staged.ledgers]),
         context.pipeline.program.strategy == "at-most-once",
         {**plan.memory, **{node: one for ledger in staged.ledgers for node, one in ledger.memory.items()}},
     )

@@ -19,7 +19,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Destination, StagedDestination, Target
+from conduit_dagster.sdk import Destination, Refusal, StagedDestination, Target
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.steps import DeliveryChild
 
@@ -73,10 +73,24 @@ class Publisher:
         if shipment.decision.once:
             self._publish_once(shipment)
             return
-        target = Redelivery(context, self._refusals, shipment, self.records(shipment)).deliver()
+        target = self._publish(shipment)
         reached("after-publish", context.name)
         self._delivered(shipment, shipment.delivered, target)
         reached("after-delivered", context.name)
+
+    def _publish(self, shipment: Shipment) -> Target:
+        """Publish a delivery, whole if nothing of it was sent before, otherwise in pieces; return the next target."""
+        destination, named = self._destination(shipment), list[Refusal]()
+        if isinstance(destination, StagedDestination) and not (shipment.is_split or shipment.progress.handled):
+            try:
+                return destination.publish(shipment.whole())
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
+                named = self._redelivery(shipment).divide(error)
+        self._redelivery(shipment).run(named)
+        return shipment.staged.target
+
+    def _redelivery(self, shipment: Shipment) -> Redelivery:
+        return Redelivery(self._context, self._refusals, shipment, self.records(shipment))
 
     def records(self, shipment: Shipment) -> DeliveryRecords:
         """Return a reader of a delivery's records with their origins; nothing is read before the first access."""

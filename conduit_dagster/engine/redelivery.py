@@ -1,4 +1,4 @@
-"""Sending of one delivery: whole, or in pieces after a bulk error and to direct destinations (DELIVERY.md)."""
+"""Sending of one delivery in pieces: after it failed as a whole, and to direct destinations (DELIVERY.md)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ from conduit_dagster.sdk import (
     Rejected,
     StagedDestination,
     StagedRecord,
-    Target,
 )
 from conduit_dagster.secret_values import hide
 from conduit_dagster.state.delivery_store import Offsets
@@ -58,7 +57,7 @@ _LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason w
 
 
 class Redelivery:
-    """Sender of one delivery. Pieces are sent one at a time, each after the ack of the previous one."""
+    """Sender of one delivery in pieces, one at a time, each after the ack of the previous one."""
 
     def __init__(self, context: StepContext, refusals: Refusals, shipment: Shipment, records: DeliveryRecords) -> None:
         self._context, self._refusals, self._shipment, self._records = context, refusals, shipment, records
@@ -71,22 +70,8 @@ class Redelivery:
     def _destination(self) -> Destination:
         return self._context.consumers[self._shipment.consumer]
 
-    def deliver(self) -> Target:
-        """Send the delivery whole if nothing of it was sent before, otherwise in pieces; return the target after it.
-
-        Raises like :meth:`run`.
-        """
-        shipment, destination, named = self._shipment, self._destination, list[Refusal]()
-        if isinstance(destination, StagedDestination) and not (shipment.is_split or shipment.progress.handled):
-            try:
-                return destination.publish(shipment.whole())
-            except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
-                named = self._not_whole(error)
-        self.run(named)
-        return shipment.staged.target
-
-    def _not_whole(self, error: Exception) -> list[Refusal]:
-        """Divide a delivery that failed as a whole; return the records that the error names."""
+    def divide(self, error: Exception) -> list[Refusal]:
+        """Divide a delivery that failed as a whole; return the records that it names. Raises like :meth:`run`."""
         whole = DeliveryChild(0, self._shipment.staged.records)
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
             # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)

@@ -65,9 +65,13 @@ class Jobs:
         session = self.run(lambda: sql_session(self.spark)) if queries else self.spark
         return self.run(action, session)
 
+    @lazy_property
+    def _is_on_cluster(self) -> bool:
+        return on_cluster(self.spark)
+
     def slots(self) -> int:
         """Return how many tasks run at once; on a cluster, executors come and go. Raises the same as :meth:`each`."""
-        if not self._slots or on_cluster(self.spark):
+        if self._is_on_cluster or not self._slots:
             self._slots = self.run(lambda: parallelism(self.spark))
         return self._slots
 
