@@ -218,7 +218,7 @@ def _mark(opened: OpenDelivery, cut: DeliveryPlace, force: bool, dry_run: bool) 
     if dry_run:
         return _told(opened, cut, "marked", cut.ahead)
     delivered = _forward(opened, cut)
-    return _told(opened, cut, "marked", delivered, _is_done(opened) and finish_step(opened))
+    return _told(opened, cut, "marked", delivered, opened.is_done and finish_step(opened))
 
 
 def _forward(opened: OpenDelivery, cut: DeliveryPlace) -> int:
@@ -240,24 +240,26 @@ def _forward(opened: OpenDelivery, cut: DeliveryPlace) -> int:
     return claiming.delivered
 
 
-def _is_done(opened: OpenDelivery) -> bool:
-    return opened.shipment.progress.handled >= opened.shipment.staged.records
-
-
 def _keep(opened: OpenDelivery, cut: DeliveryPlace) -> None:
+    following = _record_at(opened, cut, opened.shipment.progress.handled)
+    keep_marked(opened, following, cut.source, records=len(cut.named), first=cut.named[0], last=cut.named[-1])
+
+
+def keep_marked(opened: OpenDelivery, following: StagedRecord | None, source: str, **marked: Any) -> None:
+    """Store the delivery's progress past marked records, and its end if all of its records are handled.
+
+    ``following``: the first record that is not handled; None if all are. ``marked``: facts for the history.
+    """
     lock, shipment = opened.lock, opened.shipment
-    step, staged = shipment.plan.step, shipment.staged
-    offsets = opened.offsets(_record_at(opened, cut, shipment.progress.handled))
+    step, staged, offsets = shipment.plan.step, shipment.staged, opened.offsets(following)
 
     def work(connection: sa.Connection) -> None:
         put_progress(connection, lock.id, step, staged.consumer, shipment.progress)
         move_offsets(connection, lock.id, [staged.consumer], offsets)
-        if _is_done(opened):
+        if opened.is_done:
             end_delivery(connection, lock.id, step, staged.consumer, shipment.delivered, staged.target)
-        record_event(
-            connection, lock.id, "marked", by=lock.by, consumer=opened.consumer, source=cut.source, step=step,
-            records=len(cut.named), first=cut.named[0], last=cut.named[-1],
-        )  # fmt: skip
+        own = {"by": lock.by, "consumer": opened.consumer, "source": source, "step": step}
+        record_event(connection, lock.id, "marked", **own, **marked)
 
     lock.store.transactions.run(work)
 
@@ -271,17 +273,28 @@ def _record_at(opened: OpenDelivery, cut: DeliveryPlace, place: int) -> StagedRe
 def _told(
     opened: OpenDelivery, cut: DeliveryPlace, did: str, delivered: int = 0, finished: bool = False
 ) -> dict[str, Any]:
-    plan, following = opened.shipment.plan, cut.following
+    facts = marked_facts(opened, cut.source, cut.named, cut.following)
+    return {**facts, "did": did, "delivered": delivered, "step_done": finished}
+
+
+def marked_facts(
+    opened: OpenDelivery, source: str, offsets: list[int], following: StagedRecord | None
+) -> dict[str, Any]:
+    """Return the result of marking records with these offsets, apart from what was done.
+
+    ``following``: the next record that is to be sent; None if there is none.
+    """
+    plan = opened.shipment.plan
     return {
         "pipeline": opened.lock.id,
         "consumer": opened.consumer,
-        "did": did,
-        "source": cut.source,
+        "did": "",
+        "source": source,
         "step": plan.step,
-        "records": len(cut.named),
-        "offsets": cut.named,
-        "delivered": delivered,
+        "records": len(offsets),
+        "offsets": offsets,
+        "delivered": 0,
         "next": None if following is None else offset_of(plan, following.source, following.ordinal),
-        "delivery_done": _is_done(opened),
-        "step_done": finished,
+        "delivery_done": opened.is_done,
+        "step_done": False,
     }

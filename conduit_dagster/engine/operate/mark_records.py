@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sqlalchemy as sa
-
 from conduit_dagster.engine.delivery_progress import past_marked, with_mark
 from conduit_dagster.engine.offset_updates import offset_of
-from conduit_dagster.engine.operate.mark import RESENDS, require_no_replay, require_within
+from conduit_dagster.engine.operate.mark import RESENDS, keep_marked, marked_facts, require_no_replay, require_within
 from conduit_dagster.engine.operate.open_delivery import (
     NackClaims,
     OpenDelivery,
@@ -21,8 +19,6 @@ from conduit_dagster.engine.operate.open_delivery import (
 from conduit_dagster.engine.operate.operator_errors import chosen
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.sdk import StagedRecord
-from conduit_dagster.state.delivery_store import end_delivery, move_offsets, put_progress
-from conduit_dagster.state.history import record_event
 
 
 @dataclass(frozen=True)
@@ -91,11 +87,7 @@ class _Marking:
         if dry_run or not self._records.offsets:
             return self._told("marked" if self._records.offsets else "nothing")
         delivered = self._mark()
-        return self._told("marked", delivered, self._is_done and finish_step(self._opened))
-
-    @property
-    def _is_done(self) -> bool:
-        return self._shipment.progress.handled >= self._shipment.staged.records
+        return self._told("marked", delivered, self._opened.is_done and finish_step(self._opened))
 
     def _mark(self) -> int:
         """Mark the records; return how many of them the destination already had."""
@@ -115,44 +107,19 @@ class _Marking:
         return claiming.delivered
 
     def _keep(self) -> None:
-        opened, shipment = self._opened, self._shipment
-        lock, step, consumer = opened.lock, shipment.plan.step, opened.consumer
-        offsets = opened.offsets(self._at(shipment.progress.handled))
-        detail = {"by": lock.by, "source": self._records.source, "step": step, **self._summary()}
-
-        def work(connection: sa.Connection) -> None:
-            put_progress(connection, lock.id, step, consumer, shipment.progress)
-            move_offsets(connection, lock.id, [consumer], offsets)
-            if self._is_done:
-                end_delivery(connection, lock.id, step, consumer, shipment.delivered, shipment.staged.target)
-            record_event(connection, lock.id, "marked", consumer=consumer, **detail)
-
-        lock.store.transactions.run(work)
-
-    def _summary(self) -> dict[str, Any]:
-        named = sorted({*self._records.offsets.values()})
-        return {"records": len(self._records.offsets), "first": named[0], "last": named[-1], "offsets": spans(named)}
+        records, named = self._records, sorted({*self._records.offsets.values()})
+        marked = {"records": len(records.offsets), "first": named[0], "last": named[-1], "offsets": spans(named)}
+        keep_marked(self._opened, self._at(self._shipment.progress.handled), records.source, **marked)
 
     def _at(self, wanted: int) -> StagedRecord | None:
         return next((record for place, _, record in _places(self._opened) if place == wanted), None)
 
     def _told(self, did: str, delivered: int = 0, finished: bool = False) -> dict[str, Any]:
-        shipment = self._shipment
+        opened, records = self._opened, self._records
         # the staging of a done step is removed
-        following = None if self._is_done else self._at(past_marked(shipment.progress).handled)
-        return {
-            "pipeline": self._opened.lock.id,
-            "consumer": self._opened.consumer,
-            "did": did,
-            "source": self._records.source,
-            "step": shipment.plan.step,
-            "records": len(self._records.offsets),
-            "offsets": sorted({*self._records.offsets.values()}),
-            "delivered": delivered,
-            "next": None if following is None else offset_of(shipment.plan, following.source, following.ordinal),
-            "delivery_done": self._is_done,
-            "step_done": finished,
-        }
+        following = None if opened.is_done else self._at(past_marked(self._shipment.progress).handled)
+        facts = marked_facts(opened, records.source, sorted({*records.offsets.values()}), following)
+        return {**facts, "did": did, "records": len(records.offsets), "delivered": delivered, "step_done": finished}
 
 
 def spans(offsets: Sequence[int]) -> str:

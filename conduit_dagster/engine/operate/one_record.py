@@ -141,10 +141,10 @@ class _Stepping:
     def _complete(self, did: str) -> bool:
         """End the delivery if this was its last record; return whether that completed the step."""
         opened, shipment = self._opened, self._opened.shipment
-        lock, plan, progress = opened.lock, shipment.plan, shipment.progress
+        lock, plan = opened.lock, shipment.plan
         detail = {"by": lock.by, "consumer": opened.consumer, "step": plan.step, "offset": self._offset, "did": did}
         lock.store.transactions.run(lambda connection: record_event(connection, lock.id, "stepped", **detail))
-        if progress.handled < shipment.staged.records:
+        if not opened.is_done:
             return False
         sent, target = shipment.delivered, shipment.staged.target
         lock.store.deliveries.delivered(plan.step, opened.consumer, sent, target, opened.offsets(None))
@@ -165,6 +165,6 @@ class _Stepping:
             "offset": self._offset,
             "handled": shipment.progress.handled,
             "records": shipment.staged.records,
-            "delivery_done": shipment.progress.handled >= shipment.staged.records,
+            "delivery_done": self._opened.is_done,
             "step_done": finished,
         }

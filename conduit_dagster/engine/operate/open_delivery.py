@@ -50,6 +50,11 @@ class OpenDelivery:
         """Destination of the delivery."""
         return self.lock.pipeline.consumers()[self.consumer]
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all of its records are handled."""
+        return self.shipment.progress.handled >= self.shipment.staged.records
+
     @lazy_property
     def records(self) -> DeliveryRecords:
         """All records, in order, with origins. Runs a Spark job if the destination does not stage whole records."""
