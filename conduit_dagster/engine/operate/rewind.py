@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.operate.log_time import offset_since
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import (
@@ -185,9 +184,9 @@ def offset_in(log: LogView, wish: RewindTarget, lock: PipelineLock) -> int:
     if wish.kind == "start":
         return first
     if wish.kind == "time":
-        return offset_since(log, wish.value)
+        return log.offset_since(wish.value)
     if wish.kind == "kept_time":
-        return offset_since(log, wish.value, as_kept=True)
+        return log.offset_since(wish.value, as_kept=True)
     if not isinstance(wish.value, int) or isinstance(wish.value, bool) or wish.value < 0:
         message = f"{wish.value!r} is no position in the log of {log.source}: it is an offset, {first} to {end}"
         raise refused("positions.invalid", message, "give the offset of the first record that is to come again")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import sqlalchemy as sa
 from pydantic_core import PydanticCustomError
 
@@ -82,6 +83,32 @@ class LogView:
     def whole_from(self) -> int:
         """Return the offset from which no entry is missing: a step never reads a range with gaps."""
         return whole_from(self.parts(), self.state().next_offset)
+
+    def offset_since(self, at_ns: int, as_kept: bool = False) -> int:
+        """Return the offset of the first entry logged at or after a time; the end of the log if none was.
+
+        Reads the times of all entries before it. If the clock was set back, the first such entry counts: earlier
+        entries may be included, but none is left out. Raises ``FatalError`` (``log.gone``) if older entries of that
+        time may have been removed, unless the remaining ones suffice (``as_kept``).
+        """
+        first, end = self.whole_from(), self.state().next_offset
+        found = self._first_since(first, -(-at_ns // 1000))
+        place = end if found is None else found
+        if first and place == first and not as_kept:
+            raise refused(
+                "log.gone",
+                f"the log of {self.source} holds every record from offset {first} on; some of those before are gone,"
+                " and may have been logged after that time",
+                f"rewind to offset {first}, or to a later time; delivery.log-retention keeps them longer",
+            )
+        return place
+
+    def _first_since(self, start: int, at_us: int) -> int | None:
+        for batch in self.blocks(start, None, ("timestamp",)):
+            later = batch.column("timestamp").cast(pa.int64()).to_numpy() >= at_us
+            if later.any():
+                return int(batch.column("offset")[int(later.argmax())].as_py())
+        return None
 
 
 def logs_of(database: sa.Engine, pipeline: str, base: str) -> list[LogView]:
