@@ -22,7 +22,7 @@ from conduit_dagster.engine.run_status import RunDeath, end_waiting, report_fail
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.sensors.decisions import Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline, config_of, error_of
-from conduit_dagster.state.status_store import ask
+from conduit_dagster.state.status_store import record_request
 
 _SENSOR = "a sensor"
 AssetEvent = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
@@ -49,7 +49,7 @@ class DecisionExecutor:
                 end_waiting(self._database, known.file.pipeline, "user", epoch=known.stored.epoch)
                 self._show(known, stopped_verdict("user"))
             case StopRequest():
-                ask(self._database, known.file.pipeline, decision.asked, _SENSOR)
+                record_request(self._database, known.file.pipeline, decision.asked, _SENSOR)
             case None:
                 return
 

@@ -20,7 +20,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sensors.known import newest_run
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.status_store import read
+from conduit_dagster.state.status_store import recovery_state
 
 _EACH_MINUTE = "* * * * *"
 Tick = Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]
@@ -74,7 +74,7 @@ def _restart_at_ns(bound: BoundPipeline) -> int:
         return 0
     try:
         with reading(store) as connection:
-            return read(connection, bound.id).restart_at_ns
+            return recovery_state(connection, bound.id).restart_at_ns
     except SQLAlchemyError:
         return 0
     finally:

@@ -22,7 +22,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.claim import claim_of
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.status_store import RecoveryState, read
+from conduit_dagster.state.status_store import RecoveryState, recovery_state
 
 T = TypeVar("T")
 GRACE = 0.25
@@ -157,7 +157,7 @@ def _requested(database: sa.Engine, pipeline: str) -> RecoveryState:
     with reading(database) as connection:
         if claim is not None:
             claim.require(connection)
-        return read(connection, pipeline)
+        return recovery_state(connection, pipeline)
 
 
 class Watch:

@@ -25,7 +25,7 @@ from conduit_dagster.recovery.policy import FRESH
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import LeaseHeldByCommand, refusal
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import RecoveryState, read
+from conduit_dagster.state.status_store import RecoveryState, recovery_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +89,7 @@ def _stopped_by_user(database: sa.Engine, pipeline: str) -> bool:
 def _look(database: sa.Engine, pipeline: str) -> RecoveryState | None:
     try:
         with reading(database) as connection:
-            return read(connection, pipeline)
+            return recovery_state(connection, pipeline)
     except SQLAlchemyError:
         return None  # the start itself will report that the store is unreachable
 

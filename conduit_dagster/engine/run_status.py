@@ -22,7 +22,15 @@ from conduit_dagster.recovery.policy import FRESH, Policy, RestartHistory, Wait,
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.database import reading, unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire
-from conduit_dagster.state.status_store import Asked, Failed, RecoveryState, RunStart, StatusStore, pass_over, read
+from conduit_dagster.state.status_store import (
+    Asked,
+    Failed,
+    RecoveryState,
+    RunStart,
+    StatusStore,
+    pass_over,
+    recovery_state,
+)
 from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
@@ -231,7 +239,7 @@ def report_failure(database: sa.Engine, pipeline: str, death: RunDeath, policy: 
 def _is_unfinished(database: sa.Engine, pipeline: str, run: str) -> bool:
     """Return whether it is the run that began last, and has not ended: another process had the lease for a moment."""
     with reading(database) as connection:
-        known = read(connection, pipeline)
+        known = recovery_state(connection, pipeline)
     return known.run == run and known.reported != run and not known.restart_at_ns
 
 

@@ -13,7 +13,7 @@ from conduit_dagster.state.dead_letters import up_to
 from conduit_dagster.state.history import DELETED, record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.readers import forget_left
-from conduit_dagster.state.status_store import write
+from conduit_dagster.state.status_store import write_recovery
 from conduit_dagster.state.tables import (
     dead_letter_parts,
     dead_letters,
@@ -54,7 +54,7 @@ def _delete_all_but_letters(connection: sa.Connection, pipeline: str) -> None:
     forget_left(connection, pipeline)
     stopped = {"status": PipelineStatus.STOPPED, "reason": "user", "error": "", "window": "", "file": ""}
     connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == pipeline).values(**stopped))
-    write(connection, pipeline, past=FRESH, restart_at_ns=0, cause=None, asked="")
+    write_recovery(connection, pipeline, past=FRESH, restart_at_ns=0, cause=None, asked="")
 
 
 def _delete_some_letters(connection: sa.Connection, pipeline: str) -> int:

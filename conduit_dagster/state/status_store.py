@@ -65,14 +65,14 @@ class StatusStore:
         """
 
         def work(connection: sa.Connection) -> RecoveryState | None:
-            state = read(connection, self._id)
+            state = recovery_state(connection, self._id)
             if start.restart is None:
                 return self._started(connection, start)
             # exactly one restart per failure, even if several processes try to start it
             if state.failure != start.restart or not state.restart_at_ns or state.stop_asked:
                 return None
             values = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": ""}
-            write(connection, self._id, **values)
+            write_recovery(connection, self._id, **values)
             told = {"attempt": state.past.attempt, "failure": state.failure, "run": start.run}
             self._event(connection, "restarted", **told, total=(restarts_of(connection, self._id) or 0) + 1)
             return state
@@ -81,7 +81,7 @@ class StatusStore:
 
     def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState | None:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
-        before = read(connection, self._id)
+        before = recovery_state(connection, self._id)
         if before.asked in _ENDS and start.since_ns is not None and before.asked_ns > start.since_ns:
             # it was stopped while this run took the lease; an earlier request had no run to end
             self._end(connection, PipelineStatus.STOPPED, "user", None)
@@ -89,12 +89,12 @@ class StatusStore:
         # the reason outlasts the run, however that ends
         is_unasked = start.drains and before.run and before.asked != "start"
         stays_stopped = is_unasked and self._standing(connection)[1] == "user"
-        write(connection, self._id, **fresh, cause=None)
+        write_recovery(connection, self._id, **fresh, cause=None)
         status = PipelineStatus.RECOVERING if start.past.attempt else PipelineStatus.RUNNING
         self._set(connection, status, "user" if stays_stopped else "")
         provision(connection, self._id, start.file, before.run == "")
         self._event(connection, "started", run=start.run)
-        return read(connection, self._id)
+        return recovery_state(connection, self._id)
 
     def _standing(self, connection: sa.Connection) -> tuple[str, str]:
         """Return status and reason."""
@@ -135,7 +135,7 @@ class StatusStore:
 
         def work(connection: sa.Connection) -> Failed:
             also(connection)
-            state = read(connection, self._id)
+            state = recovery_state(connection, self._id)
             values: dict[str, Any] = {"failure": state.failure + 1, "cause": error, "restart_at_ns": 0}
             if reported:
                 values["reported"] = run
@@ -146,7 +146,7 @@ class StatusStore:
             if state.asked in _ENDS:
                 # otherwise the pending request would hold up every later restart and start
                 status = PipelineStatus.STOPPED if state.asked == "stop" else PipelineStatus.DEGRADED
-                write(connection, self._id, **values)
+                write_recovery(connection, self._id, **values)
                 self._end(connection, status, "user", error)
                 return Failed(status, state.failure + 1, None)
             if state.asked == "renew":
@@ -157,7 +157,7 @@ class StatusStore:
                 self._wait(connection, error, decision, state.failure + 1)
             else:
                 self._give_up(connection, error, decision)
-            write(connection, self._id, **values)
+            write_recovery(connection, self._id, **values)
             wait = decision if isinstance(decision, Wait) else None
             return Failed(PipelineStatus.RECOVERING if wait else PipelineStatus.DEGRADED, state.failure + 1, wait)
 
@@ -198,7 +198,7 @@ class StatusStore:
             stays_stopped = self._kept_reason(connection)
             self._end(connection, status, reason, error)
             if asked and not stays_stopped:
-                write(connection, self._id, asked=asked, asked_ns=time.time_ns())
+                write_recovery(connection, self._id, asked=asked, asked_ns=time.time_ns())
 
         self._transactions.run(work)
 
@@ -206,7 +206,7 @@ class StatusStore:
         self, connection: sa.Connection, status: PipelineStatus, reason: str, error: Error | None, **detail: Any
     ) -> None:
         self._set(connection, status, self._kept_reason(connection) or reason, error)
-        write(connection, self._id, restart_at_ns=0, asked="")
+        write_recovery(connection, self._id, restart_at_ns=0, asked="")
         detail |= {"reason": reason} if reason else {}
         self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
 
@@ -271,7 +271,7 @@ NEVER: Final = RecoveryState()
 """State of a pipeline that never ran."""
 
 
-def read(connection: sa.Connection, pipeline: str) -> RecoveryState:
+def recovery_state(connection: sa.Connection, pipeline: str) -> RecoveryState:
     """Return the pipeline's recovery state; ``NEVER`` if it has no row."""
     mine = sa.select(recoveries).where(recoveries.c.pipeline == pipeline)
     row = connection.execute(mine).mappings().one_or_none()
@@ -299,7 +299,7 @@ def _state(row: Any) -> RecoveryState:
     )
 
 
-def write(connection: sa.Connection, pipeline: str, **values: Any) -> None:
+def write_recovery(connection: sa.Connection, pipeline: str, **values: Any) -> None:
     """Update columns of the row; create it if missing. ``past`` and ``cause`` are passed as objects."""
     if (past := values.pop("past", None)) is not None:
         values |= {"attempt": past.attempt, "restarts": json.dumps(past.restarts)}
@@ -318,15 +318,15 @@ def pass_over(connection: sa.Connection, pipeline: str, run: str, delay: float) 
 
     It keeps its failure's number: whichever run begins first takes it.
     """
-    write(connection, pipeline, reported=run)
-    due = read(connection, pipeline).restart_at_ns
+    write_recovery(connection, pipeline, reported=run)
+    due = recovery_state(connection, pipeline).restart_at_ns
     # unless a run has begun meanwhile, which takes the restart
     pending = (recoveries.c.pipeline == pipeline, recoveries.c.restart_at_ns == due, recoveries.c.restart_at_ns > 0)
     later = max(due, time.time_ns() + round(delay * 1e9))
     connection.execute(sa.update(recoveries).where(*pending).values(restart_at_ns=later))
 
 
-def ask(
+def record_request(
     engine: sa.Engine,
     pipeline: str,
     asked: Asked,
@@ -340,6 +340,6 @@ def ask(
     with engine.begin() as connection:
         if unless(connection):
             return False
-        write(connection, pipeline, asked=asked, asked_ns=time.time_ns())
+        write_recovery(connection, pipeline, asked=asked, asked_ns=time.time_ns())
         record_event(connection, pipeline, "asked", to=asked, by=by)
     return True

@@ -19,7 +19,7 @@ from conduit_dagster.engine.run_options import Ended, Listen, RunOptions, ignore
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.status_store import ask
+from conduit_dagster.state.status_store import record_request
 from conduit_dagster.state.tables import pipelines
 
 
@@ -93,7 +93,7 @@ def test_it_leaves_a_pipeline_that_another_run_has_taken_meanwhile(lab: Lab) -> 
 def test_a_stop_asked_for_while_it_waits_ends_it(lab: Lab) -> None:
     with waiting(lab, StopFlag()) as (thread, results):
         with lab.store() as database:
-            ask(database, "p", "force", "the test")
+            record_request(database, "p", "force", "the test")
         await_another_look(lab)
     thread.join()
     assert (results[0].status, results[0].error, ids(lab)) == ("stopped", None, [])

@@ -24,7 +24,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.status_store import ask
+from conduit_dagster.state.status_store import record_request
 from conduit_dagster.state.tables import pipelines
 
 LIFECYCLE = "conduit_lifecycle"
@@ -129,7 +129,7 @@ def test_a_failure_while_a_request_is_pending_fulfils_it(location: Location, ask
             location.write(description="corrected")
             location.tick(LIFECYCLE)
         elif asked:
-            ask(location.store, "orders", asked, "an operator")  # type: ignore[arg-type]
+            record_request(location.store, "orders", asked, "an operator")  # type: ignore[arg-type]
         assert location.recovery().asked == asked
         assert writer.failed(AWAY).status == status
     location.instance.report_run_failed(run)

@@ -11,7 +11,7 @@ from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import RunStart, ask, recovery_rows
+from conduit_dagster.state.status_store import RunStart, record_request, recovery_rows
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -75,12 +75,12 @@ def test_a_stop_withdraws_a_start_that_has_not_begun(database: sa.Engine) -> Non
 def test_a_stop_while_a_run_takes_the_lease_ends_that_run(database: sa.Engine) -> None:
     """A request from before, which had no run to end, does not."""
     ended(database, "system")
-    ask(database, "p", "stop", "operator")
+    record_request(database, "p", "stop", "operator")
     began = time.time_ns()
     lease = acquire(database, "p", 30.0)
     status = PipelineStore(database, lease).status
     assert status.begin(RunStart("first", since_ns=began)) is not None
-    ask(database, "p", "stop", "operator")
+    record_request(database, "p", "stop", "operator")
     assert status.begin(RunStart("second", since_ns=began)) is None
     assert recovery_rows(database)["p"].asked == ""
     lease.release()

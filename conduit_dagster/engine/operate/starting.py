@@ -14,7 +14,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.lease import free_silent
 from conduit_dagster.state.overview import locked_row, pipeline_rows
-from conduit_dagster.state.status_store import NEVER, ask, read, recovery_rows
+from conduit_dagster.state.status_store import NEVER, record_request, recovery_rows, recovery_state
 
 _LOOK = 0.1
 _ENDED = (PipelineStatus.STOPPED, PipelineStatus.DEGRADED)
@@ -26,7 +26,7 @@ def ask_start(database: sa.Engine, pipeline: str, by: str, lease_seconds: float)
     The lifecycle sensor serves the request, or a ``run`` that is waiting for the pipeline's restart.
     """
     free_silent(database, pipeline, lease_seconds)
-    return ask(database, pipeline, "start", by, lambda connection: _runs(connection, pipeline))
+    return record_request(database, pipeline, "start", by, lambda connection: _runs(connection, pipeline))
 
 
 def _runs(connection: sa.Connection, pipeline: str) -> bool:
@@ -35,7 +35,7 @@ def _runs(connection: sa.Connection, pipeline: str) -> bool:
     if row is None or not _is_owned(row):
         return False
     # a run that has just ended, or waits for its restart, still holds the lease for a moment
-    return row["status"] not in _ENDED and not read(connection, pipeline).restart_at_ns
+    return row["status"] not in _ENDED and not recovery_state(connection, pipeline).restart_at_ns
 
 
 def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds: float, longest: float) -> bool:
@@ -51,7 +51,7 @@ def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds
             raise never_ran(pipeline)
         if (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row):
             return False
-    ask(database, pipeline, "force" if force else "stop", by)
+    record_request(database, pipeline, "force" if force else "stop", by)
     end = time.monotonic() + longest
     while not _is_ended(database, pipeline, lease_seconds):
         if time.monotonic() > end:
