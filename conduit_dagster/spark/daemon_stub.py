@@ -30,8 +30,8 @@ def main() -> None:
 
 
 def _lent() -> int:
-    wanted = ForkRequest(_MODULE, sys.argv[1:], str(Path.cwd()), dict(os.environ))
-    with spawn("workers", wanted, [0, 1, 2]) as child:
+    request = ForkRequest(_MODULE, sys.argv[1:], str(Path.cwd()), dict(os.environ))
+    with spawn("workers", request, [0, 1, 2]) as child:
         # Spark terminates the process that it started; a child that is still held ends with this process
         usual = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         try:

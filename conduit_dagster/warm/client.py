@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from conduit_dagster.processes import is_running, wait_for_end
-from conduit_dagster.warm.protocol import MODULES, ForkRequest, receive_answer, send_go, send_wanted, socket_path
+from conduit_dagster.warm.protocol import MODULES, ForkRequest, receive_answer, send_go, send_request, socket_path
 
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """The threads of a numeric library would not survive the fork."""
@@ -63,20 +63,20 @@ class ForkedProcess:
 
 
 def spawn(
-    role: str, wanted: ForkRequest, streams: list[int], python: str = sys.executable, seconds: float = 60.0
+    role: str, request: ForkRequest, streams: list[int], python: str = sys.executable, seconds: float = 60.0
 ) -> ForkedProcess:
     """Fork a child of the role's parent, and hold it; start the parent if none is running.
 
     Raises :class:`NotWarmError` if ``seconds`` were not enough, if this system does not support it, or if its user has
     disabled it (``CONDUIT_WARM_SECONDS=0``).
     """
-    if (reason := _unwanted(wanted.environment)) is not None:
+    if (reason := _unsupported(request.environment)) is not None:
         raise NotWarmError(reason)
     deadline = time.monotonic() + seconds
     try:
-        path = socket_path(role, python, wanted.environment.get("PYTHONPATH", ""))
+        path = socket_path(role, python, request.environment.get("PYTHONPATH", ""))
         for _ in range(_TRIES):
-            child = _asked(_connected(role, path, python, wanted.environment, deadline), wanted, streams, deadline)
+            child = _asked(_connected(role, path, python, request.environment, deadline), request, streams, deadline)
             if child is not None:
                 return child
     except (OSError, ValueError) as error:
@@ -86,7 +86,7 @@ def spawn(
 
 def prepare(role: str, environment: dict[str, str], python: str = sys.executable) -> None:
     """Start the role's parent if none is running, without waiting: a :func:`spawn` will follow. Never raises."""
-    if _unwanted(environment) is not None:
+    if _unsupported(environment) is not None:
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         path = socket_path(role, python, environment.get("PYTHONPATH", ""))
@@ -96,18 +96,20 @@ def prepare(role: str, environment: dict[str, str], python: str = sys.executable
             _start(role, path, python, environment)
 
 
-def _unwanted(environment: dict[str, str]) -> str | None:
+def _unsupported(environment: dict[str, str]) -> str | None:
     if sys.platform != "linux":
         return "forking is safe on Linux only"
     return "CONDUIT_WARM_SECONDS is 0" if environment.get("CONDUIT_WARM_SECONDS") == "0" else None
 
 
-def _asked(connection: socket.socket, wanted: ForkRequest, streams: list[int], deadline: float) -> ForkedProcess | None:
+def _asked(
+    connection: socket.socket, request: ForkRequest, streams: list[int], deadline: float
+) -> ForkedProcess | None:
     """Return the held child; None if the parent's code has changed, or if it has just ended."""
     answer = None
     try:
         connection.settimeout(max(0.1, deadline - time.monotonic()))
-        send_wanted(connection, wanted, streams)
+        send_request(connection, request, streams)
         answer = receive_answer(connection)
     except (BrokenPipeError, ConnectionResetError):
         pass  # treated like no answer

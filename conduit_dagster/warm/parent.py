@@ -16,14 +16,14 @@ from pathlib import Path
 from conduit_dagster.file_locks import try_lock
 from conduit_dagster.processes import identity
 from conduit_dagster.warm.preload import preload
-from conduit_dagster.warm.protocol import ForkRequest, receive_go, receive_wanted, send_answer
+from conduit_dagster.warm.protocol import ForkRequest, receive_go, receive_request, send_answer
 
 
 @dataclass(frozen=True)
 class ForkedChild:
     """Role of a newly forked child, and the connection that lets it begin."""
 
-    wanted: ForkRequest
+    request: ForkRequest
     streams: list[int]
     connection: socket.socket
 
@@ -35,24 +35,24 @@ def become(held: ForkedChild) -> None:
         # nothing runs without its client's knowledge: a client that gave up starts the same work elsewhere
         if not receive_go(connection):
             return
-    wanted, streams = held.wanted, held.streams
-    if wanted.own_session:
+    request, streams = held.request, held.streams
+    if request.own_session:
         os.setsid()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     os.environ.clear()
-    os.environ.update(wanted.environment)
+    os.environ.update(request.environment)
     time.tzset()
-    os.chdir(wanted.folder)
+    os.chdir(request.folder)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed()
     _open_streams()
     # where `python -m` looks first
-    sys.path[0] = wanted.folder
-    sys.argv = [wanted.module, *wanted.words]
-    runpy.run_module(wanted.module, run_name="__main__", alter_sys=True)
+    sys.path[0] = request.folder
+    sys.argv = [request.module, *request.words]
+    runpy.run_module(request.module, run_name="__main__", alter_sys=True)
 
 
 def _open_streams() -> None:
@@ -88,7 +88,7 @@ class Parent:
 
         The child abandons this stack, and with it all connections but its own.
         """
-        while self._is_wanted():
+        while self._is_needed():
             readable, _, _ = select.select([self._listener, self._woken], [], [], _LOOK_SECONDS)
             if self._woken in readable:
                 self._woken.recv(4096)
@@ -103,7 +103,7 @@ class Parent:
         if not self._is_replaced():
             self._path.unlink(missing_ok=True)
 
-    def _is_wanted(self) -> bool:
+    def _is_needed(self) -> bool:
         if self._children:
             self._busy_at = time.monotonic()
         return not self._is_replaced() and time.monotonic() - self._busy_at < _IDLE_SECONDS
@@ -119,7 +119,7 @@ class Parent:
         self._busy_at = time.monotonic()
         try:
             connection.settimeout(_REQUEST_SECONDS)
-            wanted, streams = receive_wanted(connection)
+            request, streams = receive_request(connection)
         except (OSError, ValueError, TypeError):
             connection.close()
             return None
@@ -130,7 +130,7 @@ class Parent:
             return None
         pid = os.fork()
         if pid == 0:
-            return ForkedChild(wanted, streams, connection)
+            return ForkedChild(request, streams, connection)
         for stream in streams:
             os.close(stream)
         self._children[pid] = connection

@@ -54,15 +54,15 @@ class ForkRequest:
     """Whether it leaves the client's terminal and process group."""
 
 
-def send_wanted(connection: socket.socket, wanted: ForkRequest, streams: list[int]) -> None:
+def send_request(connection: socket.socket, request: ForkRequest, streams: list[int]) -> None:
     """Send a request, with the three file descriptors that become the child's standard streams."""
-    data = json.dumps(asdict(wanted)).encode()
+    data = json.dumps(asdict(request)).encode()
     socket.send_fds(connection, [_HEAD.pack(len(data))], streams)
     connection.sendall(data)
 
 
-def receive_wanted(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
-    """Receive a request from :func:`send_wanted`. Raises ``OSError`` or ``ValueError`` for anything else."""
+def receive_request(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
+    """Receive a request from :func:`send_request`. Raises ``OSError`` or ``ValueError`` for anything else."""
     head, streams, _, _ = socket.recv_fds(connection, _HEAD.size, _STREAMS)
     if len(head) != _HEAD.size or len(streams) != _STREAMS:
         raise ValueError("not a request")
