@@ -10,6 +10,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import reason, shown_cause, to_error
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.delivery_records import DeliveryRecords
+from conduit_dagster.engine.direct_redelivery import DirectRedelivery
 from conduit_dagster.engine.direct_sender import send_directly
 from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.redelivery import Redelivery
@@ -85,12 +86,15 @@ class Publisher:
             try:
                 return destination.publish(shipment.whole())
             except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
-                named = self._redelivery(shipment).divide(error)
-        self._redelivery(shipment).run(named)
+                named = self.redelivery(shipment).divide(error)
+        self.redelivery(shipment).run(named)
         return shipment.staged.target
 
-    def _redelivery(self, shipment: Shipment) -> Redelivery:
-        return Redelivery(self._context, self._refusals, shipment, self.records(shipment))
+    def redelivery(self, shipment: Shipment, records: DeliveryRecords | None = None) -> Redelivery:
+        """Return the sender of a delivery in pieces. ``records``: its records, if they are open already."""
+        kind = Redelivery if isinstance(self._destination(shipment), StagedDestination) else DirectRedelivery
+        records = self.records(shipment) if records is None else records
+        return kind(self._context, self._refusals, shipment, records)
 
     def records(self, shipment: Shipment) -> DeliveryRecords:
         """Return a reader of a delivery's records with their origins; nothing is read before the first access."""

@@ -1,18 +1,13 @@
-"""Sending of one delivery in pieces: after it failed as a whole, and to direct destinations (DELIVERY.md)."""
+"""Sending of one delivery in pieces, after it failed as a whole (DELIVERY.md, When publishing fails)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-from sqlalchemy.exc import SQLAlchemyError
-
-from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import (
     is_outage,
     lone_error,
-    refused_letter,
     shown_cause,
     split_error,
     to_error,
@@ -25,15 +20,12 @@ from conduit_dagster.engine.delivery_progress import (
     past_marked,
     pieces,
     places_of,
-    progress_of,
     split_into,
     with_refused,
 )
 from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.direct_sender import send_directly
 from conduit_dagster.engine.offset_updates import before_next, offset_of
 from conduit_dagster.engine.refusals import RefusalOutcome, Refusals, RefusedRecord
-from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import blame, blamed
@@ -57,7 +49,7 @@ _LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason w
 
 
 class Redelivery:
-    """Sender of one delivery in pieces, one at a time, each after the ack of the previous one."""
+    """Sender of one staged delivery in pieces, one at a time, each after the ack of the previous one."""
 
     def __init__(self, context: StepContext, refusals: Refusals, shipment: Shipment, records: DeliveryRecords) -> None:
         self._context, self._refusals, self._shipment, self._records = context, refusals, shipment, records
@@ -90,7 +82,7 @@ class Redelivery:
 
         ``named``: records of the next child that the destination has already refused.
         """
-        shipment, destination = self._shipment, self._destination
+        shipment = self._shipment
         if shipment.is_split and shipment.staged.records > 1 and self._claim(shipment.whole(), "split"):
             return  # a frozen owner delivered it after all: no child is sent
         if named:
@@ -100,11 +92,7 @@ class Redelivery:
                 shipment.progress = past_marked(shipment.progress)
                 self._keep(self._offsets_after())
                 continue
-            child = before_marked(shipment.left[0], shipment.progress)
-            if isinstance(destination, StagedDestination):
-                self._publish(destination, DeliveryChild(child.skip, 1) if child.single else child)
-            else:
-                self._send(child)
+            self._send(before_marked(shipment.left[0], shipment.progress))
 
     def _claim(self, delivery: Delivery, state: str) -> bool:
         """Claim a hash; return whether the destination already has the delivery."""
@@ -123,9 +111,12 @@ class Redelivery:
 
     # -- all or nothing -----------------------------------------------------------------------------------------
 
-    def _publish(self, destination: StagedDestination, child: DeliveryChild) -> None:
-        shipment, pipeline = self._shipment, self._context.name
-        delivery = self._context.hashes.delivery(shipment, child)
+    def _send(self, child: DeliveryChild) -> None:
+        """Send a piece, or its first record if its records are sent one by one."""
+        destination, pipeline = self._destination, self._context.name
+        assert isinstance(destination, StagedDestination), "direct ones have a sender of their own"
+        child = DeliveryChild(child.skip, 1) if child.single else child
+        delivery = self._context.hashes.delivery(self._shipment, child)
         reached("before-child", pipeline)
         try:
             destination.publish(delivery)
@@ -228,83 +219,6 @@ class Redelivery:
         offset = offset_of(self._shipment.plan, record.source, record.ordinal)
         where = f"{record.source}, offset {offset}, position {record.record.position}"
         return lone_error(where, error, self._node)
-
-    # -- direct -------------------------------------------------------------------------------------------------
-
-    def _send(self, child: DeliveryChild) -> None:
-        shipment = self._shipment
-        piece = DeliveryChild(child.skip, child.take, child.single or child.take == 1)
-        ahead = shipment.progress.namespaces
-        sent = send_directly(self._context, shipment.plan, shipment.staged, piece, ahead, self._flushed)
-        if shipment.consumer == DEAD_LETTERS and (refused := refused_letter(sent, self._node, self._redaction)):
-            # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)
-            raise refused
-        self._nack_sent(sent)
-        shipment.progress = progress_of(sent.acked, shipment.progress)
-        self._keep_acked(sent.acked)
-        if sent.error is not None:
-            self._not_sent(child, sent.error.as_error(), sent.bulk)
-
-    def _nack_sent(self, sent: Sent) -> None:
-        """Nack the records that the job's destination refused, up to the first unhandled record."""
-        shipment = self._shipment
-        first, handled = shipment.progress.handled, sent.acked.handled
-        refused = [(place, Nack(code, message)) for place, code, message in sent.nacks if first <= place <= handled]
-        while refused:
-            some, refused = refused[:NACKED_TOGETHER], refused[NACKED_TOGETHER:]
-            self._nack_together(some)
-
-    def _nack_together(self, refused: Sequence[tuple[int, Nack]]) -> None:
-        shipment = self._shipment
-        first, end = refused[0][0], refused[-1][0] + 1
-
-        def advance(outcome: RefusalOutcome) -> tuple[DeliveryProgress, Offsets]:
-            reached_place = end if outcome.stop is None else outcome.stop
-            progress = progress_of(Acked(reached_place), shipment.progress)
-            progress = msgspec.structs.replace(progress, refused=progress.refused + len(outcome.nacked))
-            return progress, self._offsets_after(progress.handled)
-
-        described = self._described(DeliveryChild(first, end - first), refused)
-        outcome = self._refusals.refuse_all(shipment, described, advance)
-        if not outcome.nacked:
-            # in memory only: the next transaction stores it
-            shipment.progress, _ = advance(outcome)
-        if outcome.error is not None:
-            self._keep(self._offsets_after())  # records acked before it stay acked
-            raise outcome.error
-
-    def _not_sent(self, child: DeliveryChild, error: ConduitError, bulk: bool) -> None:
-        shipment = self._shipment
-        error.node = error.node or self._node
-        if not bulk:
-            raise error
-        cause = None if self._redaction else error
-        rest = child.skip + child.take - shipment.progress.handled
-        if child.single or rest <= 1:
-            raise self._lone(shipment.progress.handled, error.message) from cause
-        left, was_split = shipment.left[0], shipment.is_split
-        self._split(left, pieces(left, self._bisect), error.message)
-        if not was_split:
-            raise split_error(error.message, self._node) from cause
-
-    def _flushed(self, acked: Acked) -> bool:
-        """Store acks while the job runs, at the flush interval; they are stored again when it ends."""
-        shipment = self._shipment
-        kept = shipment.progress
-        shipment.progress = progress_of(acked, kept)
-        try:
-            self._keep_acked(acked)
-        except (ConduitError, SQLAlchemyError):
-            shipment.progress = kept  # a permanent failure is reported when the job ends
-            return False
-        return True
-
-    def _keep_acked(self, acked: Acked) -> None:
-        plan = self._shipment.plan
-        offsets = self._offsets_after() if acked.next is None else self._before(acked.next)
-        for name, (_, source, ordinal) in acked.namespaces.items() if not plan.replay else ():
-            offsets.setdefault(source, {})[name] = offset_of(plan, source, ordinal)
-        self._keep(offsets)
 
     # -- records ------------------------------------------------------------------------------------------------
 

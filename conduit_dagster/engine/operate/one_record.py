@@ -21,7 +21,6 @@ from conduit_dagster.engine.operate.open_delivery import (
 )
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
-from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.history import record_event
@@ -95,7 +94,7 @@ class _Stepping:
         only.upto = only.progress.handled + self._ahead + 1
         before = only.progress
         try:
-            self._redelivery(only).run()
+            self._opened.loop.publisher.redelivery(only, self._opened.records).run()
         finally:
             shipment.progress = only.progress
         if only.progress.handled == before.handled:
@@ -133,10 +132,6 @@ class _Stepping:
         offsets = self._opened.offsets(following)
         self._opened.lock.store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, offsets)
         return True
-
-    def _redelivery(self, shipment: Shipment) -> Redelivery:
-        opened, loop = self._opened, self._opened.loop
-        return Redelivery(loop.context, loop.refusals, shipment, opened.records)
 
     def _complete(self, did: str) -> bool:
         """End the delivery if this was its last record; return whether that completed the step."""
