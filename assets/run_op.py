@@ -86,7 +86,7 @@ RESTART_TAG = ".dagster/conduit_restart_at_ns"
 ATTEMPT_TAG = "conduit/attempt"
 
 
-def circumstances(context: dg.AssetExecutionContext, bound: BoundPipeline, project: Project) -> RunOrigin:
+def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: Project) -> RunOrigin:
     """Return why this run was started, and how its failure is handled.
 
     Only the pipeline's own job is restarted: a user who materialises its assets waits for an end.
@@ -142,8 +142,8 @@ def run_in_dagster(
     try:
         project, database = state.project, state.database
         bound = read_again(loaded.id, loaded.file, project)
-        about = circumstances(context, bound, project)
-        chosen = RunOptions.of(project, _drains(context, config, bound), about, listener_of(project))
+        origin = origin_of(context, bound, project)
+        chosen = RunOptions.of(project, _drains(context, config, bound), origin, listener_of(project))
         observer = Observer(bound, database)
         request = RunRequest(bound, database, chosen, StopFlag(), observer.observe)
         reporter = RunReporter(context, loaded.keys, observer, _intervals(config, bound))

@@ -51,7 +51,7 @@ def listener_of(project: Project) -> Listen:
     # the client's own configuration sets the destination of events: OPENLINEAGE_URL, openlineage.yml and so on
     emitter = _Emitter(OpenLineageClient())
     namespace = settings.namespace or project.root.name
-    return lambda bound, about, progress: _LineageRun(emitter, namespace, bound, about).begin(progress)
+    return lambda bound, origin, progress: _LineageRun(emitter, namespace, bound, origin).begin(progress)
 
 
 class _Emitter:
@@ -80,9 +80,9 @@ class _Emitter:
 class _LineageRun:
     """One run of one pipeline, as OpenLineage sees it."""
 
-    def __init__(self, emitter: _Emitter, namespace: str, bound: BoundPipeline, about: RunOrigin) -> None:
+    def __init__(self, emitter: _Emitter, namespace: str, bound: BoundPipeline, origin: RunOrigin) -> None:
         self._emitter, self._namespace, self._bound = emitter, namespace, bound
-        self._id = _run_id(about)
+        self._id = _run_id(origin)
 
     def begin(self, progress: RunProgress) -> Ended:
         """Send START; return the callback for the run's result. ``progress`` continues from earlier attempts."""
@@ -151,10 +151,10 @@ def _named(dataset: Dataset) -> tuple[str, str]:
     return dataset.namespace, dataset.name
 
 
-def _run_id(about: RunOrigin) -> str:
+def _run_id(origin: RunOrigin) -> str:
     """Return the id of Dagster's run if it is a UUID, otherwise a new one."""
     try:
-        return str(uuid.UUID(about.run))
+        return str(uuid.UUID(origin.run))
     except ValueError:
         from openlineage.client.uuid import generate_new_uuid
 
