@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 IN_RUN, BY_HAND = 2.0, 10.0
@@ -47,6 +48,30 @@ def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
     for future in futures:
         has_ended(future, None)
     return [future.result() for future in futures]
+
+
+class Worker(Generic[T]):
+    """Runner of calls in sequence, in a daemon thread: unlike an executor's, it does not keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=below(name), daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Queue a call; return a future for its result. It runs after the calls queued before."""
+        future: Future[T] = Future()
+        self._calls.put((call, future))
+        return future
+
+    def close(self) -> None:
+        """Wait for the queued calls to end, and stop the thread."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (one := self._calls.get()) is not None:
+            fulfil(*one)
 
 
 _unanswered: dict[int, Future[Any]] = {}

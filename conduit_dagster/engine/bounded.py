@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import sys
 import threading
 import time
@@ -10,13 +9,13 @@ import traceback
 from collections.abc import Callable, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.daemon_threads import below, fulfil, has_ended, in_daemon
+from conduit_dagster.daemon_threads import below, has_ended, in_daemon
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
@@ -32,7 +31,10 @@ RECORDING = 2.0
 FORCED = 5.0
 """Seconds that a forced stop may take to cancel Spark's jobs; or the shutdown timeout, if that is shorter."""
 _POLL = 0.05
+_ASK = 1.0
+"""Seconds between two checks for requests of operators, and for the end of the run."""
 _left: list[str] = []
+log = structlog.get_logger("conduit.engine")
 
 
 class RunHung(Exception):  # noqa: N818  # it describes the state of the work; nothing raises it outside this package
@@ -78,30 +80,6 @@ def within(work: Callable[[], None], seconds: float, name: str) -> bool:
     return is_over
 
 
-class Worker(Generic[T]):
-    """Runner of calls in sequence, in a daemon thread: unlike an executor's, it does not keep the process alive."""
-
-    def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=below(name), daemon=True)
-        self._thread.start()
-
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Queue a call; return a future for its result. It runs after the calls queued before."""
-        future: Future[T] = Future()
-        self._calls.put((call, future))
-        return future
-
-    def close(self) -> None:
-        """Wait for the queued calls to end, and stop the thread."""
-        self._calls.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (one := self._calls.get()) is not None:
-            fulfil(*one)
-
-
 def _deadline(stop: StopFlag, timeout: float) -> float | None:
     graceful = None if stop.since is None else stop.since + timeout + GRACE
     forced = None if stop.forced_at is None else stop.forced_at + min(timeout, FORCED) + GRACE
@@ -120,12 +98,6 @@ def _where(name: str) -> str:
     stack = [call for call in traceback.extract_stack(frame) if "/lib/python" not in call.filename]
     last = stack[-1] if stack else traceback.extract_stack(frame)[-1]
     return f"{last.name} in {last.filename}:{last.lineno}"
-
-
-log = structlog.get_logger("conduit.engine")
-
-_ASK = 1.0
-"""Seconds between two checks for requests of operators, and for the end of the run."""
 
 
 @contextmanager

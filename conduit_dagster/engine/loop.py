@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.daemon_threads import Worker
 from conduit_dagster.engine.appender import Appender
-from conduit_dagster.engine.bounded import Worker
 from conduit_dagster.engine.dead_letters.late_letters import LateLetters
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment

@@ -190,7 +190,9 @@ class Refusals:
         staged = self._letters.stage(shipment, [(one.record, one.nack) for one in fresh]) if fresh else None
         rows, part = self._keep(shipment, fresh, again, staged.hash if staged else "")
         letter = self._late_letter(shipment, staged, fresh, part) if staged and part else None
-        window = self._window_after(len(fresh))
+        window = self._context.state.window
+        if fresh:  # the window has accepted them
+            window = self._window.resolve(window, len(fresh), range(len(fresh))).state
         copies = [MissedCopy(one.source, one.offset, one.missed) for one in missed]
         counts = Counter(one.record.source for one in (*fresh, *again))
         reached("before-nack", pipeline)
@@ -218,12 +220,6 @@ class Refusals:
         except Exception as error:
             self._failed = error
             raise
-
-    def _window_after(self, nacks: int) -> str:
-        window = self._context.state.window
-        for _ in range(nacks):
-            window = self._window.resolve(window, 1, [0]).state
-        return window
 
     def _keep(
         self, shipment: Shipment, fresh: Sequence[_Refused], again: Sequence[_Refused], name: str

@@ -181,10 +181,8 @@ def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> 
     """Attach the log's manifest to sources read through their log, and the index to sources of dead letters."""
     replays = [source_node.source for source_node in pipeline.inputs if isinstance(source_node.source, ReplaySource)]
     if replays:
-        folder, every = (
-            archive_folder(base, pipeline.program.pipeline),
-            [destination_node.id for destination_node in pipeline.outputs],
-        )
+        folder = archive_folder(base, pipeline.program.pipeline)
+        every = [destination_node.id for destination_node in pipeline.outputs]
         units = [source.unit for source in store.load().sources.values() if source.late]
         for source in replays:
             mine = [unit for unit in units if unit["source"] == source.origin]

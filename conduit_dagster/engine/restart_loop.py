@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 Awaited = Literal["due", "now", "stopped", "superseded"]
 """``now``: the pipeline was started by hand without waiting; ``superseded``: the restart is no longer pending."""
 _LOOK = 0.25
+_HELD = 1.0
+"""Seconds before another try if the lease was taken."""
+_LONGEST = 60.0
+"""Maximum seconds that a restart launched ahead of its time waits, whatever the clock says."""
+log = structlog.get_logger("conduit.engine")
 
 
 def await_restart(
@@ -106,13 +111,6 @@ def _otherwise(state: RecoveryState | None, failure: int) -> Awaited | None:
 
 def _is_held(result: RunResult) -> bool:
     return result.error is not None and result.error.code == "lease.held"
-
-
-_HELD = 1.0
-"""Seconds before another try if the lease was taken."""
-_LONGEST = 60.0
-"""Maximum seconds that a restart launched ahead of its time waits, whatever the clock says."""
-log = structlog.get_logger("conduit.engine")
 
 
 class RestartLoop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -88,7 +89,7 @@ def finish_open_steps(lock: PipelineLock) -> None:
 class _Replaying:
     def __init__(self, lock: PipelineLock, order: Replay, wanted: DeadLetterQuery, go_on: Callable[[], bool]) -> None:
         self._lock, self._order, self._wanted, self._go_on = lock, order, wanted, go_on
-        self._delivered: dict[str, int] = {}
+        self._delivered = Counter[str]()
         self._errors: dict[tuple[str, str], str] = {}
         self._names = {node.origin: node.id for node in lock.pipeline.inputs if node.is_replay}
 
@@ -112,9 +113,7 @@ class _Replaying:
         return self._ended(taken)
 
     def _report(self, step: StepReport) -> None:
-        for name, records in step.delivered.items():
-            if records and name != DEAD_LETTERS:
-                self._delivered[name] = self._delivered.get(name, 0) + records
+        self._delivered.update({n: records for n, records in step.delivered.items() if records and n != DEAD_LETTERS})
         for row in step.dead_letters:
             self._errors.setdefault((row.node, row.code), row.message)
 

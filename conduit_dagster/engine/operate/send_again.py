@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster.engine.catch_up import with_open_catch_ups
-from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.log_source import catch_up_id
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, drop_planned
 from conduit_dagster.engine.operate.replay import finish_open_steps
 from conduit_dagster.engine.operate.rewind import RewindTarget, offset_in, only_target, require_no_step
 from conduit_dagster.engine.operate.source_positions import LogView, joined_of, log_of, no_log
-from conduit_dagster.engine.report import StepReport
+from conduit_dagster.engine.report import RunProgress
 from conduit_dagster.state.catch_ups import CatchUp, CatchUps
 from conduit_dagster.state.dead_letters import forget_missed_between
 from conduit_dagster.state.overview import consumer_rows
@@ -101,17 +100,11 @@ def deliver_missed(lock: PipelineLock) -> dict[str, int]:
     """
     lock = lock.of(with_open_catch_ups(lock.bound, lock.store.load()))
     finish_open_steps(lock)
-    delivered: dict[str, int] = {}
-
-    def report(step: StepReport) -> None:
-        for name, records in step.delivered.items():
-            if name != DEAD_LETTERS:
-                delivered[name] = delivered.get(name, 0) + records
-
-    loop = lock.loop(report)
+    progress = RunProgress()
+    loop = lock.loop(progress.add)
     while (plan := loop.planner.plan_missed()) is not None:
         loop.execute(plan)
-    return delivered
+    return progress.delivered
 
 
 def _found(
