@@ -25,7 +25,7 @@ from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons
 from conduit_dagster.state.history import Event, events, said
-from conduit_dagster.state.overview import consumer_rows, real_source_rows
+from conduit_dagster.state.overview import consumer_rows, source_rows
 
 _NEWEST = 10
 
@@ -113,7 +113,7 @@ class Observer:
         """Take a snapshot of the store and the sources."""
         with self._lock:
             progress, batch, acked, now = self._progress, self._batch, self._acked, time.monotonic()
-        sources = {row["id"]: row for row in real_source_rows(self._database, self.bound.id)}
+        sources = {row["id"]: row for row in source_rows(self._database, self.bound.id)}
         lag, failing = self._lag(sources)
         return RunSnapshot(
             progress,

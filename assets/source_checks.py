@@ -25,7 +25,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.resources.spark_resource import StateResource
-from conduit_dagster.state.overview import real_source_rows
+from conduit_dagster.state.overview import source_rows
 
 READABLE = "readable"
 _TELLS = "it reports how much waits"
@@ -110,7 +110,7 @@ def _asked(bound: BoundPipeline | None, source: str, state: StateResource) -> Ch
 def _lag(bound: BoundPipeline, node: SourceNode, database: sa.Engine) -> int | None:
     """Return the source's lag, and close the pipeline's sources: a connector that hangs may do so there as well."""
     try:
-        known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
+        known = {row["id"]: row["position"] for row in source_rows(database, bound.id)}
         attach_kept_to_look(bound.compiled, database)
         return blamed(node_id(bound.id, node.id), node.lag, known)
     finally:

@@ -161,7 +161,7 @@ def described(catalogue: Catalogue, parsed: ParsedPipeline, store: sa.Engine | N
 
 def described_without_file(name: str, store: sa.Engine) -> Facts:
     """Return what the store alone knows of a pipeline whose file is gone; what only a file says is None or empty."""
-    row, sources, consumers = _rows(store)[name], overview.real_source_rows(store, name), {}
+    row, sources, consumers = _rows(store)[name], overview.source_rows(store, name), {}
     for one in overview.consumer_rows(store, name):
         consumers[one["id"]] = one["delivered"]
     own = {"plugin": None, "namespace": "", "settings": {}, "processors": []}
@@ -219,7 +219,7 @@ def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine
     config = parsed.config
     if bound is not None and store is not None:
         attach_kept_to_look(bound.compiled, store)
-    sources = [] if store is None else overview.real_source_rows(store, config.id)
+    sources = [] if store is None else overview.source_rows(store, config.id)
     consumers = [] if store is None else overview.consumer_rows(store, config.id)
     delivered = {row["id"]: row["delivered"] for row in consumers}
     at = {row["id"]: row for row in sources}

@@ -52,7 +52,7 @@ class StoredMetrics(Collector):
         return PipelineFacts(
             pipeline,
             status,
-            {one["id"]: self._source(pipeline, one) for one in overview.real_source_rows(self._database, pipeline)},
+            {one["id"]: self._source(pipeline, one) for one in overview.source_rows(self._database, pipeline)},
             {one["id"]: self._destination(pipeline, one) for one in consumers if one["kind"] == "data"},
             next((one["delivered"] for one in consumers if one["kind"] == "dlq"), None),
             restarts,

@@ -59,13 +59,8 @@ def _pipeline(row: Any) -> dict[str, Any]:
 Rows = list[dict[str, Any]]
 
 
-def source_rows(engine: sa.Engine, pipeline: str) -> Rows:
-    """Return position and counts of each source, over all its runs, without the sources of replays."""
-    with reading(engine) as connection:
-        return _source_rows(connection, pipeline).get(pipeline, [])
-
-
 def _source_rows(connection: sa.Connection, pipeline: str | None) -> dict[str, Rows]:
+    """Return the rows of the table, without those of replays, by pipeline."""
     query = sa.select(sources).order_by(sources.c.pipeline, sources.c.source)
     found: dict[str, Rows] = {}
     for row in connection.execute(_only(query, sources, pipeline)).mappings():
@@ -83,21 +78,21 @@ def _only(query: sa.Select[Any], table: sa.Table, pipeline: str | None) -> sa.Se
     return query if pipeline is None else query.where(table.c.pipeline == pipeline)
 
 
-def real_source_rows(engine: sa.Engine, pipeline: str) -> Rows:
-    """Return :func:`source_rows`, but with one row per source of the file, with its own position.
+def source_rows(engine: sa.Engine, pipeline: str) -> Rows:
+    """Return position and counts of each source of the file, over all its runs.
 
     The position of a logged source is the end of its log, and ``undelivered`` counts its logged, unhandled records; a
     source of a join has the join's counts.
     """
-    return _real_source_rows(engine, pipeline).get(pipeline, [])
+    return _every_source_row(engine, pipeline).get(pipeline, [])
 
 
 def every_source_row(engine: sa.Engine) -> dict[str, Rows]:
-    """Return :func:`real_source_rows` of all pipelines that have sources, in two queries."""
-    return _real_source_rows(engine, None)
+    """Return :func:`source_rows` of all pipelines that have sources, in two queries."""
+    return _every_source_row(engine, None)
 
 
-def _real_source_rows(engine: sa.Engine, pipeline: str | None) -> dict[str, Rows]:
+def _every_source_row(engine: sa.Engine, pipeline: str | None) -> dict[str, Rows]:
     logged: dict[str, dict[str, LogState]] = {}
     with reading(engine) as connection:
         for row in connection.execute(_only(sa.select(logs), logs, pipeline)).mappings():

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, plain_name
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.findings import Severity, did_you_mean, nearest
+from conduit_dagster.config.findings import Severity, did_you_mean
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
 from conduit_dagster.engine.plugin_loading import Plugins
@@ -169,12 +169,10 @@ class PluginRules:
 
     def _unknown_setting(self, pointer: str, key: str, known: set[str]) -> None:
         fix = did_you_mean(key, known) or "remove it"
-        severity = "error" if nearest(key, known) is None and self._lax == "error" else self._lax
-        message = "no such setting; it is ignored"
+        message, expected = "no such setting; it is ignored", ", ".join(sorted(known))
         self._add(
-            pointer, "setting.unknown", message, severity=severity, got=key, expected=", ".join(sorted(known)), fix=fix,
-            on_key=True,
-        )  # fmt: skip
+            pointer, "setting.unknown", message, severity=self._lax, got=key, expected=expected, fix=fix, on_key=True
+        )
 
     def _setting_finding(self, base: str, where: str, settings: Mapping[str, str], flaw: dict[str, Any]) -> None:
         key = str(flaw["loc"][0]) if flaw["loc"] else ""
