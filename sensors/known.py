@@ -194,6 +194,8 @@ def _paths(project: Project) -> Iterator[Path]:
 
 _PAGE = 200
 _FEW = 10
+_OFFSETS = 900.0
+"""Seconds of which every time zone's offset is a multiple."""
 
 
 class Runs:
@@ -207,21 +209,24 @@ class Runs:
         self._instance, self._project = instance, project
         self._newest: dict[str, LastRun | None] = {}
         self._all = False
+        self._ahead = 0.0
 
     def look(self) -> None:
         """Reload the newest runs."""
         records = self._instance.get_run_records(limit=_PAGE)
         self._all = len(records) < _PAGE
         self._newest = {}
+        told = (clock_ahead(self._instance, record) for record in records[:_FEW])
+        self._ahead = next((ahead for ahead in told if ahead is not None), 0.0)
         for record in records:
             if _is_of(record, self._project):
-                self._newest.setdefault(record.dagster_run.job_name, _last(record))
+                self._newest.setdefault(record.dagster_run.job_name, _last(record, self._ahead))
 
     def of(self, file: File) -> LastRun | None:
         """Return the newest run of the pipeline's own job."""
         if file.job not in self._newest and not self._all:
             found = newest_run(self._instance, file.job, self._project)
-            self._newest[file.job] = None if found is None else _last(found)
+            self._newest[file.job] = None if found is None else _last(found, self._ahead)
         return self._newest.get(file.job)
 
 
@@ -239,17 +244,30 @@ def _is_of(record: dg.RunRecord, project: str) -> bool:
     return record.dagster_run.tags.get(PROJECT_TAG) == project
 
 
-def _last(record: dg.RunRecord) -> LastRun:
+def clock_ahead(instance: dg.DagsterInstance, record: dg.RunRecord) -> float | None:
+    """Return by how many seconds the run storage's times are ahead of UTC; None if the run's events don't tell.
+
+    A database whose time zone is not UTC keeps its local time there, and Dagster reads it as UTC.
+    """
+    created, begun = record.create_timestamp.timestamp(), record.start_time
+    if begun is None or abs(created - begun) > _OFFSETS / 2:
+        stats = instance.get_run_stats(record.dagster_run.run_id)
+        begun = stats.enqueued_time or stats.launch_time or begun
+    return None if begun is None else round((created - begun) / _OFFSETS) * _OFFSETS
+
+
+def _last(record: dg.RunRecord, ahead: float) -> LastRun:
+    """``ahead``: see :func:`clock_ahead`."""
     run = record.dagster_run
     return LastRun(
         run.run_id,
         not run.is_finished,
         run.status is dg.DagsterRunStatus.FAILURE,
         run.status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.CANCELING),
-        round(record.create_timestamp.timestamp() * 1e9),
+        round((record.create_timestamp.timestamp() - ahead) * 1e9),
         restart_of(run),
         run.status is dg.DagsterRunStatus.QUEUED,
-        round(record.update_timestamp.timestamp() * 1e9),
+        round((record.update_timestamp.timestamp() - ahead) * 1e9),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.sensors.known import newest_run
+from conduit_dagster.sensors.known import clock_ahead, newest_run
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.status_store import recovery_state
@@ -54,7 +54,7 @@ def _tick(bound: BoundPipeline, job: Any) -> Tick:
         now = context.scheduled_execution_time
         if newest and not newest.dagster_run.is_finished:
             return dg.SkipReason("the previous run is still at work")
-        last = newest.create_timestamp if newest else None
+        last = _created(context.instance, newest) if newest else None
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
             return dg.SkipReason("not due yet")
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
@@ -81,7 +81,10 @@ def _restart_at_ns(bound: BoundPipeline) -> int:
         store.dispose()
 
 
+def _created(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:
+    return record.create_timestamp.astimezone(UTC) - timedelta(seconds=clock_ahead(instance, record) or 0)
+
+
 def _is_due(trigger: Trigger, last: datetime, now: datetime) -> bool:
-    last = last if last.tzinfo else last.replace(tzinfo=UTC)
     # a run is created a moment after its tick, from which the time to the next one counts
     return next_tick(trigger, last.replace(second=0, microsecond=0)) <= now

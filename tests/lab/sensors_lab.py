@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import sqlalchemy as sa
+from dagster._core.storage.runs.schema import RunsTable
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
@@ -110,6 +112,17 @@ class Location:
 
     def run(self, name: str = "orders", status: str = "STARTED", **tags: str) -> dg.DagsterRun:
         return self.launch(dg.RunRequest(job_name=name, tags=tags), status)
+
+    def zoned(self, hours: int) -> None:
+        """Let the run storage's times be those of a PostgreSQL in another time zone, and new runs have started."""
+        storage: Any = self.instance.run_storage
+        with storage.connect() as connection:
+            for record in self.instance.get_run_records():
+                if record.start_time is None:
+                    theirs = record.create_timestamp.replace(tzinfo=None) + timedelta(hours=hours)
+                    values = {"create_timestamp": theirs, "start_time": record.create_timestamp.timestamp()}
+                    mine = RunsTable.c.run_id == record.dagster_run.run_id
+                    connection.execute(sa.update(RunsTable).where(mine).values(values))
 
     # -- effects of a run ------------------------------------------------------------------------------------------
 

@@ -33,6 +33,22 @@ def test_b11_a_failure_is_restarted_once(location: Location) -> None:
     assert location.tick() == []
 
 
+@pytest.mark.parametrize("hours", [-8, 0, 9])
+def test_a_run_that_never_began_counts_in_any_time_zone_of_the_run_storage(location: Location, hours: int) -> None:
+    """One that was refused while the pipeline ran does not."""
+    location.write()
+    location.run(status="FAILURE")
+    location.begin()
+    location.end("stopped", "system")
+    location.zoned(hours)
+    location.tick()
+    assert "failed" not in location.events()
+    location.run(status="FAILURE")
+    location.zoned(hours)
+    location.tick()
+    assert location.events()[-2:] == ["failed", "waiting"]
+
+
 def test_what_fails_together_is_restarted_by_one_tick(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"p{number}" for number in range(3)]
     for name in names:

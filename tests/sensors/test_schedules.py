@@ -73,6 +73,17 @@ def test_every_is_counted_from_the_start_of_the_run_before(location: Location) -
     assert len(ticks(location, minute + timedelta(seconds=120))) == 1
 
 
+@pytest.mark.parametrize("hours", [-8, 0, 9])
+def test_every_is_counted_in_any_time_zone_of_the_run_storage(location: Location, hours: int) -> None:
+    """PostgreSQL keeps its server's local time, which Dagster reads as UTC."""
+    location.write(trigger="{every: 1h}")
+    location.run(status="SUCCESS")
+    minute = minute_of_run(location)
+    location.zoned(hours)
+    assert ticks(location, minute + timedelta(minutes=59)) == []
+    assert len(ticks(location, minute + timedelta(minutes=60))) == 1
+
+
 def test_every_minute_is_every_minute(location: Location) -> None:
     """Although a run is created a moment after its tick."""
     location.write(trigger="{every: 60s}")
