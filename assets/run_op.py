@@ -31,6 +31,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.resources.spark_resource import SparkSessionResource, StateResource
 from conduit_dagster.secret_values import hide
+from conduit_dagster.state.status_store import SensorStart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,6 +85,8 @@ FAILURE_TAG = ".dagster/conduit_failure"
 RESTART_TAG = ".dagster/conduit_restart_at_ns"
 """Tag of a restart: its due time, in ns. It is launched earlier, and waits."""
 ATTEMPT_TAG = "conduit/attempt"
+ASKED_TAG = ".dagster/conduit_asked_ns"
+"""Tag of a start by a sensor: the time of the newest request that the sensor knew, in ns; 0 if there was none."""
 
 
 def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: Project) -> RunOrigin:
@@ -94,7 +97,9 @@ def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: 
     run = context.run
     is_own = run.job_name == job_name(bound.id)
     policy = Policy.of(bound.config.recovery, project.settings.recovery) if is_own else None
-    return RunOrigin(policy, run.run_id, restart_of(run))
+    asked_ns = asked_of(run)
+    start = None if asked_ns is None else SensorStart(asked_ns, bound.config.status == "running")
+    return RunOrigin(policy, run.run_id, restart_of(run), by_sensor=start)
 
 
 def restart_of(run: dg.DagsterRun) -> int | None:
@@ -103,7 +108,16 @@ def restart_of(run: dg.DagsterRun) -> int | None:
     A run that a user executes again has the tags of the first one, and a parent, which a sensor's run has not: it is
     started by hand.
     """
-    number = "" if run.parent_run_id else run.tags.get(FAILURE_TAG, "")
+    return _number(run, FAILURE_TAG)
+
+
+def asked_of(run: dg.DagsterRun) -> int | None:
+    """Return the newest request that a sensor knew when it launched the run; None if it is no start of a sensor."""
+    return _number(run, ASKED_TAG)
+
+
+def _number(run: dg.DagsterRun, tag: str) -> int | None:
+    number = "" if run.parent_run_id else run.tags.get(tag, "")
     return int(number) if number.isdecimal() else None
 
 

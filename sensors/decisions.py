@@ -64,6 +64,8 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     if stored.owned or not known.file.runnable:
         return None
     state = stored.recovery
+    if run is not None and run.failed and run.run_id != state.reported and _was_asked_for(known, run):
+        return Report(run.run_id, "never_began")
     if stored.status == PipelineStatus.RECOVERING and state.restart_at_ns:
         return _pending(known, now_ns, lead_ns)
     if stored.status in (PipelineStatus.RUNNING, PipelineStatus.RECOVERING):
@@ -122,7 +124,7 @@ def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
     if not file.runnable or stored.recovery.stop_asked:
         return None
     if stored.recovery.asked == "start":
-        return Start("an operator asked for it")
+        return _as_asked(known)
     if not file.running or file.trigger in TIMED or _is_settled(known):
         return None
     if stored.status == "":
@@ -136,6 +138,23 @@ def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
     if by_system and file.trigger == "continuous":
         return Start("it was stopped by the system")
     return None
+
+
+def _as_asked(known: KnownPipeline) -> Decision:
+    """Return the decision for a requested start, unless a run that was launched for it has ended before it began."""
+    run = known.run
+    if run is not None and _was_asked_for(known, run):
+        if run.cancelled:
+            return Stopped(run.run_id)
+        # the recovery sensor reports it. One that only found the lease taken is reported, and the request stays
+        if run.failed and run.run_id != known.stored.recovery.reported:
+            return None
+    return Start("an operator asked for it")
+
+
+def _was_asked_for(known: KnownPipeline, run: LastRun) -> bool:
+    """Return whether the run was launched for the pending request to start, which is withdrawn once a run begins."""
+    return known.stored.recovery.asked == "start" and run.asked_ns == known.stored.recovery.asked_ns
 
 
 def _is_settled(known: KnownPipeline) -> bool:

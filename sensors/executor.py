@@ -16,7 +16,7 @@ from conduit_dagster.assets.asset_checks import (
     stopped_verdict,
 )
 from conduit_dagster.assets.names import ACKS, short
-from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.report import PendingRestart
 from conduit_dagster.engine.run_status import RunDeath, end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
@@ -84,7 +84,8 @@ class DecisionExecutor:
     def _start(self, known: KnownPipeline, start: Start) -> None:
         before = known.run.run_id if known.run else "first"
         key = f"{known.file.pipeline}:start:{before}:{known.stored.recovery.asked_ns}"
-        self._request(known, key, {"conduit/why": short(start.why)}, "")
+        tags = {"conduit/why": short(start.why), ASKED_TAG: str(known.stored.recovery.asked_ns)}
+        self._request(known, key, tags, "")
 
     def _request(self, known: KnownPipeline, key: str, tags: dict[str, str], like: str) -> None:
         file = known.file
@@ -93,14 +94,14 @@ class DecisionExecutor:
         self.requests.append(dg.RunRequest(run_key=key, job_name=file.job, run_config=config, tags=tags))
 
     def _report(self, known: KnownPipeline, report: Report) -> None:
-        run = known.run
-        error = self._error(report, run is not None and run.run_id == report.run_id)
+        run = known.run if known.run is not None and known.run.run_id == report.run_id else None
+        error = self._error(report, run is not None)
         file, epoch = known.file, known.stored.epoch
         # a run that began has stored its own
         digest = file.digest if report.kind == "never_began" else ""
-        death = RunDeath(report.run_id, error, epoch, digest)
+        death = RunDeath(report.run_id, error, epoch, digest, None if run is None else run.asked_ns)
         failed = report_failure(self._database, file.pipeline, death, file.policy)
-        if run is not None and run.run_id == report.run_id and run.active:
+        if run is not None and run.active:
             self._bury(report.run_id, error)
         if failed is not None:
             restart = None if failed.wait is None else PendingRestart.of(failed.wait, failed.failure)

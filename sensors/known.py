@@ -13,7 +13,7 @@ import dagster as dg
 import sqlalchemy as sa
 
 from conduit_dagster.assets.names import PROJECT_TAG, job_name
-from conduit_dagster.assets.run_op import restart_of
+from conduit_dagster.assets.run_op import asked_of, restart_of
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.config.findings import Finding
@@ -82,6 +82,8 @@ class LastRun:
     """Whether it waits in Dagster's queue, for as long as the coordinator's limits say."""
     changed_ns: int = 0
     """Time of its last change of status, such as its launch from the queue."""
+    asked_ns: int | None = None
+    """Time of the newest request when a sensor launched it as a start."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,7 @@ def _last(record: dg.RunRecord, ahead: float) -> LastRun:
         restart_of(run),
         run.status is dg.DagsterRunStatus.QUEUED,
         round((record.update_timestamp.timestamp() - ahead) * 1e9),
+        asked_of(run),
     )
 
 

@@ -27,9 +27,11 @@ from conduit_dagster.state.status_store import (
     Failed,
     RecoveryState,
     RunStart,
+    SensorStart,
     StatusStore,
     pass_over,
     recovery_state,
+    serve,
 )
 from conduit_dagster.state.store import PipelineStore
 
@@ -59,6 +61,8 @@ class RunOrigin:
     """The restarts before this one; overridden by the store's own count if the store knows the failure."""
     since_ns: int | None = None
     """When it began to take the lease."""
+    by_sensor: SensorStart | None = None
+    """None: a user launched it."""
 
 
 WITHOUT_RECOVERY = RunOrigin()
@@ -69,7 +73,7 @@ class RunStatusWriter:
     """Begins and ends one run of one pipeline under its lease."""
 
     def __init__(self, store: PipelineStore, origin: RunOrigin, stop: StopFlag, progress: RunProgress) -> None:
-        self._id, self._store, self._about, self._stop, self.progress = store.pipeline, store, origin, stop, progress
+        self._id, self._store, self._origin, self._stop, self.progress = store.pipeline, store, origin, stop, progress
         self._state = RecoveryState(past=origin.past)
         self._recovering = False
         self.failed_step: int | None = None
@@ -80,8 +84,9 @@ class RunStatusWriter:
 
         ``drains``: it only drains the sources by hand.
         """
-        origin = self._about
-        start = RunStart(origin.run, file, digest, origin.restart, origin.past, drains, origin.since_ns)
+        origin = self._origin
+        past, since, sensor = origin.past, origin.since_ns, origin.by_sensor
+        start = RunStart(origin.run, file, digest, origin.restart, past, drains, since, sensor)
         state = self._store.status.begin(start)
         if state is None:
             return False
@@ -95,7 +100,7 @@ class RunStatusWriter:
 
     def end_recovery(self) -> None:
         """End a recovery after a window without an error. Call it periodically."""
-        policy = self._about.recovery
+        policy = self._origin.recovery
         if self._recovering and policy is not None and settled(policy, self._state.past, time.time_ns()):
             self._recovered()
 
@@ -138,7 +143,7 @@ class RunStatusWriter:
         return unforeseen
 
     def _failed(self, error: ConduitError) -> RunResult:
-        origin = self._about
+        origin = self._origin
         try:
             void = self._store.voiding(self._cut)
             failed = self._store.status.failed(error_json(error), origin.recovery, origin.run, void)
@@ -217,6 +222,8 @@ class RunDeath:
     """Epoch of the owner that was found dead; None: whichever is in the store."""
     digest: str = ""
     """Digest of the file with which it failed to begin; empty if it has begun."""
+    asked_ns: int | None = None
+    """Time of the newest request when a sensor launched it as a start."""
 
 
 def report_failure(database: sa.Engine, pipeline: str, death: RunDeath, policy: Policy | None) -> Failed | None:
@@ -233,7 +240,12 @@ def report_failure(database: sa.Engine, pipeline: str, death: RunDeath, policy: 
     with _in_its_place(database, pipeline, _LOOK_AGAIN, death.epoch) as status:
         if status is None:
             return None
-        return status.failed(error_json(error), policy, run, reported=True, digest=death.digest)
+
+        def also(connection: sa.Connection) -> None:
+            if death.asked_ns is not None:
+                serve(connection, pipeline, death.asked_ns)
+
+        return status.failed(error_json(error), policy, run, also, reported=True, digest=death.digest)
 
 
 def _is_unfinished(database: sa.Engine, pipeline: str, run: str) -> bool:

@@ -23,6 +23,16 @@ Error = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
+class SensorStart:
+    """A start that a sensor launched; the run may begin much later, as from a queue."""
+
+    asked_ns: int
+    """Time of the newest request that the sensor knew; 0 if there was none."""
+    running: bool = True
+    """Whether the pipeline's file still says ``status: running``."""
+
+
+@dataclass(frozen=True)
 class RunStart:
     """Identity of a run, and why it was started."""
 
@@ -38,6 +48,8 @@ class RunStart:
     """Whether it only drains the sources by hand: that is no start of a pipeline that a user stopped."""
     since_ns: int | None = None
     """When the run began to take its lease: a stop that was requested later ends it. None: none does."""
+    by_sensor: SensorStart | None = None
+    """None: a user launched it."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +94,12 @@ class StatusStore:
     def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState | None:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
         before = recovery_state(connection, self._id)
-        if before.asked in _ENDS and start.since_ns is not None and before.asked_ns > start.since_ns:
-            # it was stopped while this run took the lease; an earlier request had no run to end
+        is_later = start.by_sensor is not None or (start.since_ns is not None and before.asked_ns > start.since_ns)
+        if before.asked in _ENDS and is_later:
+            # it was stopped since the launch, or while this run took the lease; an earlier request had no run to end
             self._end(connection, PipelineStatus.STOPPED, "user", None)
+            return None
+        if start.by_sensor is not None and self._is_withdrawn(connection, start.by_sensor, before):
             return None
         # the reason outlasts the run, however that ends
         is_unasked = start.drains and before.run and before.asked != "start"
@@ -95,6 +110,13 @@ class StatusStore:
         provision(connection, self._id, start.file, before.run == "")
         self._event(connection, "started", run=start.run)
         return recovery_state(connection, self._id)
+
+    def _is_withdrawn(self, connection: sa.Connection, start: SensorStart, before: RecoveryState) -> bool:
+        """Return whether the pipeline was stopped, by a user or its file, since the sensor launched this start."""
+        if before.asked == "start":
+            return False
+        was_stopped = before.asked_ns != start.asked_ns and self._standing(connection)[1] == "user"
+        return was_stopped or not start.running
 
     def _standing(self, connection: sa.Connection) -> tuple[str, str]:
         """Return status and reason."""
@@ -324,6 +346,12 @@ def pass_over(connection: sa.Connection, pipeline: str, run: str, delay: float) 
     pending = (recoveries.c.pipeline == pipeline, recoveries.c.restart_at_ns == due, recoveries.c.restart_at_ns > 0)
     later = max(due, time.time_ns() + round(delay * 1e9))
     connection.execute(sa.update(recoveries).where(*pending).values(restart_at_ns=later))
+
+
+def serve(connection: sa.Connection, pipeline: str, asked_ns: int) -> None:
+    """Withdraw a request to start: the run that was launched for it could not begin."""
+    request = (recoveries.c.pipeline == pipeline, recoveries.c.asked == "start", recoveries.c.asked_ns == asked_ns)
+    connection.execute(sa.update(recoveries).where(*request).values(asked=""))
 
 
 def record_request(

@@ -11,7 +11,7 @@ from lab.sensors_lab import Location
 from conduit_dagster.config import references
 from conduit_dagster.config.secret_providers import Unresolved
 from conduit_dagster.engine.operate.delete import delete
-from conduit_dagster.engine.operate.starting import ask_start
+from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.engine.operate.subject import subject
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
@@ -60,6 +60,64 @@ def test_what_a_user_stopped_stays_stopped_after_a_drain_by_hand(location: Locat
     location.begin(run="r3", digest=digest(location))
     location.end("stopped", "system")
     assert len(location.tick(SENSOR)) == 1
+
+
+def stopped(location: Location) -> None:
+    """A pipeline that ran, and that a user has stopped."""
+    location.write()
+    location.begin(digest=digest(location))
+    location.end("stopped", "user")
+
+
+def asked_run(location: Location) -> dg.DagsterRun:
+    """The run that is launched for a start that an operator asks for."""
+    assert ask_start(location.store, "orders", "operator", 10.0)
+    (request,) = location.tick(SENSOR)
+    return location.launch(request)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_start_that_waits_in_dagsters_queue_obeys_a_stop(location: Location, again: bool) -> None:
+    """It began although its pipeline had been stopped meanwhile."""
+    stopped(location)
+    run = asked_run(location)
+    assert stop(location.store, "orders", "operator", False, 0.1, 5.0)
+    if again:
+        assert ask_start(location.store, "orders", "operator", 10.0)
+    assert location.begins(run) is again
+    assert location.status() == (("running", "") if again else ("stopped", "user"))
+
+
+def test_a_start_that_waits_in_dagsters_queue_obeys_its_file(location: Location) -> None:
+    location.write()
+    run = location.launch(*location.tick(SENSOR))
+    location.write(status="stopped")
+    assert not location.begins(run, "stopped")
+    location.terminate(run)
+    assert location.begins(asked_run(location), "stopped")
+
+
+def test_a_start_that_a_user_cancels_in_dagster_is_cancelled(location: Location) -> None:
+    """It was launched again at the next tick."""
+    stopped(location)
+    location.terminate(asked_run(location))
+    assert location.tick() == location.tick(SENSOR) == []
+    assert location.recovery().asked == ""
+    assert location.status() == ("stopped", "user")
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_start_that_cannot_begin_is_a_failure_with_backoff(location: Location, is_waiting: bool) -> None:
+    """No Spark, for example: it was launched again at each tick, and the pipeline seemed to be stopped."""
+    stopped(location)
+    if is_waiting:
+        location.begin()
+        location.fail(policy=Policy(min_delay=3600, max_delay=3600))
+    location.instance.report_run_failed(asked_run(location))
+    assert location.tick(SENSOR) == location.tick() == location.tick(SENSOR) == []
+    assert location.recovery().asked == ""
+    assert location.status() == ("recovering", "")
+    assert location.events()[-2:] == ["failed", "waiting"]
 
 
 def test_a_drain_after_a_start_was_asked_for_is_that_start(location: Location) -> None:
