@@ -45,7 +45,9 @@ class WarmRunLauncher(DefaultRunLauncher):
             return False
         try:
             with self._spawn(context.dagster_run, origin) as child:
-                self._instance.add_run_tags(run_id, {_WORKER: json.dumps(child.process)})
+                # a run that is executed again has its parent's tags
+                theirs = {GRPC_INFO_TAG: ""} if context.dagster_run.tags.get(GRPC_INFO_TAG) else {}
+                self._instance.add_run_tags(run_id, {_WORKER: json.dumps(child.process), **theirs})
                 child.begin()
         except NotWarmError:
             return False
@@ -102,4 +104,4 @@ class WarmRunLauncher(DefaultRunLauncher):
 def _worker(run: DagsterRun) -> dict[str, Any] | None:
     """Return the run's process; None if the code server has the run, even if a warm process was intended."""
     tag = run.tags.get(_WORKER)
-    return None if tag is None or GRPC_INFO_TAG in run.tags else json.loads(tag)
+    return None if tag is None or run.tags.get(GRPC_INFO_TAG) else json.loads(tag)

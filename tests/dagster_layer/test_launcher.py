@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -17,7 +19,7 @@ from dagster_layer.project_folder import Folder
 from dagster_layer.web import launch, web_server
 from lab.waiting import wait_until
 
-from conduit_dagster.processes import is_dead, is_running
+from conduit_dagster.processes import identity, is_dead, is_running
 from conduit_dagster.resources.warm_launcher import WarmRunLauncher
 
 LAUNCHER = """
@@ -91,6 +93,27 @@ def test_where_nobody_is_warm_dagster_launches_it(folder: Folder) -> None:
         assert GRPC_INFO_TAG in run.tags
         assert instance.run_launcher.check_run_worker_health(run).status == WorkerStatus.RUNNING
         assert not instance.run_launcher.terminate(run.run_id)
+
+
+def test_a_run_that_is_executed_again_is_not_taken_for_that_of_the_code_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its parent's tags: a killed one seemed to run for ever, and could not be terminated."""
+
+    @dg.job
+    def empty() -> None: ...
+
+    (tmp_path / "dagster.yaml").write_text(LAUNCHER)
+    with subprocess.Popen(["sleep", "60"]) as process, dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        child = nullcontext(SimpleNamespace(process=identity(process.pid), begin=lambda: None))
+        monkeypatch.setattr(WarmRunLauncher, "_is_here", staticmethod(lambda _: True))
+        monkeypatch.setattr(WarmRunLauncher, "_spawn", lambda *_: child)
+        run = instance.create_run_for_job(empty, tags={GRPC_INFO_TAG: '{"host": "localhost"}'})
+        instance.run_launcher.launch_run(cast("Any", SimpleNamespace(job_code_origin="its code", dagster_run=run)))
+        process.kill()
+        process.wait()
+        health = instance.run_launcher.check_run_worker_health(found(instance, run.run_id))
+    assert health.status == WorkerStatus.FAILED
 
 
 WITHOUT = """
