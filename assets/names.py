@@ -24,6 +24,9 @@ GROUP = "conduit"
 PROJECT_TAG = "conduit/project"
 """Tag of a pipeline's runs: several projects in one Dagster instance may have jobs of the same name."""
 
+NO_RETRIES = {"dagster/max_retries": "0"}
+"""Tags of a run that Dagster's own retries leave alone: they know no backoff, and would start it twice."""
+
 _LONGEST = 63
 _REFUSED = re.compile(r"[^A-Za-z0-9_.-]")
 # names of jobs and ops that Dagster reserves

@@ -16,7 +16,7 @@ from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.asset_checks import as_evaluation, stopped_verdict
-from conduit_dagster.assets.names import ACKS, GROUP, short
+from conduit_dagster.assets.names import ACKS, GROUP, NO_RETRIES, short
 from conduit_dagster.assets.run_op import failure, operator_of
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.operate.log_compaction import compact
@@ -254,7 +254,7 @@ def _job(name: str, op: dg.OpDefinition, text: str) -> dg.JobDefinition:
     @dg.job(
         name=f"{GROUP}__{name}",
         description=text,
-        tags={"conduit/operation": name, "dagster/max_retries": "0"},
+        tags={"conduit/operation": name, **NO_RETRIES},
         executor_def=dg.in_process_executor,
     )
     def job() -> None:

@@ -9,7 +9,7 @@ import dagster as dg
 from conduit_dagster.assets.asset_checks import check_specs
 from conduit_dagster.assets.backfill_job import define_backfill
 from conduit_dagster.assets.dead_letter_jobs import define_letters
-from conduit_dagster.assets.names import PROJECT_TAG, job_name, short
+from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs
 from conduit_dagster.assets.run_op import LoadedPipeline, RunConfig, run_in_dagster
 from conduit_dagster.assets.translator import AssetKeys, followed
@@ -52,8 +52,7 @@ def _job(bound: BoundPipeline, written: dg.AssetsDefinition, project: str) -> An
         job_name(bound.id),
         selection=dg.AssetSelection.assets(*written.keys),
         description=_about(bound),
-        # Dagster's own retries would start a run twice: the recovery sensor starts it too
-        tags={"conduit/pipeline": short(bound.id), PROJECT_TAG: project, "dagster/max_retries": "0"},
+        tags={"conduit/pipeline": short(bound.id), PROJECT_TAG: project, **NO_RETRIES},
         metadata={"conduit/pipeline": bound.id},
         executor_def=dg.in_process_executor,
     )

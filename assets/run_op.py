@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from conduit_dagster.assets.asset_checks import start_command
 from conduit_dagster.assets.events import Observer
-from conduit_dagster.assets.names import job_name
+from conduit_dagster.assets.names import NO_RETRIES, job_name
 from conduit_dagster.assets.run_reporter import Intervals, RunReporter
 from conduit_dagster.assets.stopping import ExitWatchdog, Signals, StopWatcher
 from conduit_dagster.assets.translator import AssetKeys
@@ -171,7 +171,7 @@ def run_in_dagster(
 def _forbid_retries(context: dg.AssetExecutionContext, error: ConduitError) -> None:
     """Keep Dagster's retries of runs off a fatal error, which none of them helps; they ignore error classes."""
     if error.fatal:
-        context.instance.add_run_tags(context.run.run_id, {"dagster/max_retries": "0"})
+        context.instance.add_run_tags(context.run.run_id, NO_RETRIES)
 
 
 def _intervals(config: RunConfig, bound: BoundPipeline) -> Intervals:

@@ -15,7 +15,7 @@ from conduit_dagster.assets.asset_checks import (
     status_observation,
     stopped_verdict,
 )
-from conduit_dagster.assets.names import ACKS, short
+from conduit_dagster.assets.names import ACKS, NO_RETRIES, short
 from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.report import PendingRestart
 from conduit_dagster.engine.run_status import RunDeath, end_waiting, report_failure
@@ -89,7 +89,7 @@ class DecisionExecutor:
 
     def _request(self, known: KnownPipeline, key: str, tags: dict[str, str], like: str) -> None:
         file = known.file
-        tags = {"conduit/pipeline": short(file.pipeline), "dagster/max_retries": "0", **tags}
+        tags = {"conduit/pipeline": short(file.pipeline), **NO_RETRIES, **tags}
         config = config_of(self._instance, like)
         self.requests.append(dg.RunRequest(run_key=key, job_name=file.job, run_config=config, tags=tags))
 

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.assets.names import PROJECT_TAG, job_name, short
+from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
 from conduit_dagster.config.cron import TIMED, next_tick
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.config.project import Project
@@ -60,7 +60,7 @@ def _tick(bound: BoundPipeline, job: Any) -> Tick:
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
         if newest and newest.dagster_run.is_failure and _restart_at_ns(bound) > time.time_ns():
             return dg.SkipReason("a restart is pending")
-        tags = {"conduit/pipeline": short(pipeline), "dagster/max_retries": "0"}
+        tags = {"conduit/pipeline": short(pipeline), **NO_RETRIES}
         return dg.RunRequest(run_key=f"{pipeline}:{now.timestamp():.0f}", tags=tags)
 
     return tick
