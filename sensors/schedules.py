@@ -17,8 +17,7 @@ from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.sensors.known import clock_ahead, newest_run
-from conduit_dagster.state.claim import project_store
+from conduit_dagster.sensors.known import CachedStore, clock_ahead, newest_run
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.status_store import recovery_state
 
@@ -29,10 +28,11 @@ Tick = Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]
 def define_schedules(pipelines: list[BoundPipeline], jobs: dict[str, Any]) -> list[dg.ScheduleDefinition]:
     """Return a schedule for each timed pipeline that has a job; it is on if the file has ``status: running``."""
     timed = [bound for bound in pipelines if bound.config.trigger.kind in TIMED and job_name(bound.id) in jobs]
-    return [_schedule(bound, jobs[job_name(bound.id)]) for bound in timed]
+    store = CachedStore()
+    return [_schedule(bound, jobs[job_name(bound.id)], store) for bound in timed]
 
 
-def _schedule(bound: BoundPipeline, job: Any) -> dg.ScheduleDefinition:
+def _schedule(bound: BoundPipeline, job: Any, store: CachedStore) -> dg.ScheduleDefinition:
     trigger = bound.config.trigger
     running = bound.config.status == "running"
     return dg.ScheduleDefinition(
@@ -40,13 +40,13 @@ def _schedule(bound: BoundPipeline, job: Any) -> dg.ScheduleDefinition:
         job=job,
         cron_schedule=trigger.cron or _EACH_MINUTE,
         execution_timezone="UTC",
-        execution_fn=_tick(bound, job),
+        execution_fn=_tick(bound, job, store),
         default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
         description=f"Runs pipeline {bound.id} {f'every {trigger.every:g} s' if trigger.every else 'at its time'}.",
     )
 
 
-def _tick(bound: BoundPipeline, job: Any) -> Tick:
+def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
     pipeline, trigger = bound.id, bound.config.trigger
 
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
@@ -58,7 +58,7 @@ def _tick(bound: BoundPipeline, job: Any) -> Tick:
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
             return dg.SkipReason("not due yet")
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
-        if newest and newest.dagster_run.is_failure and _restart_at_ns(bound) > time.time_ns():
+        if newest and newest.dagster_run.is_failure and _restart_at_ns(bound, store) > time.time_ns():
             return dg.SkipReason("a restart is pending")
         tags = {"conduit/pipeline": short(pipeline), **NO_RETRIES}
         return dg.RunRequest(run_key=f"{pipeline}:{now.timestamp():.0f}", tags=tags)
@@ -66,19 +66,13 @@ def _tick(bound: BoundPipeline, job: Any) -> Tick:
     return tick
 
 
-def _restart_at_ns(bound: BoundPipeline) -> int:
+def _restart_at_ns(bound: BoundPipeline, store: CachedStore) -> int:
     """Return when the pipeline's restart is due; 0 if none is pending, or the state store does not say."""
     try:
-        store = project_store(Project.find(Path(bound.program.root)))
+        with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
+            return recovery_state(connection, bound.id).restart_at_ns
     except (ConduitError, SQLAlchemyError):
         return 0
-    try:
-        with reading(store) as connection:
-            return recovery_state(connection, bound.id).restart_at_ns
-    except SQLAlchemyError:
-        return 0
-    finally:
-        store.dispose()
 
 
 def _created(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:

@@ -10,7 +10,10 @@ import dagster as dg
 import pytest
 from lab.sensors_lab import Location
 
+from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.sensors import known
+from conduit_dagster.state.claim import project_store
 
 EVERY = "{every: 90s}"
 NIGHTLY = '{cron: "15 3 * * *"}'
@@ -113,6 +116,18 @@ def test_a_tick_does_not_begin_the_backoff_anew(location: Location) -> None:
     # nobody has launched the restart, as without the recovery sensor
     location.fail(policy=Policy(min_delay=0.001))
     assert len(ticks(location, later)) == 1
+
+
+def test_ticks_open_the_state_store_once(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = list[Project]()
+    monkeypatch.setattr(known, "project_store", lambda project: opened.append(project) or project_store(project))
+    location.write(trigger=EVERY)
+    location.begin()
+    location.run(status="FAILURE")
+    location.fail(policy=Policy(min_delay=3600, max_delay=3600))
+    for minutes in (10, 11, 12):
+        assert ticks(location, datetime.now(UTC) + timedelta(minutes=minutes)) == []
+    assert len(opened) == 1
 
 
 def test_a_tick_does_not_wait_for_a_state_store_that_is_away(location: Location) -> None:
