@@ -31,7 +31,8 @@ _LONGEST = 63
 _REFUSED = re.compile(r"[^A-Za-z0-9_.-]")
 # names of jobs and ops that Dagster reserves
 _RESERVED = re.compile(
-    "arg_dict|bool|conf|config|context|dict|float|input|input_arg_dict|int|meta|output|output_arg_dict|str|type"
+    "__ASSET_JOB|arg_dict|bool|conf|config|context|dict|float|input|input_arg_dict|int|meta|output|output_arg_dict|str"
+    "|type"
 )
 
 

@@ -56,6 +56,13 @@ def test_one_job_per_pipeline_with_its_own_retries_off(folder: Folder) -> None:
     assert job.executor_def is dg.in_process_executor
 
 
+def test_a_pipeline_named_as_dagsters_job_of_all_assets_has_a_job_of_its_own(folder: Folder) -> None:
+    """A sensor that started it would have started all pipelines."""
+    folder.write("all.yaml", NUMBERS.format(id="__ASSET_JOB", trigger="continuous", queue=TAKES_ALL))
+    job = folder.definitions.resolve_job_def("__ASSET_JOB_")
+    assert job.tags["conduit/pipeline"] == "__ASSET_JOB"
+
+
 def test_the_owners_of_its_assets_are_those_of_the_file(folder: Folder) -> None:
     folder.numbers()
     names = ("in", "out", "dead_letters", "acks")
