@@ -16,6 +16,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.letters import DeadLetterSelection, discard, selection_of
+from conduit_dagster.engine.operate.operator_errors import failed_again
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.operate.replay import parse_edit, replay
 from conduit_dagster.engine.run_options import RunOptions
@@ -71,7 +72,7 @@ def define_letters(bound: BoundPipeline, spec: dg.AssetSpec, keys: AssetKeys) ->
     replayed = _replayed(loaded, spec)
     name, tags = job_name(bound.id), {"conduit/pipeline": short(bound.id), **NO_RETRIES}
     job = dg.define_asset_job(
-        f"{name}__replay",
+        replay_job_name(bound.id),
         selection=dg.AssetSelection.assets(spec.key),
         description=f"Sends open dead letters of pipeline {bound.id} through it again, each once. Stop it first.",
         tags=tags,
@@ -80,8 +81,14 @@ def define_letters(bound: BoundPipeline, spec: dg.AssetSpec, keys: AssetKeys) ->
     return LetterDefinitions(replayed, job, _discarding(loaded, f"{name}__discard", tags))
 
 
+def replay_job_name(pipeline: str) -> str:
+    """Return the name of the job that sends a pipeline's dead letters again."""
+    return f"{job_name(pipeline)}__replay"
+
+
 def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition:
     pipeline, file, keys = loaded
+    job = replay_job_name(pipeline)
 
     @dg.multi_asset(name=f"{job_name(pipeline)}__replayed", specs=[spec])
     def run(
@@ -100,10 +107,14 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
         if config.dry_run:
             context.log.info(f"{facts['letters']:,} dead letters would be sent again")
             return
-        context.log.info(f"{facts['replayed']:,} dead letters are delivered, {facts['failed']:,} failed again")
+        summary = f"{facts['replayed']:,} dead letters are delivered, {facts['failed']:,} failed again"
+        context.log.info(summary)
         for event in _events(bound, keys, facts, left):
             context.log_event(event)
         yield dg.MaterializeResult(asset_key=spec.key, metadata=_outcome(keys, facts))
+        # a run that materialises it with other assets, such as the whole group, is no failure for letters of before
+        if facts["failed"] and (context.run.job_name == job or context.run.asset_selection == {spec.key}):
+            raise failure(failed_again(pipeline, summary), "")
 
     return run
 

@@ -14,7 +14,6 @@ import typer
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
 from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, perform, usage_error
 from conduit_dagster.engine.operate.filters import Filters
-from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -293,6 +292,7 @@ def _replay(
     one: Subject, filters: Filters, start: Literal["source", "node"], edits: list[str], dry_run: bool
 ) -> Outcome:
     from conduit_dagster.engine.operate.letters import selection_of
+    from conduit_dagster.engine.operate.operator_errors import failed_again
     from conduit_dagster.engine.operate.replay import parse_edit
     from conduit_dagster.engine.operate.replay import replay as apply
 
@@ -304,9 +304,7 @@ def _replay(
     outcome = operated(one, work, _replayed, dry_run)
     if not outcome.result["failed"]:
         return outcome
-    fix = f"fix what they failed for, and repeat it; conduit-dagster dlq list {one.id} shows them"
-    error = FatalError(outcome.summary, code="dead_letters.failed_again", fix=fix)
-    return replace(outcome, exit=FAILED, error=error.fields())
+    return replace(outcome, exit=FAILED, error=failed_again(one.id, outcome.summary).fields())
 
 
 def _replayed(facts: Facts) -> str:

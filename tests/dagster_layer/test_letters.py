@@ -95,6 +95,23 @@ def test_a_replay_from_the_ui(folder: Folder) -> None:
     assert error_code(run(folder, "replay")) == "dead_letters.none"
 
 
+def test_a_replay_whose_letters_fail_again_fails(folder: Folder) -> None:
+    """As ``dlq replay`` does; what else was sent is delivered, and shown. A run of the whole group only shows it."""
+    folder.numbers()
+    assert folder.run().success
+    path = folder.root / "pipelines" / "numbers.yaml"
+    path.write_text(path.read_text().replace("after.n % 10 == 3", "after.n == 3"))
+    replayed = [dg.AssetKey(["numbers", "dead_letters", "replayed"])]
+    assert error_code(run(folder, "replay")) == "dead_letters.failed_again"
+    shown = folder.newest(*replayed[0].path)
+    assert (shown["replayed"], shown["failed_again"], states(folder)) == (9, 1, {"open": 1, "replayed": 9})
+    everything = folder.definitions.resolve_implicit_global_asset_job_def()
+    alone = everything.execute_in_process(instance=folder.instance, asset_selection=replayed, raise_on_error=False)
+    assert error_code(alone) == "dead_letters.failed_again"
+    group = [*replayed, *(dg.AssetKey(["numbers", name]) for name in ("out", "dead_letters", "acks"))]
+    assert everything.execute_in_process(instance=folder.instance, asset_selection=group).success
+
+
 def test_a_replay_names_the_destinations_that_it_fed(folder: Folder) -> None:
     folder.numbers()
     assert folder.run().success

@@ -27,6 +27,12 @@ def chosen(kind: str, given: str | None, names: Collection[str], pipeline: str) 
     return given
 
 
+def failed_again(pipeline: str, message: str) -> FatalError:
+    """Return the error for a replay after which letters are still open; what else it sent is delivered."""
+    fix = f"fix what they failed for, and repeat it; conduit-dagster dlq list {pipeline} shows them"
+    return FatalError(message, code="dead_letters.failed_again", fix=fix)
+
+
 def never_ran(pipeline: str) -> FatalError:
     """Return the error for a pipeline that never ran."""
     message = f"pipeline {pipeline} never ran: the state store does not know it"
