@@ -201,6 +201,17 @@ def test_short_names_are_short_and_their_own() -> None:
     assert kind("builtin:Postgres@v1") == "postgres"
 
 
+@pytest.mark.parametrize("path", ["./sales", "./sales/*/*.parquet", "./sales/step=*/part-*.parquet"])
+def test_a_reader_of_another_pipelines_parquet_files_is_downstream(folder: Folder, path: str) -> None:
+    """They lie in folders of a step each, which the glob of the documentation names."""
+    writer = COPY.format(id="a", source="./in.jsonl", target="./sales")
+    folder.write("a.yaml", "destination, plugin: parquet".join(writer.split("destination, plugin: file")))
+    reader = COPY.format(id="b", source=path, target="./b.jsonl")
+    folder.write("b.yaml", "source, plugin: parquet".join(reader.split("source, plugin: file")))
+    assert _parents(folder, "b", "in") == {"a/out"}
+    assert "a/acks" in _parents(folder, "b", "acks")
+
+
 def test_links_between_many_pipelines_take_one_look_at_each(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 200 pipelines they took half of the time to load the code location, which every run does."""
     for number in range(6):

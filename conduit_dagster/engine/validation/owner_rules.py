@@ -73,11 +73,10 @@ def path_of(source: Source) -> str | None:
 def is_read_with(thing: str, path: str) -> bool:
     """Return whether a written file is the one read, lies in the folder read, or matches the glob read.
 
-    A folder of parts may also be read by a glob.
+    A folder of parts, or of folders of them, may also be read by a glob.
     """
     # texts and not ``Path``: it is asked for each pair of pipelines
-    folder, name = os.path.split(path)
-    in_folder = os.path.split(thing)[0] == path or (folder == thing and "*" in name)
+    in_folder = os.path.split(thing)[0] == path or (path.startswith(f"{thing}/") and "*" in path[len(thing) :])
     return thing == path or in_folder or fnmatch(thing, path)
 
 
