@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from conduit_dagster.config.findings import did_you_mean
-from conduit_dagster.config.model_findings import Section, refuse
+from conduit_dagster.config.findings import did_you_mean, refuse
+from conduit_dagster.config.model_findings import Section
 from conduit_dagster.config.scalars import ByteSize, Cron, Duration, PositiveAge, PositiveDuration
 from conduit_dagster.config.tree import Mapped
 

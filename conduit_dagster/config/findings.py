@@ -6,7 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Literal, LiteralString
+
+from pydantic_core import PydanticCustomError
 
 from conduit_dagster.secret_values import hide
 
@@ -113,3 +115,21 @@ def without_consequences(findings: list[Finding]) -> list[Finding]:
 
 def _letters(word: str) -> str:
     return re.sub(r"[-_. ]", "", word).lower()
+
+
+def refuse(
+    message: str,
+    *,
+    code: LiteralString = "config.field_invalid",
+    expected: str | None = None,
+    fix: str | None = None,
+    at: str | None = None,
+    column: int | None = None,
+) -> PydanticCustomError:
+    """Return the error for a validator of a field or of a plugin's setting to raise; it becomes a finding.
+
+    Never put a field's value itself into the texts: it may come from the environment and be secret. ``at`` names the
+    field at fault in a rule between fields; ``column`` is the place of the fault in the value's text, from 0.
+    """
+    context = {"message": message, "expected": expected, "fix": fix, "at": at, "column": column}
+    return PydanticCustomError(code, "{message}", context)

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, LiteralString, Self, TypeVar, cast, get_args
+from typing import Any, ClassVar, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.document import Document
@@ -54,23 +54,6 @@ class Section(BaseModel):
     def where(self) -> str:
         """JSON pointer of the mapping in its document; empty for a section created in Python."""
         return self._where
-
-
-def refuse(
-    message: str,
-    *,
-    code: LiteralString = "config.field_invalid",
-    expected: str | None = None,
-    fix: str | None = None,
-    at: str | None = None,
-) -> PydanticCustomError:
-    """Return the error for a validator to raise; it becomes a finding.
-
-    Never put the value itself into the texts: it may come from the environment and be secret. ``at`` names the field at
-    fault in a rule between fields.
-    """
-    context = {"message": message, "expected": expected, "fix": fix, "at": at}
-    return PydanticCustomError(code, "{message}", context)
 
 
 @cache

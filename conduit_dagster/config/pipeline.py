@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from conduit_dagster.config.delivery import DeliverySettings, FanIn, Recovery, Trigger
-from conduit_dagster.config.model_findings import Section, refuse
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.model_findings import Section
 from conduit_dagster.config.scalars import (
     ConnectorId,
     ConnectorName,

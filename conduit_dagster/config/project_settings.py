@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from conduit_dagster.config.delivery import Recovery
-from conduit_dagster.config.model_findings import Section, refuse
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.model_findings import Section
 from conduit_dagster.config.scalars import PositiveAge, PositiveDuration, Settings
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.\-]+):([0-9]{1,5})")

@@ -11,7 +11,7 @@ import re2
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from conduit_dagster.config.cron import cron_problem
-from conduit_dagster.config.model_findings import refuse
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_reference
 
 _CREDENTIAL = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?key|^user(name)?$", re.IGNORECASE)
@@ -129,17 +129,27 @@ def _is_owner(text: str) -> str:
     return text
 
 
-def _compiles(pattern: str) -> str:
+def compile_regex(pattern: str) -> Any:
+    """Compile an RE2 expression. Raises the error of :func:`refuse`."""
     options = re2.Options()
     options.log_errors = False
     try:
-        re2.compile(pattern, options)
+        return re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0] if error.args else error
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         message, expected = f"not a regular expression: {text}", "RE2 syntax"
         raise refuse(message, expected=expected, fix="RE2 has no look-around and no back references") from error
+
+
+def _compiles(pattern: str) -> str:
+    compile_regex(pattern)
     return pattern
+
+
+def comma_separated(text: str) -> tuple[str, ...]:
+    """Return the items of a comma-separated list, without blanks around them and without empty ones."""
+    return tuple(item for part in text.split(",") if (item := part.strip()))
 
 
 def _is_cron(text: str) -> str:

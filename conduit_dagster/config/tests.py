@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
-from conduit_dagster.config.model_findings import Section, refuse
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.model_findings import Section
 from conduit_dagster.config.tree import typed
 
 

@@ -6,9 +6,8 @@ import unicodedata
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
-import re2
-from pydantic_core import PydanticCustomError
-
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import compile_regex
 from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import FatalError
 
@@ -73,7 +72,7 @@ def check_collection(text: str) -> str:
         _compiled(text)
     elif not is_safe(text):
         message = "a collection is a name without slashes, backslashes and control characters"
-        raise PydanticCustomError("collection", message, {"fix": "for example orders, or ^([a-z]+)-"})
+        raise refuse(message, fix="for example orders, or ^([a-z]+)-")
     return text
 
 
@@ -81,20 +80,13 @@ def check_name(text: str) -> str:
     """Return the setting of a source without file names. Raises for an expression as well."""
     if is_pattern(text):
         message = "only a name is possible here: there is no file name to take it from"
-        raise PydanticCustomError("collection", message, {"fix": "for example orders"})
+        raise refuse(message, fix="for example orders")
     return check_collection(text)
 
 
 def _compiled(text: str) -> Any:
-    options = re2.Options()
-    options.log_errors = False
-    try:
-        pattern = re2.compile(text, options)
-    except re2.error as error:
-        message = f"not a regular expression: {error.args[0] if error.args else error}"
-        raise PydanticCustomError("collection", "{message}", {"message": message, "fix": "RE2 syntax"}) from error
+    pattern = compile_regex(text)
     if pattern.groups != 1:
         message = f"the expression has {pattern.groups} groups instead of one"
-        fix = "put the part that names the collection in parentheses, and others in (?:...)"
-        raise PydanticCustomError("collection", "{message}", {"message": message, "fix": fix})
+        raise refuse(message, fix="put the part that names the collection in parentheses, and others in (?:...)")
     return pattern

@@ -6,9 +6,8 @@ import os
 import sys
 from typing import Final
 
-from pydantic_core import PydanticCustomError
-
 from conduit_dagster import storage
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.extras import unopenable
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext
@@ -22,19 +21,19 @@ PATH_BYTES: Final = 4095
 def valid_path(path: str) -> str:
     """Return the path of a setting. Raises if it is empty, or invalid on every file system."""
     if not path.strip():
-        raise _refused("path is empty", "name a file, a folder or a glob")
+        raise refuse("path is empty", fix="name a file, a folder or a glob")
     return possible_path(path)
 
 
 def possible_path(path: str) -> str:
     """Return the path of a setting, which may be empty. Raises if it is invalid on every file system, or here."""
     if "\0" in path:
-        raise _refused("the path holds a NUL character, which no path can", "remove it")
+        raise refuse("the path holds a NUL character, which no path can", fix="remove it")
     try:
         data = path.encode()
     except UnicodeEncodeError:
-        raise _refused(
-            "the path holds half of a character: it is not UTF-8 text", "write the character itself"
+        raise refuse(
+            "the path holds half of a character: it is not UTF-8 text", fix="write the character itself"
         ) from None
     if not storage.is_local(path):
         return path
@@ -43,18 +42,14 @@ def possible_path(path: str) -> str:
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
         message = f"no such path can be opened here: this process's locale encodes names as {encoding}"
-        raise _refused(message, "run it with LC_ALL=C.UTF-8 or PYTHONUTF8=1") from None
+        raise refuse(message, fix="run it with LC_ALL=C.UTF-8 or PYTHONUTF8=1") from None
     longest = max(map(len, data.split(b"/")))
     if longest > NAME_BYTES:
         message = f"a name in the path is {longest} bytes long; file systems take at most {NAME_BYTES}"
-        raise _refused(message, "shorten it")
+        raise refuse(message, fix="shorten it")
     if len(data) > PATH_BYTES:
-        raise _refused(f"the path is {len(data)} bytes long, the limit is {PATH_BYTES}", "shorten it")
+        raise refuse(f"the path is {len(data)} bytes long, the limit is {PATH_BYTES}", fix="shorten it")
     return path
-
-
-def _refused(message: str, fix: str) -> PydanticCustomError:
-    return PydanticCustomError("path", "{message}", {"message": message, "fix": fix})
 
 
 def located(context: ConnectorContext, path: str) -> str:

@@ -14,9 +14,9 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
 from conduit_dagster.processors.common.avro_values import Fits, lossless
-from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.unwrapping import document_in
 from conduit_dagster.record import Document
 from conduit_dagster.schemas.schema_registry import NoSchemaError, inferred
@@ -44,10 +44,10 @@ class AvroEncodeSettings(AvroSettings):
     @model_validator(mode="after")
     def _of_the_strategy(self) -> Self:
         if self.strategy == "autoRegister" and not self.auto_subject:
-            raise refused("value", "schema.autoRegister.subject is missing", "name the subject to register under")
+            raise refuse("schema.autoRegister.subject is missing", fix="name the subject to register under")
         if self.strategy == "preRegistered" and not (self.subject and self.version):
             message = "schema.preRegistered.subject or schema.preRegistered.version is missing"
-            raise refused("value", message, "name both")
+            raise refuse(message, fix="name both")
         return self
 
 

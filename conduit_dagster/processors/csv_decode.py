@@ -11,10 +11,11 @@ from pydantic import Field as Describe
 from pydantic import field_validator
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.processors.common.csv_columns import CsvColumns, columns_of, csv_error, shown
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
-from conduit_dagster.processors.common.setting_kinds import DataField, refused
+from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.record import FILE_HEADER, Document
 from conduit_dagster.sdk import (
     DROP,
@@ -79,22 +80,22 @@ class CsvDecodeSettings(ProcessorSettings):
     def _check_delimiter(cls, text: str) -> str:
         text = "\t" if text == r"\t" else text
         if len(text) != 1 or text in "\r\n":
-            raise refused("value", "the delimiter is not one character", r'such as "," or ";" or "\t"')
+            raise refuse("the delimiter is not one character", fix=r'such as "," or ";" or "\t"')
         return text
 
     @field_validator("quote")
     @classmethod
     def _check_quote(cls, text: str) -> str:
         if len(text) > 1 or text in ("\r", "\n"):
-            raise refused("value", "the quote is not one character", "leave it out, or leave it empty for none")
+            raise refuse("the quote is not one character", fix="leave it out, or leave it empty for none")
         return text
 
     @override
     def model_post_init(self, context: Any, /) -> None:
         if self.delimiter == self.quote:
-            raise refused("value", f"delimiter and quote are both {self.quote}", "choose another delimiter or quote")
+            raise refuse(f"delimiter and quote are both {self.quote}", fix="choose another delimiter or quote")
         if self.trim and " " in (self.delimiter, self.quote):
-            raise refused("value", "blanks cannot be removed where a blank is the delimiter or quote", "leave out trim")
+            raise refuse("blanks cannot be removed where a blank is the delimiter or quote", fix="leave out trim")
 
 
 class CsvDecode(InPlaceProcessor):

@@ -11,9 +11,9 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.javascript.script import Outcome, Script, ScriptError, ScriptRecordError
-from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     DROP,
@@ -48,7 +48,7 @@ class CustomJavascriptSettings(ProcessorSettings):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if bool(self.script) == bool(self.path):
-            raise refused("value", "exactly one of script and script.path is needed", "give one of the two")
+            raise refuse("exactly one of script and script.path is needed", fix="give one of the two")
         return self
 
 

@@ -11,10 +11,11 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.expressions import Compiled, EvaluationError, compile_expression, reads_key
 from conduit_dagster.json_values import is_json
-from conduit_dagster.processors.common.setting_kinds import Expression, failure, refused
+from conduit_dagster.processors.common.setting_kinds import Expression, failure
 from conduit_dagster.processors.common.stateful import Entries, Key, StatefulProcessor
 from conduit_dagster.sdk import (
     DROP,
@@ -58,7 +59,7 @@ class DeduplicateSettings(ProcessorSettings):
     @model_validator(mode="after")
     def _has_window(self) -> Self:
         if self.records is None and self.time is None:
-            raise refused("value", "there is no window", "set window.records: 100000, or window.time: 24h")
+            raise refuse("there is no window", fix="set window.records: 100000, or window.time: 24h")
         return self
 
 

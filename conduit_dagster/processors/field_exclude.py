@@ -9,11 +9,12 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import Reference
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, removing
-from conduit_dagster.processors.common.setting_kinds import list_items, reference, refused
+from conduit_dagster.processors.common.setting_kinds import list_items, reference
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _BOTH_PAYLOADS = (".Payload.Before", ".Payload.After")
@@ -21,7 +22,7 @@ _BOTH_PAYLOADS = (".Payload.Before", ".Payload.After")
 
 def _fields(text: str) -> str:
     if not list(_references(text)):
-        raise refused("value", "the list of fields is empty", "write .Payload.After.name", 0)
+        raise refuse("the list of fields is empty", fix="write .Payload.After.name", column=0)
     return text
 
 
@@ -86,5 +87,7 @@ def _references(fields: str) -> Iterator[Reference]:
             continue
         field = reference(item, start)
         if field.root in ("operation", "position"):
-            raise refused("reference", f"{field.text} cannot be removed", "leave it out of the list", start)
+            raise refuse(
+                f"{field.text} cannot be removed", code="reference", fix="leave it out of the list", column=start
+            )
         yield field

@@ -10,11 +10,12 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import Reference
 from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
-from conduit_dagster.processors.common.setting_kinds import list_items, reference, refused
+from conduit_dagster.processors.common.setting_kinds import list_items, reference
 from conduit_dagster.reference_syntax import unquote
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -33,7 +34,7 @@ class Renaming(NamedTuple):
 
 def _mapping(text: str) -> str:
     if not list(_renamings(text)):
-        raise refused("value", "the mapping is empty", "write .Payload.After.old:new", 0)
+        raise refuse("the mapping is empty", fix="write .Payload.After.old:new", column=0)
     return text
 
 
@@ -108,8 +109,10 @@ def _renamings(mapping: str) -> Iterator[Renaming]:
     for start, item in list_items(mapping):
         pair = _PAIR.fullmatch(item)
         if pair is None:
-            raise refused("value", f"{item!r} is not a FIELD:NAME pair", "write .Payload.After.old:new", start)
+            raise refuse(f"{item!r} is not a FIELD:NAME pair", fix="write .Payload.After.old:new", column=start)
         field = reference(pair["field"].rstrip(), start)
         if field.root in ("operation", "position") or not field.path:
-            raise refused("reference", f"{field.text} cannot be renamed", "rename a field inside it", start)
+            raise refuse(
+                f"{field.text} cannot be renamed", code="reference", fix="rename a field inside it", column=start
+            )
         yield Renaming(field, unquote(pair["name"]) if pair["name"].startswith('"') else pair["name"])

@@ -10,6 +10,7 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.expressions import (
     Compiled,
     compile_expression,
@@ -23,7 +24,7 @@ from conduit_dagster.json_values import HUGE, LEAST
 from conduit_dagster.payload_code import AFTER, PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
-from conduit_dagster.processors.common.setting_kinds import Expression, Field, Template, failure, refused
+from conduit_dagster.processors.common.setting_kinds import Expression, Field, Template, failure
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _PLAIN: Final = frozenset({bool, type(None)})
@@ -52,9 +53,14 @@ class FieldSetSettings(ConduitSettings):
     @model_validator(mode="after")
     def _one_value(self) -> Self:
         if (self.value is None) == (self.expression is None):
-            raise refused("value", "exactly one of value and expression is needed", "give one of the two")
+            raise refuse("exactly one of value and expression is needed", fix="give one of the two")
         if Reference.parse(self.field).root == "position":
-            raise refused("reference", ".Position cannot be set", "a position belongs to its source: set a field", 0)
+            raise refuse(
+                ".Position cannot be set",
+                code="reference",
+                fix="a position belongs to its source: set a field",
+                column=0,
+            )
         return self
 
 

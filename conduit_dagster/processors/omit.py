@@ -8,8 +8,9 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.processors.common.in_place import if_present, removing
-from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames, names_in
+from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -37,7 +38,7 @@ class Omit(DocumentProcessor):
 
     def __init__(self, settings: OmitSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._names = names_in(settings.fields)
+        self._names = comma_separated(settings.fields)
         self.payload_code = if_present(removing(self._names))
 
     @override

@@ -8,8 +8,8 @@ from pydantic import AfterValidator, model_validator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.common.setting_kinds import refused
-from conduit_dagster.processors.common.transporter_documents import names_in
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.record import OPERATIONS
 from conduit_dagster.sdk import DROP, Drop, Example, Processor, ProcessorContext, ProcessorSettings, Record
 
@@ -20,9 +20,9 @@ _WORDS: Final = {
 
 
 def _operations(text: str) -> str:
-    for name in names_in(text):
+    for name in comma_separated(text):
         if name.lower() not in _WORDS:
-            raise refused("value", f"there is no operation {name}", f"one of {', '.join(_WORDS)}")
+            raise refuse(f"there is no operation {name}", fix=f"one of {', '.join(_WORDS)}")
     return text
 
 
@@ -41,7 +41,7 @@ class OpfilterSettings(ProcessorSettings):
     @model_validator(mode="after")
     def _one(self) -> Self:
         if not (self.whitelist or self.blacklist):
-            raise refused("value", "neither whitelist nor blacklist is given", "give one of the two")
+            raise refuse("neither whitelist nor blacklist is given", fix="give one of the two")
         return self
 
 
@@ -66,7 +66,7 @@ class Opfilter(Processor):
     def __init__(self, settings: OpfilterSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         white, black = (
-            {operation for name in names_in(text) for operation in _WORDS[name.lower()]}
+            {operation for name in comma_separated(text) for operation in _WORDS[name.lower()]}
             for text in (settings.whitelist, settings.blacklist)
         )
         self._goes_on = (white or set(OPERATIONS)) - black

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.in_place import if_present
-from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames, names_in
+from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -38,7 +39,7 @@ class Pick(DocumentProcessor):
 
     def __init__(self, settings: PickSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._names = names_in(settings.fields)
+        self._names = comma_separated(settings.fields)
         self.payload_code = if_present(_code(self._names))
 
     @override
@@ -50,7 +51,7 @@ class Pick(DocumentProcessor):
         return {name: document[name] for name in self._names if name in document}
 
 
-def _code(names: list[str]) -> PayloadCode:
+def _code(names: Sequence[str]) -> PayloadCode:
     # most records have all the fields
     whole = f"after = {{{', '.join(f'{name!r}: after[{name!r}]' for name in names)}}}"
     some = "after = {name: after[name] for name in names if name in after}"

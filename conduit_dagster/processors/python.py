@@ -13,8 +13,8 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.processors.common.modules import module_of
-from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.record import copy, copy_document
 from conduit_dagster.recovery.classify import ENDINGS
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -37,7 +37,7 @@ ROW, ERROR = "_row", "_error"
 
 def _function(text: str) -> str:
     if not _PLACE.fullmatch(text):
-        raise refused("value", "this names no function", "MODULE:FUNCTION, such as transforms:clean", 0)
+        raise refuse("this names no function", fix="MODULE:FUNCTION, such as transforms:clean", column=0)
     return text
 
 

@@ -11,10 +11,10 @@ from pydantic import ConfigDict
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import kind_of
 from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
-from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.transporter_documents import document_of
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
@@ -70,22 +70,22 @@ def columns_in(text: str) -> dict[str, SchemaColumn]:
         start = item.start() + len(item[0]) - len(item[0].lstrip())
         name, column = _column(item[0].strip(), start)
         if name in found:
-            raise refused("value", f"the field {name} is listed twice", "name each field once", start)
+            raise refuse(f"the field {name} is listed twice", fix="name each field once", column=start)
         found[name] = column
     if not found:
-        raise refused("value", "the contract names no field", "such as id:integer, name:string?")
+        raise refuse("the contract names no field", fix="such as id:integer, name:string?")
     return found
 
 
 def _column(item: str, start: int) -> tuple[str, SchemaColumn]:
     match = _FIELD.fullmatch(item)
     if match is None:
-        raise refused(
-            "value", f"{item} is not NAME:TYPE", "such as id:integer, or name:string? where it may lack", start
+        raise refuse(
+            f"{item} is not NAME:TYPE", fix="such as id:integer, or name:string? where it may lack", column=start
         )
     name, kind = match["name"].strip(), match["type"]
     if kind not in _TYPES:
-        raise refused("value", f"there is no type {kind}", f"one of {', '.join(_TYPES)}", start + match.start("type"))
+        raise refuse(f"there is no type {kind}", fix=f"one of {', '.join(_TYPES)}", column=start + match.start("type"))
     return json.loads(name) if name.startswith('"') else name, SchemaColumn(_TYPES[kind], kind, bool(match["optional"]))
 
 
@@ -113,7 +113,7 @@ class SchemaSettings(ProcessorSettings):
     @override
     def model_post_init(self, context: Any, /) -> None:
         if not self.contracts:
-            raise refused("value", "there is no contract", "fields: id:integer, name:string?")
+            raise refuse("there is no contract", fix="fields: id:integer, name:string?")
 
     @property
     def contracts(self) -> Mapping[str, dict[str, SchemaColumn]]:

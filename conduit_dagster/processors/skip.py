@@ -12,8 +12,8 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import kind_of
-from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.transporter_documents import document_of
 from conduit_dagster.sdk import (
     DROP,
@@ -59,14 +59,14 @@ class SkipSettings(ProcessorSettings):
     def _known(self) -> Self:
         known = (*_EQUAL, _FITS, *_ORDERS)
         if self.operator not in known:
-            raise refused("value", f"there is no operator {self.operator}", f"one of {', '.join(known)}")
+            raise refuse(f"there is no operator {self.operator}", fix=f"one of {', '.join(known)}")
         if self.operator == _FITS:
             try:
                 re2.compile(self.match)
             except re2.error as error:
-                raise refused("value", f"{self.match} is not a regular expression: {error}", "RE2 syntax") from None
+                raise refuse(f"{self.match} is not a regular expression: {error}", fix="RE2 syntax") from None
         elif self.operator in _ORDERS and _number(_json(self.match)) is None:
-            raise refused("value", f"{self.match} is not a number", "an order compares numbers")
+            raise refuse(f"{self.match} is not a number", fix="an order compares numbers")
         return self
 
 

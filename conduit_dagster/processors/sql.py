@@ -9,7 +9,7 @@ from pydantic import Field as Describe
 from pydantic import ValidationInfo, field_validator
 from typing_extensions import override
 
-from conduit_dagster.processors.common.setting_kinds import refused
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.processors.common.spark_sql.answers import Answers, NotJsonError
 from conduit_dagster.processors.common.spark_sql.block import Columns
 from conduit_dagster.processors.common.spark_sql.column_types import SqlTextError, parse_columns
@@ -45,7 +45,7 @@ class SqlSettings(ProcessorSettings):
             for name in PARTS.keys() & columns.keys():
                 raise SqlTextError(f"{name} is the record's own", "it can be used without being declared here")
         except SqlTextError as error:
-            raise refused("value", error.message, error.fix, error.place) from None
+            raise refuse(error.message, fix=error.fix, column=error.place) from None
         return text
 
     @field_validator("query")
@@ -56,7 +56,7 @@ class SqlSettings(ProcessorSettings):
             try:
                 parse_statement(text, parse_columns(columns) if columns.strip() else {})
             except SqlTextError as error:
-                raise refused("value", error.message, error.fix, error.place) from None
+                raise refuse(error.message, fix=error.fix, column=error.place) from None
         return text
 
 

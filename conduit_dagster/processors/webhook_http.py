@@ -18,12 +18,13 @@ from typing_extensions import override
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.util import Retry, Timeout
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import ByteSize, Duration, PositiveDuration
 from conduit_dagster.expressions import Compiled, compile_template, reads_key
 from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import parts_of, put_back
-from conduit_dagster.processors.common.setting_kinds import ChangeableField, Template, failure, refused
+from conduit_dagster.processors.common.setting_kinds import ChangeableField, Template, failure
 from conduit_dagster.public_network import connect_public
 from conduit_dagster.sdk import (
     ProcessError,
@@ -50,7 +51,7 @@ def _url(text: str) -> str:
         return text  # only known once a record is processed
     parts = urlsplit(text.partition("{{")[0])
     if parts.scheme not in _SCHEMES or not (parts.netloc or "{{" in text):
-        raise refused("value", f"{text} is not a URL", "http://HOST/PATH or https://HOST/PATH", 0)
+        raise refuse(f"{text} is not a URL", fix="http://HOST/PATH or https://HOST/PATH", column=0)
     return text
 
 
@@ -120,9 +121,9 @@ class WebhookHttpSettings(ConduitSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.response_body == self.response_status:
-            raise refused("value", "response.body and response.status are the same field", "take two fields")
+            raise refuse("response.body and response.status are the same field", fix="take two fields")
         if self.content_type and any(name.lower() == _CONTENT_TYPE for name in self.below(_HEADERS)):
-            raise refused("value", "request.contentType and headers.Content-Type are given", "remove the first")
+            raise refuse("request.contentType and headers.Content-Type are given", fix="remove the first")
         return self
 
     @property

@@ -58,7 +58,7 @@ def test_metadata_and_key(processor: Callable[..., Any]) -> None:
     ("fields", "kind", "column"),
     [
         ("", "missing", None),
-        (" , ", "value", 0),
+        (" , ", "config.field_invalid", 0),
         (".Position", "reference", 0),
         (".Payload.After.a,.Operation", "reference", 17),
         (".Payload.After.a,  .Payload.Aft.b", "reference", 27),

@@ -167,13 +167,13 @@ def test_odd_names(run: Run, name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "column"),
     [
-        ({"field": ".Payload.After.x"}, "value", None),
-        ({"field": ".Payload.After.x", "value": "1", "expression": "1"}, "value", None),
+        ({"field": ".Payload.After.x"}, "config.field_invalid", None),
+        ({"field": ".Payload.After.x", "value": "1", "expression": "1"}, "config.field_invalid", None),
         ({"field": ".Payload.After..x", "value": "1"}, "reference", 14),
         ({"field": ".Position", "value": "1"}, "reference", 0),
         ({"field": ".Payload.After.x", "value": "{{ nope . }}"}, "expression", ...),
         ({"field": ".Payload.After.x", "expression": "after."}, "expression", ...),
-        ({"field": ".Payload.After.x", "value": "\ud800"}, "value", None),
+        ({"field": ".Payload.After.x", "value": "\ud800"}, "config.field_invalid", None),
         ({"value": "1"}, "missing", ...),
     ],
 )

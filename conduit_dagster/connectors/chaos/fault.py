@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import Duration
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.codes import class_of
@@ -47,11 +47,6 @@ class SharedCounter:
             granted = max(0, min(wanted, left))
             file.write(b"." * granted)
         return granted
-
-
-def refused(message: str, fix: str) -> PydanticCustomError:
-    """Return the error for an invalid combination of settings."""
-    return PydanticCustomError("chaos", "{message}", {"message": message, "fix": fix})
 
 
 def as_code(text: str) -> int | str:
@@ -95,31 +90,30 @@ class FaultSettings(ConnectorSettings):
     @classmethod
     def _check_times(cls, times: str) -> str:
         if times not in ("once", "always") and not (times.isdecimal() and int(times) > 0):
-            expected = "once, always, or a number of 1 or more"
-            raise PydanticCustomError("chaos", "not a number of times", {"expected": expected})
+            raise refuse("not a number of times", expected="once, always, or a number of 1 or more")
         return times
 
     @field_validator("code")
     @classmethod
     def _check_code(cls, code: str) -> str:
         if code and class_of(as_code(code)) is None:
-            raise PydanticCustomError(
-                "chaos",
+            raise refuse(
                 "there is no such error code",
-                {"expected": "a code of docs/error-codes.md", "fix": "for example 503 (transient) or 422 (fatal)"},
+                expected="a code of docs/error-codes.md",
+                fix="for example 503 (transient) or 422 (fatal)",
             )
         return code
 
     @model_validator(mode="after")
     def _check_together(self) -> FaultSettings:
         if self.mode == "nack" and getattr(self, "fail_on", "none") != "write":
-            raise refused("only a destination's write can nack", "set fail-on: write, or another mode")
+            raise refuse("only a destination's write can nack", fix="set fail-on: write, or another mode")
         if self.text == "json" and not self.code:
-            raise refused("an error as JSON needs a code", "set code, or text: plain")
+            raise refuse("an error as JSON needs a code", fix="set code, or text: plain")
         if self.text == "json" and self.fatal is not None:
-            raise refused("the code of an error as JSON decides whether it is fatal", "remove fatal, or text: json")
+            raise refuse("the code of an error as JSON decides whether it is fatal", fix="remove fatal, or text: json")
         if self.until and self.while_:
-            raise refused("until and while are both set", "set one of them")
+            raise refuse("until and while are both set", fix="set one of them")
         return self
 
 

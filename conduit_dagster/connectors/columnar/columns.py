@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 from pydantic import Field, field_validator
 
+from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import ConnectorSettings
 
@@ -98,9 +99,9 @@ class RowSourceSettings(ConnectorSettings):
     """Columns that form the record's key, such as ``id`` or ``region, id``; empty: records have no key."""
 
     @property
-    def keys(self) -> list[str]:
+    def keys(self) -> tuple[str, ...]:
         """Columns of the record key."""
-        return [name for part in self.key.split(",") if (name := part.strip())]
+        return comma_separated(self.key)
 
 
 class ColumnsSettings(ConnectorSettings):

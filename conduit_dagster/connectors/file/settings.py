@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal, cast
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
-from conduit_dagster.config.scalars import Duration
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import Duration, comma_separated
 from conduit_dagster.connectors.collection_setting import check_collection
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.connectors.path_rules import valid_path
@@ -58,7 +58,7 @@ class FileSourceSettings(ConnectorSettings):
     @property
     def excluded(self) -> tuple[str, ...]:
         """The globs of ``exclude``."""
-        return tuple(part.strip() for part in self.exclude.split(",") if part.strip())
+        return comma_separated(self.exclude)
 
     _check_path = field_validator("path")(valid_path)
     _check_collection = field_validator("collection")(check_collection)
@@ -93,9 +93,7 @@ class FileDestinationSettings(ConnectorSettings):
     @classmethod
     def _no_glob(cls, path: str) -> str:
         if GLOB & set(path):
-            raise PydanticCustomError(
-                "path", "a destination's path can't be a glob", {"fix": "name one file or folder"}
-            )
+            raise refuse("a destination's path can't be a glob", fix="name one file or folder")
         return path
 
 

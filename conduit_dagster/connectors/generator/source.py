@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import Duration
 from conduit_dagster.record import COLLECTION, OPERATIONS, READ_AT, SOURCE_CONNECTOR_ID, Data, Record
 from conduit_dagster.recovery.errors import from_os_error
@@ -74,7 +74,7 @@ class GeneratorSettings(ConnectorSettings):
     @classmethod
     def _some_burst(cls, value: float) -> float:
         if value <= 0:
-            raise PydanticCustomError("duration", "a burst must last longer than 0s", {"fix": "for example 1s"})
+            raise refuse("a burst must last longer than 0s", fix="for example 1s")
         return value
 
     @model_validator(mode="after")
@@ -94,16 +94,8 @@ class GeneratorSettings(ConnectorSettings):
                 _collection(name, {k.removeprefix(prefix): v for k, v in extra.items() if k.startswith(prefix)})
             )
         if not found:
-            raise PydanticCustomError(
-                "generator",
-                "nothing to generate",
-                {"fix": "set format.type, or collections.NAME.format.type"},
-            )
+            raise refuse("nothing to generate", fix="set format.type, or collections.NAME.format.type")
         return found
-
-
-def _refused(message: str, fix: str) -> PydanticCustomError:
-    return PydanticCustomError("generator", "{message}", {"message": message, "fix": fix})
 
 
 def _collection(name: str, settings: dict[str, str]) -> Collection:
@@ -118,17 +110,17 @@ def _collection(name: str, settings: dict[str, str]) -> Collection:
 def _check_collection(name: str, kind: str, fields: dict[str, str], path: str, operations: tuple[str, ...]) -> None:
     where = f"collection {name!r}" if name else "the default collection"
     if kind not in ("raw", "structured", "file"):
-        raise _refused(f"{where} has no format.type", "raw, structured or file")
+        raise refuse(f"{where} has no format.type", fix="raw, structured or file")
     if kind == "file" and not path:
-        raise _refused(f"{where} has no file", "set format.options.path")
+        raise refuse(f"{where} has no file", fix="set format.options.path")
     if kind != "file" and not fields:
-        raise _refused(f"{where} has no fields", "set format.options.NAME: int")
+        raise refuse(f"{where} has no fields", fix="set format.options.NAME: int")
     for field, kind_of in fields.items():
         if kind != "file" and kind_of not in FIELD_TYPES:
-            raise _refused(f"field {field!r} has type {kind_of!r}", f"one of {', '.join(FIELD_TYPES)}")
+            raise refuse(f"field {field!r} has type {kind_of!r}", fix=f"one of {', '.join(FIELD_TYPES)}")
     for operation in operations:
         if operation not in OPERATIONS:
-            raise _refused(f"unknown operation {operation!r}", f"some of {', '.join(OPERATIONS)}")
+            raise refuse(f"unknown operation {operation!r}", fix=f"some of {', '.join(OPERATIONS)}")
 
 
 def mix(value: int) -> int:

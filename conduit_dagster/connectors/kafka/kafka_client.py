@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 from confluent_kafka import KafkaException
 
+from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
-from conduit_dagster.connectors.kafka.settings import KafkaSettings, listed
+from conduit_dagster.connectors.kafka.settings import KafkaSettings
 from conduit_dagster.secret_values import remember
 
 C = TypeVar("C")
@@ -26,7 +27,7 @@ def client_config(settings: KafkaSettings, errors: KafkaErrors) -> dict[str, Any
     """Return the configuration shared by all clients of a connector."""
     remember(secret for secret in (settings.sasl_password, settings.client_key) if secret)
     config: dict[str, Any] = {
-        "bootstrap.servers": ",".join(listed(settings.servers)),
+        "bootstrap.servers": ",".join(comma_separated(settings.servers)),
         "client.id": settings.client_id,
         "error_cb": errors,
         # errors are reported through error_cb; the library's own stderr lines would come from every task

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal, LiteralString, cast
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from conduit_dagster.config.scalars import Duration, PositiveDuration, Regex
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import Duration, PositiveDuration, Regex, comma_separated
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import ExpressionError, compile_template
 from conduit_dagster.sdk import ConnectorSettings
@@ -20,11 +20,6 @@ _TOPIC = re.compile(r"[A-Za-z0-9._\-]+")
 _GROUP = "no consumer group is joined: positions are kept in the state store"
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]+-----")
 _PORT = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/@]+)(:[0-9]{1,5})?")
-
-
-def refused(kind: LiteralString, message: str, fix: str | None) -> PydanticCustomError:
-    """Return the error for a validator of a setting to raise."""
-    return PydanticCustomError(kind, "{message}", {"message": message, "fix": fix})
 
 
 def require_topic(name: str) -> str:
@@ -38,27 +33,22 @@ def require_topic(name: str) -> str:
     return name
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """Return the parts of a comma-separated list."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def _servers(text: str) -> str:
-    if not listed(text):
-        raise refused("servers", "no server is named", "name one or more: host:9092,other:9092")
-    if bad := [one for one in listed(text) if not _PORT.fullmatch(one)]:
-        raise refused("servers", f"{bad[0]!r} is not a server", "write it as host:9092")
+    if not comma_separated(text):
+        raise refuse("no server is named", fix="name one or more: host:9092,other:9092")
+    if bad := [one for one in comma_separated(text) if not _PORT.fullmatch(one)]:
+        raise refuse(f"{bad[0]!r} is not a server", fix="write it as host:9092")
     return text
 
 
 def _topics(text: str) -> str:
     try:
-        for name in [one for one in listed(text) if not one.startswith("^")]:
+        for name in [one for one in comma_separated(text) if not one.startswith("^")]:
             require_topic(name)
     except ValueError as error:
-        raise refused("topics", str(error), "name topics, or write a pattern with a ^ before it: ^orders-.*") from None
-    if not listed(text):
-        raise refused("topics", "no topic is named", "name one or more: orders,customers")
+        raise refuse(str(error), fix="name topics, or write a pattern with a ^ before it: ^orders-.*") from None
+    if not comma_separated(text):
+        raise refuse("no topic is named", fix="name one or more: orders,customers")
     return text
 
 
@@ -68,7 +58,7 @@ def _start(text: str) -> str:
             _moment(text)
         except ValueError:
             fix = "earliest, latest, or a time with its zone such as 2026-08-02T10:00:00Z"
-            raise refused("start", f"{text!r} is not a place to start", fix) from None
+            raise refuse(f"{text!r} is not a place to start", fix=fix) from None
     return text
 
 
@@ -85,9 +75,9 @@ def _template(text: str) -> str:
         if template.literal is not None:
             require_topic(template.literal)
     except ExpressionError as error:
-        raise refused("expression", error.message, error.fix) from None
+        raise refuse(error.message, code="expression", fix=error.fix) from None
     except ValueError as error:
-        raise refused("topic", str(error), "name a topic, or a template that gives its name") from None
+        raise refuse(str(error), fix="name a topic, or a template that gives its name") from None
     return text
 
 
@@ -122,11 +112,11 @@ class KafkaSettings(ConnectorSettings):
     @model_validator(mode="after")
     def _check_login(self) -> KafkaSettings:
         if bool(self.sasl_username) != bool(self.sasl_password):
-            raise refused("sasl", "a login needs a user and a password", "set saslUsername and saslPassword")
+            raise refuse("a login needs a user and a password", fix="set saslUsername and saslPassword")
         if self.sasl_mechanism and not self.sasl_username:
-            raise refused("sasl", "saslMechanism needs a user", "set saslUsername and saslPassword")
+            raise refuse("saslMechanism needs a user", fix="set saslUsername and saslPassword")
         if bool(self.client_cert) != bool(self.client_key):
-            raise refused("tls", "a client certificate needs its key", "set clientCert and clientKey")
+            raise refuse("a client certificate needs its key", fix="set clientCert and clientKey")
         return self
 
     @model_validator(mode="after")
@@ -134,13 +124,13 @@ class KafkaSettings(ConnectorSettings):
         given = {"caCert": self.ca_cert, "clientCert": self.client_cert, "clientKey": self.client_key}
         for name, text in given.items():
             if text and not _PEM.search(text):
-                raise refused("tls", f"{name} is not PEM text", f"give the text, not its place: ${{file:{name}.pem}}")
+                raise refuse(f"{name} is not PEM text", fix=f"give the text, not its place: ${{file:{name}.pem}}")
         return self
 
     @property
     def place(self) -> str:
         """The servers, for messages."""
-        return ",".join(listed(self.servers))
+        return ",".join(comma_separated(self.servers))
 
 
 class KafkaSourceSettings(KafkaSettings):
@@ -183,12 +173,12 @@ class KafkaSourceSettings(KafkaSettings):
     @property
     def names(self) -> tuple[str, ...]:
         """Topics listed by name."""
-        return tuple(dict.fromkeys(one for one in listed(self.topics) if not one.startswith("^")))
+        return tuple(dict.fromkeys(one for one in comma_separated(self.topics) if not one.startswith("^")))
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """Patterns in ``topics``."""
-        return tuple(one for one in listed(self.topics) if one.startswith("^"))
+        return tuple(one for one in comma_separated(self.topics) if one.startswith("^"))
 
     @property
     def start(self) -> int | Literal["earliest", "latest"]:
@@ -248,9 +238,9 @@ class KafkaDestinationSettings(KafkaSettings):
         try:
             require_topic(self.deliveries_topic)
         except ValueError as error:
-            raise refused("topic", str(error), "correct deliveries-topic") from None
+            raise refuse(str(error), fix="correct deliveries-topic") from None
         if compile_template(self.topic).literal == self.deliveries_topic:
-            raise refused("topic", "records can't go into deliveries-topic", "name another topic")
+            raise refuse("records can't go into deliveries-topic", fix="name another topic")
         return self
 
     @property

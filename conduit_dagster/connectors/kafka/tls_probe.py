@@ -13,7 +13,8 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final, NamedTuple
 
-from conduit_dagster.connectors.kafka.settings import KafkaSettings, listed
+from conduit_dagster.config.scalars import comma_separated
+from conduit_dagster.connectors.kafka.settings import KafkaSettings
 
 _PATIENCE: Final = 2.0
 _ALERT: Final = 1.0
@@ -36,7 +37,7 @@ class TlsProblem(NamedTuple):
 
 def tls_problem(settings: KafkaSettings) -> TlsProblem | None:
     """Return the first problem among the servers; None if there is none or no server can be reached."""
-    for server in listed(settings.servers)[:_MOST]:
+    for server in comma_separated(settings.servers)[:_MOST]:
         with suppress(OSError, ValueError):
             problem = _verified(server, settings) if settings.tls_enabled else _unencrypted(server)
             if problem is not None:

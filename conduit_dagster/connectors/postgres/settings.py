@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, LiteralString, NamedTuple, Self, cast
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
 from urllib.parse import quote, quote_plus
 
 import msgspec
@@ -11,9 +11,9 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from conduit_dagster.config.scalars import Duration, PositiveDuration
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import Duration, PositiveDuration, comma_separated
 from conduit_dagster.expressions import ExpressionError, compile_template
 from conduit_dagster.sdk import ConnectorSettings
 
@@ -186,14 +186,9 @@ def require_user_table(name: TableName, claims: str) -> TableName:
     return name
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """Return the names of a comma-separated list."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def renamed(text: str) -> dict[str, str]:
     """Parse ``field:column,…``. Raises ``ValueError`` for a pair without a colon and for a duplicate name."""
-    pairs = [item.partition(":") for item in listed(text)]
+    pairs = [item.partition(":") for item in comma_separated(text)]
     if bad := [f"{field}{colon}{column}" for field, colon, column in pairs if not field.strip() or not column.strip()]:
         raise ValueError(f"{bad[0]!r} is not a FIELD:COLUMN pair")
     made = {field.strip(): column.strip() for field, _, column in pairs}
@@ -202,18 +197,13 @@ def renamed(text: str) -> dict[str, str]:
     return made
 
 
-def refused(kind: LiteralString, message: str, fix: str | None) -> PydanticCustomError:
-    """Return the error for a validator of a setting to raise."""
-    return PydanticCustomError(kind, "{message}", {"message": message, "fix": fix})
-
-
 def _table(text: str) -> str:
     if not text.strip():
-        raise refused("table", "the table is empty", "name a table, or a template that gives its name")
+        raise refuse("the table is empty", fix="name a table, or a template that gives its name")
     try:
         compile_template(text)
     except ExpressionError as error:
-        raise refused("expression", error.message, error.fix) from None
+        raise refuse(error.message, code="expression", fix=error.fix) from None
     return text
 
 
@@ -221,7 +211,7 @@ def _mapping(text: str) -> str:
     try:
         renamed(text)
     except ValueError as error:
-        raise refused("mapping", str(error), "write it as name:column,other:column2") from None
+        raise refuse(str(error), fix="write it as name:column,other:column2") from None
     return text
 
 
@@ -245,7 +235,7 @@ class DatabaseSettings(ConnectorSettings):
         try:
             conninfo(self.url)
         except ValueError as error:
-            raise refused("url", str(error), "write it as postgresql://user:password@host:5432/database") from None
+            raise refuse(str(error), fix="write it as postgresql://user:password@host:5432/database") from None
         return self
 
 
@@ -289,7 +279,7 @@ class PostgresDestinationSettings(DatabaseSettings):
     @property
     def key_columns(self) -> tuple[str, ...]:
         """Column names in ``key``."""
-        return listed(self.key)
+        return comma_separated(self.key)
 
     @property
     def renames(self) -> dict[str, str]:

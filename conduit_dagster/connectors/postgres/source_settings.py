@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, model_validator
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import Duration
-from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, refused, table_name
+from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, table_name
 
 ALL_TABLES = "*"
 _SLOT = re.compile(r"^[a-z0-9_]{1,63}$")
@@ -24,22 +25,22 @@ def _names(text: str) -> list[str]:
 def _tables(text: str) -> str:
     names = _names(text)
     if not names:
-        raise refused("tables", "no table is named", "name tables, separated by commas, or * for all of a schema")
+        raise refuse("no table is named", fix="name tables, separated by commas, or * for all of a schema")
     if ALL_TABLES in names and len(names) > 1:
-        raise refused("tables", "* stands for all tables, so no others can be named with it", "name one or the other")
+        raise refuse("* stands for all tables, so no others can be named with it", fix="name one or the other")
     try:
         for name in names:
             if name != ALL_TABLES:
                 table_name(name, "public")
     except ValueError as error:
-        raise refused("tables", str(error), 'write a table as name, schema.name or "Name"') from None
+        raise refuse(str(error), fix='write a table as name, schema.name or "Name"') from None
     return text
 
 
 def _slot(text: str) -> str:
     if not _SLOT.match(text):
         message = f"{text!r} is not a name for a replication slot"
-        raise refused("slot", message, "use small letters, digits and _, 63 at most")
+        raise refuse(message, fix="use small letters, digits and _, 63 at most")
     return text
 
 
@@ -82,7 +83,7 @@ class PostgresSourceSettings(DatabaseSettings):
     def _has_followed(self) -> Self:
         if self.polling_column and not self.is_polled:
             message = "it is for cdcMode: long_polling only"
-            raise refused("polling.column", message, "leave it out, or set cdcMode: long_polling")
+            raise refuse(message, fix="leave it out, or set cdcMode: long_polling")
         return self
 
     @property

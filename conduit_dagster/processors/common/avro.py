@@ -14,11 +14,12 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.processors.common.base64_text import decode_base64
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.setting_kinds import DataField, refused
+from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.record import Data
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.schemas.confluent_registry import Access, ConfluentRegistry
@@ -64,9 +65,9 @@ class AvroSettings(ConduitSettings):
     @model_validator(mode="after")
     def _pairs(self) -> Self:
         if bool(self.username) != bool(self.password):
-            raise refused("value", "a username and a password belong together", "give both, or none")
+            raise refuse("a username and a password belong together", fix="give both, or none")
         if bool(self.certificate) != bool(self.key):
-            raise refused("value", "tls.client.cert and tls.client.key belong together", "give both, or none")
+            raise refuse("tls.client.cert and tls.client.key belong together", fix="give both, or none")
         return self
 
 

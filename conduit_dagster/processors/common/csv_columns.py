@@ -10,7 +10,7 @@ from decimal import Decimal
 from itertools import repeat
 from typing import Any, Final
 
-from conduit_dagster.processors.common.setting_kinds import refused
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import ProcessError
 
@@ -46,9 +46,7 @@ def columns_of(text: str) -> dict[str, str]:
     try:
         [items] = csv.reader([line], skipinitialspace=True, strict=True) if line else [list[str]()]
     except csv.Error as error:
-        raise refused(
-            "value", f"the list of columns is not valid CSV: {error}", 'such as id:int, "last, first"'
-        ) from None
+        raise refuse(f"the list of columns is not valid CSV: {error}", fix='such as id:int, "last, first"') from None
     found: dict[str, str] = {}
     for item in items:
         before, colon, kind = item.rpartition(":")
@@ -60,11 +58,11 @@ def columns_of(text: str) -> dict[str, str]:
 
 def _check_column(name: str, kind: str, found: Mapping[str, str]) -> None:
     if not name:
-        raise refused("value", "a column has no name", "such as id:int, name, amount:float")
+        raise refuse("a column has no name", fix="such as id:int, name, amount:float")
     if kind not in TYPES:
-        raise refused("value", f"there is no type {kind}", f"one of {', '.join(TYPES)}; a name with a colon needs one")
+        raise refuse(f"there is no type {kind}", fix=f"one of {', '.join(TYPES)}; a name with a colon needs one")
     if name in found:
-        raise refused("value", f"the column {name} is listed twice", "name each column once")
+        raise refuse(f"the column {name} is listed twice", fix="name each column once")
 
 
 class CsvColumns:

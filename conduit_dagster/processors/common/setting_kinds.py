@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, LiteralString
+from typing import Annotated
 
 from pydantic import AfterValidator
-from pydantic_core import PydanticCustomError
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.expressions import (
     Clock,
     EvaluationError,
@@ -24,17 +24,12 @@ from conduit_dagster.field_reference import Reference, ReferenceSyntaxError
 _LIST_ITEM = re.compile(r"""(?:\["(?:[^"\\]|\\.)*"\]|\['(?:[^'\\]|\\.)*'\]|:\s*"(?:[^"\\]|\\.)*"|[^,])+""")
 
 
-def refused(kind: LiteralString, message: str, fix: str | None, column: int | None = None) -> PydanticCustomError:
-    """Return a finding about a setting: the problem, its column in the setting's text (from 0) and the fix."""
-    return PydanticCustomError(kind, "{message}", {"message": message, "column": column, "fix": fix})
-
-
 def reference(text: str, start: int = 0) -> Reference:
     """Parse the reference ``text``, which begins at column ``start`` of its setting. Raises a finding."""
     try:
         return Reference.parse(text)
     except ReferenceSyntaxError as error:
-        raise refused("reference", error.message, error.fix, start + error.column) from None
+        raise refuse(error.message, code="reference", fix=error.fix, column=start + error.column) from None
 
 
 def failure(error: Exception) -> str:
@@ -57,7 +52,12 @@ def _field(text: str) -> str:
 def _changeable(text: str) -> str:
     text = _field(text)
     if reference(text).root == "position":
-        raise refused("reference", ".Position cannot be changed", "a position belongs to its source: take a field", 0)
+        raise refuse(
+            ".Position cannot be changed",
+            code="reference",
+            fix="a position belongs to its source: take a field",
+            column=0,
+        )
     return text
 
 
@@ -65,17 +65,17 @@ def _data_field(text: str) -> str:
     text = _field(text)
     if reference(text).root not in ("after", "before", "key"):
         fix = "refer to .Key, .Payload.Before or .Payload.After, or to a field in one of them"
-        raise refused("reference", f"{text} holds no data", fix, 0)
+        raise refuse(f"{text} holds no data", code="reference", fix=fix, column=0)
     return text
 
 
 def _template(text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise refused("value", "the text holds half a character (a lone surrogate)", "write the whole character")
+        raise refuse("the text holds half a character (a lone surrogate)", fix="write the whole character")
     try:
         compile_template(text)
     except ExpressionError as error:
-        raise refused("expression", error.message, error.fix, error.column) from None
+        raise refuse(error.message, code="expression", fix=error.fix, column=error.column) from None
     return text
 
 
@@ -83,7 +83,7 @@ def _expression(text: str) -> str:
     try:
         compile_expression(text, Clock())
     except ExpressionError as error:
-        raise refused("expression", error.message, error.fix, error.column) from None
+        raise refuse(error.message, code="expression", fix=error.fix, column=error.column) from None
     return text
 
 

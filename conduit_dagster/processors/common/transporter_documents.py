@@ -8,20 +8,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, ConfigDict
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
-from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.record import Document, Record
 from conduit_dagster.sdk import ProcessError, ProcessorSettings
 
 
-def names_in(text: str) -> list[str]:
-    """Return the names in a comma-separated list."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 def _some(text: str) -> str:
-    if not names_in(text):
-        raise refused("value", "the list of fields is empty", "write their names: name,count")
+    if not comma_separated(text):
+        raise refuse("the list of fields is empty", fix="write their names: name,count")
     return text
 
 
@@ -62,7 +58,7 @@ class MapSettings(ProcessorSettings):
     @override
     def model_post_init(self, context: Any, /) -> None:
         if not self.names:
-            raise refused("value", f"there is no setting {self.prefix}NAME", f"{self.prefix}old: new")
+            raise refuse(f"there is no setting {self.prefix}NAME", fix=f"{self.prefix}old: new")
 
     @property
     def names(self) -> dict[str, str]:

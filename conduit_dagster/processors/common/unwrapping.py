@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import AfterValidator
 
+from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import FieldError, Reference, kind_of
 from conduit_dagster.processors.common.json_text import decode_json
-from conduit_dagster.processors.common.setting_kinds import reference, refused
+from conduit_dagster.processors.common.setting_kinds import reference
 from conduit_dagster.processors.field_convert import to_string
 from conduit_dagster.record import Data, Document, Record
 from conduit_dagster.sdk import ProcessError
@@ -24,7 +25,12 @@ _PLAIN_KEY: Final = frozenset(bytes([first]) for first in range(256) if first no
 def _in_payload(text: str) -> str:
     found = reference(text.strip())
     if found.root not in ("after", "before"):
-        raise refused("reference", f"{found.text} is not a payload", "refer to .Payload.After, or to a field in it", 0)
+        raise refuse(
+            f"{found.text} is not a payload",
+            code="reference",
+            fix="refer to .Payload.After, or to a field in it",
+            column=0,
+        )
     return found.text
 
 
