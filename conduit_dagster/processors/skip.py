@@ -13,6 +13,7 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import compile_regex
 from conduit_dagster.field_reference import kind_of
 from conduit_dagster.processors.common.transporter_documents import document_of
 from conduit_dagster.sdk import (
@@ -61,10 +62,7 @@ class SkipSettings(ProcessorSettings):
         if self.operator not in known:
             raise refuse(f"there is no operator {self.operator}", fix=f"one of {', '.join(known)}")
         if self.operator == _FITS:
-            try:
-                re2.compile(self.match)
-            except re2.error as error:
-                raise refuse(f"{self.match} is not a regular expression: {error}", fix="RE2 syntax") from None
+            compile_regex(self.match)
         elif self.operator in _ORDERS and _number(_json(self.match)) is None:
             raise refuse(f"{self.match} is not a number", fix="an order compares numbers")
         return self

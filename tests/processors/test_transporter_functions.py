@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from conduit_dagster.expressions import Clock
 from conduit_dagster.processors.pretty import Pretty, PrettySettings
+from conduit_dagster.processors.skip import SkipSettings
 from conduit_dagster.record import COLLECTION, OPERATIONS, Record, copy
 from conduit_dagster.sdk import DROP, Nack, ProcessorContext
 
@@ -197,3 +198,10 @@ def test_opfilter(settings: dict[str, str], expected: list[str]) -> None:
     results = make("opfilter", settings).process_block(records)
     assert sorted(one.operation for one in results if isinstance(one, Record)) == expected
     assert all(isinstance(one, Record) or one is DROP for one in results)
+
+
+def test_a_bad_expression_of_skip_is_told_in_words() -> None:
+    """RE2's own message is text: it came as the bytes of a library, ``b'missing ): ('``."""
+    with pytest.raises(ValidationError, match=r"not a regular expression: missing \)") as caught:
+        SkipSettings.model_validate({"field": "a", "operator": "=~", "match": "("})
+    assert "b'" not in str(caught.value.errors()[0]["msg"])
