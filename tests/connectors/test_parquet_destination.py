@@ -13,8 +13,7 @@ from lab.waiting import at_once
 
 from conduit_dagster.connectors.columnar import parquet_writer as columns_writer
 from conduit_dagster.connectors.columnar.documents import documents
-from conduit_dagster.connectors.parquet.destination import ParquetDestination
-from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings
+from conduit_dagster.connectors.parquet.destination import ParquetDestination, ParquetDestinationSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError

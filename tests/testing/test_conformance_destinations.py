@@ -20,8 +20,7 @@ from structlog.testing import capture_logs
 
 from conduit_dagster.builtin_plugins import DESTINATIONS
 from conduit_dagster.connectors.log.destination import LogDestination
-from conduit_dagster.connectors.parquet.destination import ParquetDestination
-from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings
+from conduit_dagster.connectors.parquet.destination import ParquetDestination, ParquetDestinationSettings
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import (
     ConnectorSettings,

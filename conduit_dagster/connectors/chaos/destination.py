@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -43,7 +43,7 @@ class ChaosDestination(FileDestination):
     name = "chaos"
     Settings = ChaosDestinationSettings
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: ChaosDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._fault = Fault(settings, settings.fail_on, context)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -50,13 +50,13 @@ class ChaosSource(Source):
 
     name = "chaos"
     Settings = ChaosSourceSettings
+    settings: ChaosSourceSettings
     lag_unit = "records"
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: ChaosSourceSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = cast(ChaosSourceSettings, settings)
-        self._fault = Fault(self._settings, self._settings.fail_on, context)
-        self._numbers = GeneratorSource(_numbers(self._settings), context)
+        self._fault = Fault(settings, settings.fail_on, context)
+        self._numbers = GeneratorSource(_numbers(settings), context)
         self._opened = False
 
     def initial(self) -> Position:
@@ -87,7 +87,7 @@ class ChaosSource(Source):
             yield Block(self._records(first, last), lambda i, first=first: first + i + 1)
 
     def _records(self, first: int, last: int) -> list[Record]:
-        shared = [{COLLECTION: name} if name else {} for name in self._settings.names]
+        shared = [{COLLECTION: name} if name else {} for name in self.settings.names]
         return [
             Record(number, shared[(number - 1) % len(shared)], {"id": number}, json.dumps(number).encode())
             for number in range(first + 1, last + 1)

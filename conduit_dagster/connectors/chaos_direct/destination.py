@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 from pydantic import Field
 
@@ -41,12 +41,12 @@ class ChaosDirectDestination(DirectDestination):
 
     name = "chaos.direct"
     Settings = ChaosDirectSettings
+    settings: ChaosDirectSettings
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: ChaosDirectSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = cast(ChaosDirectSettings, settings)
-        self._path = Path(context.resolve(self._settings.path))
-        self._fault = Fault(self._settings, self._settings.fail_on, context)
+        self._path = Path(context.resolve(settings.path))
+        self._fault = Fault(settings, settings.fail_on, context)
 
     @property
     def address(self) -> str:

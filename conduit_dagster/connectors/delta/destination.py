@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from pydantic import Field, field_validator
 
@@ -33,11 +33,6 @@ class DeltaDestinationSettings(ColumnsSettings):
     _check_path = field_validator("path")(valid_path)
 
 
-def as_delta(settings: Any) -> DeltaDestinationSettings:
-    """Return the settings, typed as the destination's own model."""
-    return cast(DeltaDestinationSettings, settings)
-
-
 STAGING = "_conduit_staging"
 """Staging folder inside the table's folder, so that parts need no copy; readers and vacuum skip it."""
 
@@ -51,18 +46,18 @@ class DeltaDestination(StagedDestination):
 
     name = "delta"
     Settings = DeltaDestinationSettings
+    settings: DeltaDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     reads_keys = Keys.NONE
     changes_records = False
     takes_rows = True
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: DeltaDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = as_delta(settings)
-        self._columns: Schema = parse_columns(self._settings.columns)
-        self._table = DeltaTableLog(located(context, self._settings.path))
+        self._columns: Schema = parse_columns(settings.columns)
+        self._table = DeltaTableLog(located(context, settings.path))
         self._once = context.strategy == "exactly-once"
-        self._commits = Commits(self._table, context.pipeline, self._settings.app_id, self._once)
+        self._commits = Commits(self._table, context.pipeline, settings.app_id, self._once)
 
     @property
     def address(self) -> str:
@@ -72,7 +67,7 @@ class DeltaDestination(StagedDestination):
     @property
     def declared_columns(self) -> Sequence[tuple[str, str]]:
         """The setting ``columns``."""
-        return named_columns(self._settings.columns)
+        return named_columns(self.settings.columns)
 
     def row_count(self) -> int | None:
         """Return the number of rows from the table's log; None if it has none, or if rows may be deleted in place."""
@@ -137,7 +132,7 @@ class DeltaDestination(StagedDestination):
         with self._table.mapped("can't read the columns of"):
             there = self._table.writable(table)
         self._require_columns(there)
-        return RowReader(there, self._settings.unknown_fields, self.name)
+        return RowReader(there, self.settings.unknown_fields, self.name)
 
     def holds(self, delivery: Delivery) -> bool:
         """Return whether the table's log has committed this delivery, whichever files now hold its rows."""

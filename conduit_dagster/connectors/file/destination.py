@@ -11,7 +11,7 @@ from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.output_history import moved, planned, published, without_history
 from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout, count_lines, last_documents
 from conduit_dagster.connectors.file.parts import PartsFolder
-from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
+from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.formats import OpenCdcJson, PayloadAsJson, PayloadJson, Template, make_format
 from conduit_dagster.sdk import (
     ConnectorContext,
@@ -33,15 +33,15 @@ class FileDestination(PathDestination):
 
     name = "file"
     Settings = FileDestinationSettings
+    settings: FileDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     changes_records = False
     takes_payloads = True
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
-        self._settings = as_destination(settings)
-        self._format = make_format(self._settings.format, self._settings.format_options)
+    def __init__(self, settings: FileDestinationSettings, context: ConnectorContext) -> None:
+        self._format = make_format(settings.format, settings.format_options)
         self.reads_keys = Keys.ALL if self._format.reads_key else Keys.NONE
-        super().__init__(settings, context, self._settings.path)
+        super().__init__(settings, context, settings.path)
 
     @classmethod
     def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
@@ -65,18 +65,18 @@ class FileDestination(PathDestination):
     def _laid_out(self, path: Path) -> PathLayout:
         if self._is_folder(path):
             return PartsFolder(path, self.context)
-        return OrderedFile(path, self.context, adopt=self._settings.if_changed == "adopt")
+        return OrderedFile(path, self.context, adopt=self.settings.if_changed == "adopt")
 
     def _is_folder(self, path: Path) -> bool:
-        if self._settings.layout == "auto":
+        if self.settings.layout == "auto":
             # unlike Path.is_dir, never raises: a path that can't be examined is reported when it is opened
-            return self._settings.path.endswith("/") or os.path.isdir(path)  # noqa: PTH112
-        return self._settings.layout == "folder"
+            return self.settings.path.endswith("/") or os.path.isdir(path)  # noqa: PTH112
+        return self.settings.layout == "folder"
 
     def target(self, previous: Target | None) -> Target:
         """Return the exact target of this delivery, and the format of its lines."""
         made = super().target(without_history(previous))
-        return planned(made, previous or {}, self._settings.format)
+        return planned(made, previous or {}, self.settings.format)
 
     def retarget(self, delivery: Delivery) -> Target | None:
         """Return another target, only for one ordered file with ``if-changed: adopt``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -95,13 +95,3 @@ class FileDestinationSettings(ConnectorSettings):
         if GLOB & set(path):
             raise refuse("a destination's path can't be a glob", fix="name one file or folder")
         return path
-
-
-def as_source(settings: Any) -> FileSourceSettings:
-    """Return the settings, typed as the source's own model."""
-    return cast(FileSourceSettings, settings)
-
-
-def as_destination(settings: Any) -> FileDestinationSettings:
-    """Return the settings, typed as the destination's own model."""
-    return cast(FileDestinationSettings, settings)

@@ -25,7 +25,7 @@ from conduit_dagster.connectors.file.listing import (
 )
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.packed import is_packed
-from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
+from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.step_ranges import Drain, FileSteps, Step
 from conduit_dagster.connectors.path_rules import located
 from conduit_dagster.record import Mode
@@ -49,21 +49,21 @@ class FileSource(Source):
 
     name = "file"
     Settings = FileSourceSettings
+    settings: FileSourceSettings
     sets_metadata = True
     gives_json = True
     gives_plain = True
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: FileSourceSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = as_source(settings)
-        self._path = located(context, self._settings.path)
-        self._many = is_many(self._settings.path, context.root)
-        self._labels = FileLabels(context, self._settings, self._many)
+        self._path = located(context, settings.path)
+        self._many = is_many(settings.path, context.root)
+        self._labels = FileLabels(context, settings, self._many)
         if self._many:
-            require_local(self._settings.path)
-        self._surveyor = FileScan(self._settings, self._path, context.root, self._many)
-        self._steps = FileSteps(self._settings)
-        self._drain = Drain(self._surveyor, self._settings)
+            require_local(settings.path)
+        self._surveyor = FileScan(settings, self._path, context.root, self._many)
+        self._steps = FileSteps(settings)
+        self._drain = Drain(self._surveyor, settings)
         self._lists = FileLists(context)
 
     @property
@@ -100,7 +100,7 @@ class FileSource(Source):
         if horizon is None:
             return start  # the next attempt follows shortly
         raise TransientError(
-            f"files of {self._settings.path} were replaced {_LOOKS} times while they were looked at",
+            f"files of {self.settings.path} were replaced {_LOOKS} times while they were looked at",
             code="file.moved",
             place=self._path,
             fix="run again, or rotate less often",
@@ -194,7 +194,7 @@ class FileSource(Source):
 
     def gives_up(self, start: Position, end: Position) -> bool:
         """Return whether the range is missing and may be lost, which only ``on-gone: skip`` allows."""
-        if self._settings.on_gone != "skip":
+        if self.settings.on_gone != "skip":
             return False
         try:
             self.verify(start, end)
@@ -259,7 +259,7 @@ class FileSource(Source):
             low = end  # a header without its line end
         marks = self._steps.pop_marks(last.number)
         if marks is None and end.offset - low.offset > share:
-            marks = list(scan(opened, low, end.offset, self._settings.max_line))
+            marks = list(scan(opened, low, end.offset, self.settings.max_line))
         for mark in marks or []:
             if mark.offset - low.offset >= share and low.offset < mark.offset < end.offset:
                 yield low, mark
@@ -280,7 +280,7 @@ class FileSource(Source):
         """Yield the lines of one file's range. Raises ``TransientError`` (``file.moved``) if the file is not found."""
         file = parse_tracked(split.start)
         opened = self._open_split(split, file)
-        header = header_text(opened, self._settings.max_line) if self._settings.header else ""
+        header = header_text(opened, self.settings.max_line) if self.settings.header else ""
         labels = self._labels.of(file, split.detail["url"], split.detail.get("mode", ""), header)
         yield from LineReader(split, opened, labels, options).blocks()
 

@@ -140,13 +140,13 @@ class GeneratorSource(Source):
 
     name = "generator"
     Settings = GeneratorSettings
+    settings: GeneratorSettings
     sets_metadata = True
     gives_json = True
     lag_unit = "records"
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: GeneratorSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = cast(GeneratorSettings, settings)
         self._started = time.monotonic()
         self._base: int | None = None
         self._drain_to: int | None = None
@@ -159,22 +159,22 @@ class GeneratorSource(Source):
         """Return the position up to which records are due, within the limit."""
         if self._base is None:
             self._base = start
-        due = start + limit.records if not self._settings.rate else self._due(horizon is not None)
-        if horizon is not None and not self._settings.record_count:
+        due = start + limit.records if not self.settings.rate else self._due(horizon is not None)
+        if horizon is not None and not self.settings.record_count:
             self._drain_to = due = max(start, due) if self._drain_to is None else self._drain_to
-        if self._settings.record_count:
-            due = min(due, self._settings.record_count)
+        if self.settings.record_count:
+            due = min(due, self.settings.record_count)
         return max(start, min(due, start + limit.records))
 
     def _due(self, draining: bool) -> int:
         """Return the position due at the rate since this run's start; draining to a known count ignores the rate."""
         assert self._base is not None
-        if draining and self._settings.record_count:
-            return self._settings.record_count
-        return self._base + math.floor(self._active(time.monotonic() - self._started) * self._settings.rate)
+        if draining and self.settings.record_count:
+            return self.settings.record_count
+        return self._base + math.floor(self._active(time.monotonic() - self._started) * self.settings.rate)
 
     def _active(self, elapsed: float) -> float:
-        burst, sleep = self._settings.burst_generate, self._settings.burst_sleep
+        burst, sleep = self.settings.burst_generate, self.settings.burst_sleep
         if not sleep:
             return elapsed
         cycles, rest = divmod(elapsed, burst + sleep)
@@ -203,8 +203,8 @@ class GeneratorSource(Source):
             yield Block(records, lambda i, first=first: first + i + 1)
 
     def _maker(self) -> Callable[[int], Record]:
-        makers = [self._record_maker(collection) for collection in self._settings.collections()]
-        seed, only = mix(self._settings.seed), makers[0] if len(makers) == 1 else None
+        makers = [self._record_maker(collection) for collection in self.settings.collections()]
+        seed, only = mix(self.settings.seed), makers[0] if len(makers) == 1 else None
 
         def make(n: int) -> Record:
             number = mix(n ^ seed)
@@ -243,7 +243,7 @@ class GeneratorSource(Source):
 
     def lag(self, position: Position) -> int | None:
         """Return the number of records left, 0 beyond a record count that was lowered; None if unlimited."""
-        return max(0, self._settings.record_count - position) if self._settings.record_count else None
+        return max(0, self.settings.record_count - position) if self.settings.record_count else None
 
 
 def _document_maker(fields: dict[str, str], now_ns: int) -> Callable[[int], dict[str, Any]]:

@@ -13,7 +13,7 @@ from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors
 from conduit_dagster.connectors.kafka.message_layout import MessageLayout
 from conduit_dagster.connectors.kafka.message_sender import MessageSender
 from conduit_dagster.connectors.kafka.plain_producer import PlainProducer
-from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, as_destination
+from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import MessageWriter, places_of, staged_chunks, staged_message
 from conduit_dagster.connectors.kafka.target_topics import TargetTopics
 from conduit_dagster.record import Nack, Record
@@ -59,21 +59,21 @@ class KafkaDestination(StagedDestination):
 
     name = "kafka"
     Settings = KafkaDestinationSettings
+    settings: KafkaDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     divisible = True
     skips_records = True
     changes_records = False
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: KafkaDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = as_destination(settings)
-        self._layout = MessageLayout(self._settings)
-        self._errors = KafkaErrors(self._settings, "Write --operation Describe --operation Create")
-        self._cluster = Cluster(self._settings, self._errors)
-        owner = self._settings.transactional_id or f"conduit-{context.pipeline}/{context.connector}"
-        self._session = DeliverySession(owner, self._settings, self._errors, self._cluster)
-        self._plain = PlainProducer(self._settings, self._errors)
-        self._topics = TargetTopics(self._settings, self._errors, self._cluster)
+        self._layout = MessageLayout(settings)
+        self._errors = KafkaErrors(settings, "Write --operation Describe --operation Create")
+        self._cluster = Cluster(settings, self._errors)
+        owner = settings.transactional_id or f"conduit-{context.pipeline}/{context.connector}"
+        self._session = DeliverySession(owner, settings, self._errors, self._cluster)
+        self._plain = PlainProducer(settings, self._errors)
+        self._topics = TargetTopics(settings, self._errors, self._cluster)
 
     @classmethod
     def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
@@ -83,14 +83,14 @@ class KafkaDestination(StagedDestination):
     @property
     def address(self) -> str:
         """Servers and topic; the template instead of the topic if records choose the topic."""
-        return f"{self._settings.place} {self._settings.topic}"
+        return f"{self.settings.place} {self.settings.topic}"
 
     @property
     def dataset(self) -> Dataset | None:
         """The topic, if its name is fixed."""
         if self._layout.topic is None:
             return None
-        return Dataset(f"kafka://{self._settings.place.partition(',')[0]}", self._layout.topic)
+        return Dataset(f"kafka://{self.settings.place.partition(',')[0]}", self._layout.topic)
 
     @property
     def _is_exact(self) -> bool:
@@ -184,7 +184,7 @@ class KafkaDestination(StagedDestination):
 
     def _send(self, producer: Producer, delivery: Delivery, failures: Any) -> bool:
         chunks = self._topics.ensured(staged_chunks(delivery), self._layout.topic)
-        sender = MessageSender(producer, failures, self._settings.message_timeout)
+        sender = MessageSender(producer, failures, self.settings.message_timeout)
         return sender.send(chunks, lambda: reached("mid-publish", self.context.pipeline), delivery.records / 2)
 
     def _refused(self, failed: SendError, delivery: Delivery) -> Exception:
@@ -195,7 +195,7 @@ class KafkaDestination(StagedDestination):
             if delivery.records == 1:
                 return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}"))
             return BatchRefusedError(f"{failed.topic}: {text}")
-        if code in NO_TOPIC and self._settings.create_topics == "auto":
+        if code in NO_TOPIC and self.settings.create_topics == "auto":
             self._topics.forget(failed.topic)
             return self._errors.topic_deleted(failed.topic)
         about_topic = code in NO_TOPIC or code == KafkaError.TOPIC_AUTHORIZATION_FAILED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal, cast
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
@@ -247,13 +247,3 @@ class KafkaDestinationSettings(KafkaSettings):
     def message_timeout(self) -> float:
         """Seconds that writing a message may take, at most ``transaction-timeout``."""
         return min(self.delivery_timeout or 120.0, self.transaction_timeout)
-
-
-def as_source(settings: Any) -> KafkaSourceSettings:
-    """Return the settings as the source's own model."""
-    return cast(KafkaSourceSettings, settings)
-
-
-def as_destination(settings: Any) -> KafkaDestinationSettings:
-    """Return the settings as the destination's own model."""
-    return cast(KafkaDestinationSettings, settings)

@@ -23,7 +23,7 @@ from conduit_dagster.connectors.kafka.kafka_position import (
 )
 from conduit_dagster.connectors.kafka.message_sizes import MessageSizes
 from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader, consumer_config
-from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings, as_source
+from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.step_shares import shares
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.recovery.errors import ConduitError, FatalError
@@ -49,16 +49,16 @@ class KafkaSource(Source):
 
     name = "kafka"
     Settings = KafkaSourceSettings
+    settings: KafkaSourceSettings
     sets_metadata = True
     gives_json = True
     lag_unit = "records"
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: KafkaSourceSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = as_source(settings)
-        self._errors = KafkaErrors(self._settings, "Read --operation Describe")
-        self._cluster = Cluster(self._settings, self._errors)
-        self._sizes = MessageSizes(self._settings, self._errors)
+        self._errors = KafkaErrors(settings, "Read --operation Describe")
+        self._cluster = Cluster(settings, self._errors)
+        self._sizes = MessageSizes(settings, self._errors)
         self._committer: Consumer | None = None
 
     @property
@@ -69,10 +69,10 @@ class KafkaSource(Source):
     @property
     def dataset(self) -> Dataset | None:
         """The topic, if the source reads just one."""
-        names = self._settings.names
-        if len(names) != 1 or self._settings.patterns:
+        names = self.settings.names
+        if len(names) != 1 or self.settings.patterns:
             return None
-        return Dataset(f"kafka://{self._settings.place.partition(',')[0]}", names[0])
+        return Dataset(f"kafka://{self.settings.place.partition(',')[0]}", names[0])
 
     def close(self) -> None:
         """Close the driver's connections."""
@@ -86,7 +86,7 @@ class KafkaSource(Source):
 
     def initial(self) -> Position:
         """Return the start of the first run; topics missing in it are read from their beginning."""
-        start = self._settings.start
+        start = self.settings.start
         if start == "earliest":
             return KafkaPosition().as_json()
         known = self._known()
@@ -101,9 +101,9 @@ class KafkaSource(Source):
 
     def _known(self) -> dict[str, KnownTopic]:
         """Return the topics of the setting ``topics``. Raises ``FatalError`` if one is missing."""
-        names = [*self._settings.names, *self._cluster.matching(self._settings.patterns)]
+        names = [*self.settings.names, *self._cluster.matching(self.settings.patterns)]
         known = self._cluster.known(sorted(set(names)))
-        for name in self._settings.names:
+        for name in self.settings.names:
             if name not in known:
                 raise self._errors.no_topic(name)
         return known
@@ -122,7 +122,7 @@ class KafkaSource(Source):
         """Return the end of the next step: a share of each partition's messages, up to its last stable offset."""
         before = parse_position(start)
         known = self._known()
-        if self._settings.on_gone != "skip":
+        if self.settings.on_gone != "skip":
             self._require_read(before, known)
         begun = {name: self._begin(before.topics.get(name), one) for name, one in known.items()}
         waiting: dict[tuple[str, int], int] = {}
@@ -144,7 +144,7 @@ class KafkaSource(Source):
         """Raise ``FatalError`` for a deleted topic that a pattern had matched, whether or not it was read to its
         end."""
         for name in before.topics.keys() - known.keys():
-            if any(re2.fullmatch(pattern, name) for pattern in self._settings.patterns):
+            if any(re2.fullmatch(pattern, name) for pattern in self.settings.patterns):
                 message = f"the topic {name} was deleted, perhaps with messages that were not read"
                 fix = "accept that with on-gone: skip, or let topics leave it out"
                 raise self._errors.fatal(message, "kafka.no_topic", fix, name)
@@ -155,7 +155,7 @@ class KafkaSource(Source):
             return TopicPosition(topic.id, topic.low, topic.low)
         if problem := self._problem(before, topic):
             # lost by the brokers, messages may come back: going on before them would deliver acked ones again
-            if self._settings.on_gone != "skip" or not problem.fatal:
+            if self.settings.on_gone != "skip" or not problem.fatal:
                 raise problem
             if before.id != topic.id:
                 return TopicPosition(topic.id, topic.low, topic.low)
@@ -194,7 +194,7 @@ class KafkaSource(Source):
         parts = list(ranges(parse_position(start), parse_position(end)))
         if not parts:
             return []
-        dense, size = self._settings.dense_offsets, sum(map(self._size, parts))
+        dense, size = self.settings.dense_offsets, sum(map(self._size, parts))
         assumed = dense is None and n > 1 and size >= _LARGE and not any(map(self._sizes.has_gap, parts))
         if not (dense or assumed):
             return [_split(parts, 0, None, size)]
@@ -233,7 +233,7 @@ class KafkaSource(Source):
 
     def gives_up(self, start: Position, end: Position) -> bool:
         """Return whether the range is gone and its loss is allowed, by ``on-gone: skip``."""
-        if self._settings.on_gone != "skip":
+        if self.settings.on_gone != "skip":
             return False
         try:
             self.verify(start, end)
@@ -246,7 +246,7 @@ class KafkaSource(Source):
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the messages of a split."""
         labels = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
-        yield from PartitionReader(self._settings, self._errors, labels, split).blocks(options)
+        yield from PartitionReader(self.settings, self._errors, labels, split).blocks(options)
 
     def lag(self, position: Position) -> int | None:
         """Return the number of unread offsets."""
@@ -269,7 +269,7 @@ class KafkaSource(Source):
     def ack(self, upto: Position, generation: int) -> None:
         """Commit the offsets to the group, with ``commit-offsets``. A failure only logs a warning, because they are for
         monitoring."""
-        if not self._settings.commit_offsets:
+        if not self.settings.commit_offsets:
             return
         topics = parse_position(upto).topics
         offsets = [TopicPartition(name, i, at) for name, one in topics.items() for i, at in enumerate(one.next)]
@@ -282,8 +282,8 @@ class KafkaSource(Source):
 
     def _group(self) -> Consumer:
         if self._committer is None:
-            group = self._settings.group_id or f"conduit-{self.context.pipeline}/{self.context.connector}"
-            config = {**consumer_config(self._settings, self._errors), "group.id": group}
+            group = self.settings.group_id or f"conduit-{self.context.pipeline}/{self.context.connector}"
+            config = {**consumer_config(self.settings, self._errors), "group.id": group}
             self._committer = make_client(Consumer, config, self._errors)
         return self._committer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -25,23 +25,20 @@ class LogDestination(DriverDestination):
 
     name = "log"
     Settings = LogDestinationSettings
+    settings: LogDestinationSettings
     prints = True
-
-    def __init__(self, settings: Any, context: Any) -> None:
-        super().__init__(settings, context)
-        own = cast(LogDestinationSettings, settings)
-        self._message, self._level = own.message or "record", own.level
 
     @lazy_property
     def _log(self) -> Callable[..., Any]:
         # imported late: every pipeline without its own queue has one of these, and most commands print no record
         import structlog
 
-        context = self.context
+        context, level = self.context, self.settings.level
         log = structlog.get_logger("conduit.log").bind(pipeline=context.pipeline, connector=context.connector)
-        return {"trace": log.debug, "warn": log.warning}.get(self._level) or getattr(log, self._level)
+        return {"trace": log.debug, "warn": log.warning}.get(level) or getattr(log, level)
 
     def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
         """Log the records one at a time, so that memory does not grow with the delivery."""
+        message = self.settings.message or "record"
         for record in records:
-            self._log(self._message, record=encode(record).decode())
+            self._log(message, record=encode(record).decode())

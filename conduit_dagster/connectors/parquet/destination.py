@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import field_validator
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.columnar.columns import Schema, lacking, named_columns, parse_columns
+from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, named_columns, parse_columns
 from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
@@ -22,7 +23,7 @@ from conduit_dagster.connectors.file.output_layout import (
     visible_files,
 )
 from conduit_dagster.connectors.file.parts import PartsFolder
-from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings, as_destination
+from conduit_dagster.connectors.path_rules import valid_path
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.sdk import ConnectorContext, Keys, Writer, WriterTask
 
@@ -92,6 +93,17 @@ def first_rows(file: pq.ParquetFile, rows: int) -> list[dict[str, Any]]:
     return [] if batch is None else batch.slice(0, rows).to_pylist()
 
 
+class ParquetDestinationSettings(ColumnsSettings):
+    """Writes the documents of created and snapshot records as Parquet files, a folder per step."""
+
+    path: str
+    """The folder. Every step becomes a folder of files in it, visible at once."""
+    compression: Literal["zstd", "snappy", "gzip", "none"] = "zstd"
+    """Compression of the pages."""
+
+    _check_path = field_validator("path")(valid_path)
+
+
 class ParquetDestination(PathDestination):
     """Rows of Parquet files, each exactly once after any crash. Each delivery is one folder, ``step=NUMBER-SKIP-HASH``.
 
@@ -101,19 +113,19 @@ class ParquetDestination(PathDestination):
 
     name = "parquet"
     Settings = ParquetDestinationSettings
+    settings: ParquetDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     reads_keys = Keys.NONE
     changes_records = False
     takes_rows = True
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
-        self._settings = as_destination(settings)
-        super().__init__(settings, context, self._settings.path)
+    def __init__(self, settings: ParquetDestinationSettings, context: ConnectorContext) -> None:
+        super().__init__(settings, context, settings.path)
 
     @property
     def declared_columns(self) -> Sequence[tuple[str, str]]:
         """The setting ``columns``."""
-        return named_columns(self._settings.columns)
+        return named_columns(self.settings.columns)
 
     def row_count(self) -> int | None:
         """Return the number of rows from the files' footers; None for many files."""
@@ -137,13 +149,13 @@ class ParquetDestination(PathDestination):
         self._columns().agreed()
 
     def _columns(self) -> FolderColumns:
-        return FolderColumns(str(self._path), parse_columns(self._settings.columns))
+        return FolderColumns(str(self._path), parse_columns(self.settings.columns))
 
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer of Parquet that agrees with the other tasks on the columns when it gets its first rows."""
-        part = ParquetPart(task, self._settings.compression)
+        part = ParquetPart(task, self.settings.compression)
         return ColumnsWriter(part, self.name, self._reader, kept)
 
     def _reader(self, offered: Callable[[], Schema]) -> RowReader | None:
         schema = self._columns().agreed(offered)
-        return None if schema is None else RowReader(schema, self._settings.unknown_fields, self.name)
+        return None if schema is None else RowReader(schema, self.settings.unknown_fields, self.name)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any
 
 from pydantic import field_validator
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.collection_setting import CollectionPattern, check_collection
-from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
+from conduit_dagster.connectors.columnar.columns import RowSourceSettings
 from conduit_dagster.connectors.file.listing import is_many, require_local
 from conduit_dagster.connectors.parquet.parquet_folder import ListedFiles
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
@@ -35,27 +35,6 @@ class ParquetSourceSettings(RowSourceSettings):
     _check_collection = field_validator("collection")(check_collection)
 
 
-class ParquetDestinationSettings(ColumnsSettings):
-    """Writes the documents of created and snapshot records as Parquet files, a folder per step."""
-
-    path: str
-    """The folder. Every step becomes a folder of files in it, visible at once."""
-    compression: Literal["zstd", "snappy", "gzip", "none"] = "zstd"
-    """Compression of the pages."""
-
-    _check_path = field_validator("path")(valid_path)
-
-
-def as_source(settings: Any) -> ParquetSourceSettings:
-    """Return the settings, typed as the source's own model."""
-    return cast(ParquetSourceSettings, settings)
-
-
-def as_destination(settings: Any) -> ParquetDestinationSettings:
-    """Return the settings, typed as the destination's own model."""
-    return cast(ParquetDestinationSettings, settings)
-
-
 class ParquetSource(RowFiles):
     """A document per row, in the order of the files' names; files that appear later follow.
 
@@ -65,21 +44,21 @@ class ParquetSource(RowFiles):
 
     name = "parquet"
     Settings = ParquetSourceSettings
+    settings: ParquetSourceSettings
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: ParquetSourceSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = as_source(settings)
-        self._path = located(context, self._settings.path)
-        if is_many(self._settings.path, context.root):
-            require_local(self._settings.path)
-        self._collections = CollectionPattern(self._settings.collection)
+        self._path = located(context, settings.path)
+        if is_many(settings.path, context.root):
+            require_local(settings.path)
+        self._collections = CollectionPattern(settings.collection)
 
     def _made_survey(self) -> ParquetScan:
-        return ParquetScan(ListedFiles(self._settings.path, self._path, self.context.root), self._path)
+        return ParquetScan(ListedFiles(self.settings.path, self._path, self.context.root), self._path)
 
     @property
     def _keys(self) -> Sequence[str]:
-        return self._settings.keys
+        return self.settings.keys
 
     @property
     def unit(self) -> dict[str, Any]:
@@ -91,5 +70,5 @@ class ParquetSource(RowFiles):
 
     def _describe(self, url: str) -> dict[str, str]:
         """Return the file's path, relative to the project root if the setting is relative."""
-        is_relative = storage.is_local(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
+        is_relative = storage.is_local(self.settings.path) and not self.settings.path.startswith(("/", "file:"))
         return {"file.path": os.path.relpath(url, self.context.root) if is_relative else url}

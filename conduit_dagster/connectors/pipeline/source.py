@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from pydantic import Field
 from typing_extensions import override
@@ -28,11 +28,6 @@ class PipelineSourceSettings(ConnectorSettings):
     """
 
 
-def as_own(settings: Any) -> PipelineSourceSettings:
-    """Return the settings, typed as the source's own model."""
-    return cast(PipelineSourceSettings, settings)
-
-
 class PipelineSource(Source):
     """Logged records of another pipeline of the project, or its published output.
 
@@ -43,27 +38,27 @@ class PipelineSource(Source):
 
     name = PLUGIN
     Settings = PipelineSourceSettings
+    settings: PipelineSourceSettings
     sets_metadata = True
     gives_json = True
     lag_unit = "records"
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: PipelineSourceSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = as_own(settings)
         self._project = ProjectView(context.root)
-        if (upstream := upstream_of(self._settings.model_extra)) is not None and upstream.output is not None:
+        if (upstream := upstream_of(settings.model_extra)) is not None and upstream.output is not None:
             self.lag_unit = "bytes"  # pyright: ignore[reportAttributeAccessIssue]  # records of a file are not counted
 
     @lazy_property
     def _upstream(self) -> Upstream:
-        found = upstream_of(self._settings.model_extra)
-        if found is None and not self._settings.connector:
-            raise which_connector(self._settings.pipeline)
-        return found or Upstream(self._settings.connector)
+        found = upstream_of(self.settings.model_extra)
+        if found is None and not self.settings.connector:
+            raise which_connector(self.settings.pipeline)
+        return found or Upstream(self.settings.connector)
 
     @lazy_property
     def _mode(self) -> ReadMode:
-        pipeline, upstream = self._settings.pipeline, self._upstream
+        pipeline, upstream = self.settings.pipeline, self._upstream
         if upstream.output is not None:
             return OutputReadMode(pipeline, upstream, self.context, self._project)
         return LogReadMode(pipeline, upstream.connector, self.context.full_id, self._project)
@@ -71,7 +66,7 @@ class PipelineSource(Source):
     @property
     def reads(self) -> tuple[str, str]:
         """Id of the other pipeline, and its connector."""
-        return self._settings.pipeline, self._upstream.connector
+        return self.settings.pipeline, self._upstream.connector
 
     @property
     @override

@@ -18,7 +18,6 @@ from conduit_dagster.connectors.postgres.settings import (
     DatabaseServer,
     PostgresDestinationSettings,
     TableName,
-    as_settings,
     conninfo,
     require_user_table,
     table_name,
@@ -55,33 +54,33 @@ class PostgresDestination(StagedDestination):
 
     name = "postgres"
     Settings = PostgresDestinationSettings
+    settings: PostgresDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     divisible = True
     skips_records = True
     changes_records = False
     takes_payloads = True
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: PostgresDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        self._settings = as_settings(settings)
-        template = compile_template(self._settings.table)
+        template = compile_template(settings.table)
         self._template: Callable[[Record], Any] = template
         self.reads_keys = Keys.ALL if reads_key(template.names) else Keys.OBJECTS
-        self._table = None if template.literal is None else table_name(template.literal, self._settings.db_schema)
-        self._server = DatabaseServer.of(conninfo(self._settings.url))
+        self._table = None if template.literal is None else table_name(template.literal, settings.db_schema)
+        self._server = DatabaseServer.of(conninfo(settings.url))
         self._verdicts = DatabaseErrors(self._server, str(self._table or ""))
         self._application = application(context.full_id)
-        self._session = Session(self._settings, self._verdicts, self._application)
-        schema = self._table.schema if self._table else self._settings.db_schema
+        self._session = Session(settings, self._verdicts, self._application)
+        schema = self._table.schema if self._table else settings.db_schema
         self._claims = Claims(schema, context.pipeline, self._verdicts)
-        self._publisher = TablePublisher(self._settings, self._claims)
-        self._lookup = TableLookup(self._settings, self._server, self._verdicts, self._application)
+        self._publisher = TablePublisher(settings, self._claims)
+        self._lookup = TableLookup(settings, self._server, self._verdicts, self._application)
         self._is_ready = False
 
     @property
     def address(self) -> str:
         """``host:port/database schema.table``; the template instead of the table if records choose the table."""
-        return f"{self._server.place} {self._table or self._settings.table}"
+        return f"{self._server.place} {self._table or self.settings.table}"
 
     @property
     def dataset(self) -> Dataset | None:
@@ -101,9 +100,9 @@ class PostgresDestination(StagedDestination):
 
     def field_of(self, column: str) -> str | None:
         """Return the field that ``mapping`` assigns to the column, else the field of the same name."""
-        if column == self._settings.raw_column:
+        if column == self.settings.raw_column:
             return None
-        return next((field for field, own in self._settings.renames.items() if own == column), column)
+        return next((field for field, own in self.settings.renames.items() if own == column), column)
 
     def _looked(self, query: Callable[..., Any], *arguments: Any) -> Any:
         with self._session.connection() as connection:
@@ -119,11 +118,11 @@ class PostgresDestination(StagedDestination):
         return CopyWriter(task, self._table or self._table_of, self._encoder)
 
     def _encoder(self, name: TableName) -> TableEncoder:
-        return TableEncoder(self._settings, ColumnLayout(self._settings, self._lookup, name))
+        return TableEncoder(self.settings, ColumnLayout(self.settings, self._lookup, name))
 
     def _table_of(self, record: Record) -> TableName:
         try:
-            return require_user_table(table_name(self._template(record), self._settings.db_schema), NAME)
+            return require_user_table(table_name(self._template(record), self.settings.db_schema), NAME)
         except ValueError as error:
             raise CellError("table_name", str(error)) from None
 
@@ -154,7 +153,7 @@ class PostgresDestination(StagedDestination):
         except CellError:
             return  # not an error here: with on-missing-table: nack each record is nacked
         if table.exists:
-            check_columns(table, self._settings, self._verdicts)
+            check_columns(table, self.settings, self._verdicts)
             check_rights(connection, table, self._verdicts)
 
     def _ready(self, connection: Connection) -> None:

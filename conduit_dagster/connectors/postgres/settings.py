@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+from typing import Annotated, Literal, NamedTuple, Self
 from urllib.parse import quote, quote_plus
 
 import msgspec
@@ -285,8 +285,3 @@ class PostgresDestinationSettings(DatabaseSettings):
     def renames(self) -> dict[str, str]:
         """Columns by field, from ``mapping``."""
         return renamed(self.mapping)
-
-
-def as_settings(settings: Any) -> PostgresDestinationSettings:
-    """Return the settings as the destination's own model."""
-    return cast(PostgresDestinationSettings, settings)

@@ -43,14 +43,14 @@ class PostgresSource(Source):
 
     name = "postgres"
     Settings = PostgresSourceSettings
+    settings: PostgresSourceSettings
     gives_json = True
     sets_metadata = True
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+    def __init__(self, settings: PostgresSourceSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._session = SourceSession(settings, context)
-        self._settings = self._session.settings
-        is_polled = self._settings.is_polled
+        is_polled = settings.is_polled
         self._follower: TableFollower = PolledTables(self._session) if is_polled else ReplicatedTables(self._session)
         self.lag_unit = self._follower.lag_unit  # pyright: ignore[reportAttributeAccessIssue]  # rows, or bytes of WAL
         self._generation = 0
@@ -59,9 +59,9 @@ class PostgresSource(Source):
     def unit(self) -> dict[str, Any]:
         """Database and slot, not the host: it changes in a failover, and positions detect another cluster."""
         known = {"plugin": self.name, "database": self._session.server.database}
-        if self._settings.is_polled:
-            return {**known, "polled": self._settings.polling_column or "key"}
-        return {**known, "slot": self._settings.slot}
+        if self.settings.is_polled:
+            return {**known, "polled": self.settings.polling_column or "key"}
+        return {**known, "slot": self.settings.slot}
 
     @property
     def owned(self) -> str | None:
@@ -71,7 +71,7 @@ class PostgresSource(Source):
     @property
     def dataset(self) -> Dataset | None:
         """The table, if the source reads just one."""
-        named = self._settings.named_tables or ()
+        named = self.settings.named_tables or ()
         host, _, database = self._session.server.place.rpartition("/")
         return Dataset(f"postgres://{host}", f"{database}.{named[0]}", is_table=True) if len(named) == 1 else None
 
@@ -87,7 +87,7 @@ class PostgresSource(Source):
         """Yield the rows or changes of a split."""
         labels = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
         session = self._session
-        return SplitReader(self._settings, session.errors, session.application, labels).blocks(split, options)
+        return SplitReader(self.settings, session.errors, session.application, labels).blocks(split, options)
 
     def resume(self, state: ResumeState) -> None:
         """Note that a run begins: only a run creates a missing publication or slot."""

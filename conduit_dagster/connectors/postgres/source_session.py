@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
@@ -11,7 +11,7 @@ from conduit_dagster.connectors.postgres.connection import Connection, Session, 
 from conduit_dagster.connectors.postgres.row_values import set_session
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
-from conduit_dagster.connectors.postgres.source_settings import as_source
+from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import all_tables, divided_tables, kind_of, oid_of
 from conduit_dagster.sdk import ConnectorContext
 
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class SourceSession:
     """Server, errors and driver connection of one source. The connection is opened on first use."""
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
-        self.settings = as_source(settings)
+    def __init__(self, settings: PostgresSourceSettings, context: ConnectorContext) -> None:
+        self.settings = settings
         self.owner = context.full_id
         self.server = DatabaseServer.of(conninfo(self.settings.url))
         self.errors = SourceErrors(self.server, self.settings.slot)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -101,8 +101,3 @@ class PostgresSourceSettings(DatabaseSettings):
         """The listed tables, in order; None: all."""
         names = _names(self.tables)
         return None if ALL_TABLES in names else tuple(dict.fromkeys(table_name(n, self.db_schema) for n in names))
-
-
-def as_source(settings: Any) -> PostgresSourceSettings:
-    """Return the settings as the source's own model."""
-    return cast(PostgresSourceSettings, settings)

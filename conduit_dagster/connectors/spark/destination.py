@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -18,7 +18,6 @@ from conduit_dagster.connectors.spark.driver_session import asked, register
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
-    ConnectorContext,
     Delivery,
     Keys,
     StagedDestination,
@@ -37,46 +36,43 @@ class SparkDestination(StagedDestination):
 
     name = "spark"
     Settings = SparkDestinationSettings
+    settings: SparkDestinationSettings
     format: ClassVar[str] = "FORMAT"
     strategies = frozenset({"at-least-once", "at-most-once"})
     reads_keys = Keys.NONE
     changes_records = False
     takes_rows = True
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
-        super().__init__(settings, context)
-        self._settings = cast(SparkDestinationSettings, settings)
-
     @property
     def address(self) -> str:
         """Path, or a digest of the options without credentials."""
-        path = self._settings.path
-        return self.context.resolve(path) if path else f"{self.name} {self._settings.identity()}"
+        path = self.settings.path
+        return self.context.resolve(path) if path else f"{self.name} {self.settings.identity()}"
 
     @property
     def declared_columns(self) -> Sequence[tuple[str, str]]:
         """The setting ``columns``."""
-        return named_columns(self._settings.columns)
+        return named_columns(self.settings.columns)
 
     def field_of(self, column: str) -> str | None:
         """Return the column's own name; None for the hash column."""
-        return None if column == self._settings.hash_column else column
+        return None if column == self.settings.hash_column else column
 
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer of Parquet that looks up the columns when it gets its first rows."""
 
         def reader(offered: Callable[[], Schema]) -> RowReader | None:
-            schema = parse_columns(self._settings.columns) or self._agreed(task, offered)
+            schema = parse_columns(self.settings.columns) or self._agreed(task, offered)
             if schema is None:
                 return None
             self._require_free(schema.names)
-            return RowReader(schema, self._settings.unknown_fields, "spark")
+            return RowReader(schema, self.settings.unknown_fields, "spark")
 
         return ColumnsWriter(ParquetPart(task), "spark", reader, readable)
 
     def _require_free(self, names: Sequence[str]) -> None:
         """Raise ``FatalError`` if a field of the records has the name of the hash column, which would replace it."""
-        name = self._settings.hash_column
+        name = self.settings.hash_column
         if name.lower() in map(str.lower, names):  # as Spark compares names
             raise FatalError(
                 f"the records have a field {name}, and the setting hash-column would replace it by the delivery hash",
@@ -91,7 +87,7 @@ class SparkDestination(StagedDestination):
         Stored beside the executions' folders: a lost part is staged again with the same columns.
         """
         execution, _, consumer = task.staging.rpartition("/")
-        own = f"{consumer}-{self._settings.identity(self.name)}"
+        own = f"{consumer}-{self.settings.identity(self.name)}"
         folder = storage.join(execution.rpartition("/")[0], "~columns", own)
         return FolderColumns(folder, pa.schema([])).agreed(offered)
 
@@ -100,8 +96,8 @@ class SparkDestination(StagedDestination):
         if delivery.parts:
             urls = [_literal(storage.join(delivery.staging, part.name)) for part in delivery.parts]
             with asked(self.context.pipeline, self.format, "be written to") as (spark, _):
-                register(spark, self.context.root, self._settings.register_)
-                if self._settings.register_:
+                register(spark, self.context.root, self.settings.register_)
+                if self.settings.register_:
                     # makes it the current thread's session, the only one where a writer looks up Python data sources
                     spark.createDataFrame([], "nothing INT")
                 self._save(spark.read.parquet(*urls), delivery)
@@ -110,12 +106,12 @@ class SparkDestination(StagedDestination):
     def _save(self, frame: Any, delivery: Delivery) -> None:
         from pyspark.sql import functions as f
 
-        if self._settings.hash_column:
+        if self.settings.hash_column:
             # the step may have been staged before the setting had this value
             self._require_free(frame.columns)
-            frame = frame.withColumn(self._settings.hash_column, f.lit(delivery.hash))
-        writer = frame.write.format(self.format).options(**self._settings.options).mode("append")
-        writer.save(self.address) if self._settings.path else writer.save()
+            frame = frame.withColumn(self.settings.hash_column, f.lit(delivery.hash))
+        writer = frame.write.format(self.format).options(**self.settings.options).mode("append")
+        writer.save(self.address) if self.settings.path else writer.save()
 
 
 _PATTERN = re.compile(r"[\\\[\]{}*?]")

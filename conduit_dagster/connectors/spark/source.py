@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project
@@ -18,7 +18,7 @@ from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import ConnectorContext, Limit, Position, ResumeState
+from conduit_dagster.sdk import Limit, Position, ResumeState
 from conduit_dagster.spark.jobs import JobCancelled
 
 
@@ -32,16 +32,13 @@ class SparkSource(RowFiles):
 
     name = "spark"
     Settings = SparkSourceSettings
+    settings: SparkSourceSettings
     format: ClassVar[str] = "FORMAT"
     _failure: TransientError | None = None
 
-    def __init__(self, settings: Any, context: ConnectorContext) -> None:
-        super().__init__(settings, context)
-        self._settings = cast(SparkSourceSettings, settings)
-
     @property
     def _identity(self) -> str:
-        return self._settings.identity(self.name, self._settings.read, self._settings.ddl)
+        return self.settings.identity(self.name, self.settings.read, self.settings.ddl)
 
     @lazy_property
     def _landing(self) -> Landing:
@@ -54,12 +51,12 @@ class SparkSource(RowFiles):
 
     @lazy_property
     def _lander(self) -> Lander:
-        kind = SnapshotLander if self._settings.read == "batch" else StreamLander
-        return kind(self.format, self._settings, self.context, self._landing)
+        kind = SnapshotLander if self.settings.read == "batch" else StreamLander
+        return kind(self.format, self.settings, self.context, self._landing)
 
     @property
     def _keys(self) -> Sequence[str]:
-        return self._settings.keys
+        return self.settings.keys
 
     @property
     def unit(self) -> dict[str, Any]:
@@ -131,14 +128,14 @@ class SparkSource(RowFiles):
 
     def ack(self, upto: Position, generation: int) -> None:
         """Remove batches acked at least ``keep`` ago, except the newest one."""
-        self._landing.acked(_batch_of(upto), generation, self._settings.keep)
+        self._landing.acked(_batch_of(upto), generation, self.settings.keep)
 
     def collection_modes(self, position: Position) -> Mapping[str, Mode]:
         """Return ``complete`` once a snapshot is read; a stream has no end."""
-        return super().collection_modes(position) if self._settings.read == "batch" else {}
+        return super().collection_modes(position) if self.settings.read == "batch" else {}
 
     def _collection(self, file: str) -> str:
-        return self._settings.collection
+        return self.settings.collection
 
     def _describe(self, url: str) -> dict[str, str]:
         return {"spark.format": self.format}
