@@ -14,7 +14,7 @@ from conduit_dagster.processors.common.base64_text import decode_base64, quick_b
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ChangeableField
-from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 
 class Base64DecodeSettings(ConduitSettings):
@@ -74,6 +74,3 @@ class Base64Decode(FieldProcessor):
             return decoded.decode()
         except UnicodeDecodeError as error:
             raise self._invalid(f"is not UTF-8 text once decoded ({error.reason}); a whole payload may be") from None
-
-    def _invalid(self, what: str) -> ProcessError:
-        return ProcessError(f"{self.settings.field} {what}", code="base64.decode.invalid")

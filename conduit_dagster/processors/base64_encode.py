@@ -15,7 +15,7 @@ from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ChangeableField
-from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 
 class Base64EncodeSettings(ConduitSettings):
@@ -64,6 +64,3 @@ class Base64Encode(FieldProcessor):
         except UnicodeEncodeError:
             raise self._invalid("holds half a character (a lone surrogate)") from None
         return base64.b64encode(data).decode()
-
-    def _invalid(self, what: str) -> ProcessError:
-        return ProcessError(f"{self.settings.field} {what}", code="base64.encode.invalid")

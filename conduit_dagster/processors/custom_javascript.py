@@ -14,6 +14,7 @@ from typing_extensions import override
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.javascript.script import Outcome, Script, ScriptError, ScriptRecordError
+from conduit_dagster.processors.common.modules import code_text
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     DROP,
@@ -125,16 +126,8 @@ class CustomJavascript(Processor):
         path = found.pop("script.path", "")
         if not path or found.get("script"):
             return dict(settings)
-        try:
-            text = Path(root, path).read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise FatalError(
-                f"the script {path} can't be read: {reason}",
-                code="javascript.unreadable",
-                place=path,
-                fix="script.path starts at the project's folder",
-            ) from None
+        fix = "script.path starts at the project's folder"
+        text = code_text(Path(root, path), f"the script {path}", code="javascript.unreadable", place=path, fix=fix)
         return {**found, "script": text}
 
     @classmethod

@@ -14,7 +14,7 @@ from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor, if_present
 from conduit_dagster.processors.common.json_text import decode_json
 from conduit_dagster.processors.common.setting_kinds import DataField
-from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _ANY: Final = {"decode": msgspec.json.Decoder().decode}
 _MARK: Final = b"\xef\xbb\xbf"
@@ -73,9 +73,6 @@ class JsonDecode(FieldProcessor):
         if self.field.holds_data and isinstance(value, list | int | float):
             raise self._invalid(f"is JSON but not a document: {kind_of(value)}, {_excerpt(text)}")
         return value
-
-    def _invalid(self, what: str) -> ProcessError:
-        return ProcessError(f"{self.settings.field} {what}", code="json.decode.invalid")
 
 
 def _code(field: Reference) -> PayloadCode | None:

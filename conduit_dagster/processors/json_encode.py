@@ -12,7 +12,7 @@ from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import DataField
-from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _encode = msgspec.json.Encoder().encode
 _PAYLOAD: Final = PayloadCode("if after is not None:\n    after = encode(after)", {"encode": _encode})
@@ -59,5 +59,4 @@ class JsonEncode(FieldProcessor):
         try:
             return _encode(value)
         except (TypeError, ValueError, RecursionError) as error:
-            message = f"{self.settings.field} cannot be encoded: {error}"
-            raise ProcessError(message, code="json.encode.invalid") from None
+            raise self._invalid(f"cannot be encoded: {error}") from None

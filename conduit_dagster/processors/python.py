@@ -14,7 +14,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.processors.common.modules import module_of
+from conduit_dagster.processors.common.modules import code_text, module_of
 from conduit_dagster.record import copy, copy_document
 from conduit_dagster.recovery.classify import ENDINGS
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -100,16 +100,9 @@ class Python(Processor):
         if not _PLACE.fullmatch(settings.get("function", "")) or settings.get("module.source"):
             return dict(settings)
         path = _module_path(settings, root)
-        try:
-            return {**settings, "module.source": path.read_text(encoding="utf-8")}
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise FatalError(
-                f"the module can't be read: {reason}",
-                code="python.unreadable",
-                place=str(path),
-                fix="put it there, or correct MODULE in MODULE:FUNCTION",
-            ) from None
+        fix = "put it there, or correct MODULE in MODULE:FUNCTION"
+        text = code_text(path, "the module", code="python.unreadable", place=str(path), fix=fix)
+        return {**settings, "module.source": text}
 
     @classmethod
     @override

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.field_reference import FieldError, Reference, kind_of
+from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.record import copy
 from conduit_dagster.sdk import (
@@ -63,10 +63,7 @@ class SplitProcessor(Processor):
 
     @override
     def process(self, record: Record) -> list[Record]:
-        try:
-            elements = self._field.get(record)
-        except FieldError as error:
-            raise ProcessError(str(error), code=error.code) from error
+        elements = self._field.get(record)
         if not isinstance(elements, list):
             raise ProcessError(f"{self.settings.field} is {kind_of(elements)}, not a list", code="split.no_list")
         # remove the list first, so that it is not copied for each element

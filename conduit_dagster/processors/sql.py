@@ -41,7 +41,7 @@ class SqlSettings(ProcessorSettings):
     @classmethod
     def _columns(cls, text: str) -> str:
         try:
-            columns = parse_columns(text) if text.strip() else {}
+            columns = parse_columns(text)
             for name in PARTS.keys() & columns.keys():
                 raise SqlTextError(f"{name} is the record's own", "it can be used without being declared here")
         except SqlTextError as error:
@@ -52,9 +52,8 @@ class SqlSettings(ProcessorSettings):
     @classmethod
     def _query(cls, text: str, info: ValidationInfo) -> str:
         if "columns" in info.data:
-            columns = str(info.data["columns"])
             try:
-                parse_statement(text, parse_columns(columns) if columns.strip() else {})
+                parse_statement(text, parse_columns(info.data["columns"]))
             except SqlTextError as error:
                 raise refuse(error.message, fix=error.fix, column=error.place) from None
         return text
@@ -106,7 +105,7 @@ class Sql(Processor):
 
     def __init__(self, settings: SqlSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        columns = parse_columns(settings.columns) if settings.columns.strip() else {}
+        columns = parse_columns(settings.columns)
         self._statement = parse_statement(settings.query, columns)
         self._columns = Columns(columns, PARTS, self._statement.used)
         self._selection = DocumentSelection(self._statement.items)

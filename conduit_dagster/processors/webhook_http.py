@@ -188,9 +188,9 @@ class WebhookHttp(Processor):
             self._into.set(record, answer if self._into.holds_data else answer.decode("utf-8", "replace"))
             if self._status is not None:
                 self._status.set(record, str(status))
-        except FieldError as error:
+        except FieldError:
             put_back(record, parts)
-            raise ProcessError(str(error), code=error.code) from error
+            raise
         return record
 
     def _persistently(self, send: Callable[[], tuple[int, bytes]]) -> tuple[int, bytes]:

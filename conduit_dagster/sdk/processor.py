@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict
 
 from conduit_dagster.expressions import Clock
+from conduit_dagster.field_reference import FieldError
 from conduit_dagster.idempotency_keys import IdempotencyKeys, RecordKey
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.record import Nack, Record
@@ -231,4 +232,6 @@ def nack_of(error: BaseException) -> Nack:
         raise error
     if isinstance(error, ProcessError | FatalError):
         return Nack(str(error.code), error.message)
+    if isinstance(error, FieldError):
+        return Nack(error.code, str(error))
     return Nack("processor.error", f"{type(error).__name__}: {error}")

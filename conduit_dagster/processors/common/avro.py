@@ -15,7 +15,7 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.field_reference import FieldError, Reference
+from conduit_dagster.field_reference import Reference
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.processors.common.base64_text import decode_base64
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
@@ -111,12 +111,9 @@ class AvroProcessor(Processor):
         return self._parsed[number]
 
     def value(self, record: Record) -> Any:
-        """Return the field's value. Raises :class:`ProcessError`."""
-        try:
-            self.field.create_way(record)
-            return self.field.get(record)
-        except FieldError as error:
-            raise ProcessError(str(error), code=error.code) from error
+        """Return the field's value. Raises ``FieldError``."""
+        self.field.create_way(record)
+        return self.field.get(record)
 
     def put(self, record: Record, value: Data) -> None:
         """Set the field to a document or bytes; bytes within a document become Base64 text."""

@@ -11,14 +11,11 @@ from itertools import repeat
 from typing import Any, Final
 
 from conduit_dagster.config.findings import refuse
+from conduit_dagster.processors.common.conversions import BOOLEANS
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import ProcessError
 
 TYPES: Final = ("string", "int", "float", "bool")
-_BOOLEANS: Final = {
-    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
-    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
-}
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _PLAIN: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 _NUMBER: Final = re.compile(_PLAIN.pattern + r"(?:[eE][+-]?[0-9]+)?")
@@ -159,9 +156,9 @@ def _keeps(value: float, text: str) -> bool:
 
 
 def _to_bool(text: str) -> bool:
-    if text not in _BOOLEANS:
+    if text not in BOOLEANS:
         raise ValueError
-    return _BOOLEANS[text]
+    return BOOLEANS[text]
 
 
 _CONVERSIONS: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -187,7 +184,7 @@ _COLUMNS: Final[Mapping[str, Callable[[Sequence[str]], Sequence[Any]]]] = {
     "string": lambda column: column,
     "int": _ints,
     "float": _floats,
-    "bool": lambda column: [_BOOLEANS[text] for text in column],
+    "bool": lambda column: [BOOLEANS[text] for text in column],
 }
 """Conversions of whole columns. They raise some error if one value can't be converted."""
 

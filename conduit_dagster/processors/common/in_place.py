@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
-from conduit_dagster.field_reference import FieldError, Reference
+from conduit_dagster.field_reference import Reference
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.payload_code import NoFitError, PayloadChain, PayloadCode, conditional
 from conduit_dagster.record import Data
@@ -73,10 +73,8 @@ class InPlaceProcessor(Processor, ABC):
         parts = parts_of(record)
         try:
             self.change(record)
-        except BaseException as error:
+        except BaseException:
             put_back(record, parts)
-            if isinstance(error, FieldError):
-                raise ProcessError(str(error), code=error.code) from error
             raise
         return record
 
@@ -163,6 +161,10 @@ class FieldProcessor(InPlaceProcessor):
             self.field.create_way(record)
         if value is not None or self.sees_null:
             self.field.set(record, self.changed(value))
+
+    def _invalid(self, what: str) -> ProcessError:
+        """Return the nack of a record whose field can't be changed; ``what`` says what the field is or does."""
+        return ProcessError(f"{self.field.text} {what}", code=f"{self.name}.invalid")
 
     @abstractmethod
     def changed(self, value: Any) -> Any:

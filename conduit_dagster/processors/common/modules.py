@@ -1,11 +1,14 @@
-"""Python modules of a project, sent to the workers as text because they are not on their disks."""
+"""Code of a project, sent to the workers as text because it is not on their disks."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 import types
+from pathlib import Path
 from threading import RLock
+
+from conduit_dagster.recovery.errors import FatalError
 
 _LOCK = RLock()
 """Held while a module is executed, so that no other thread gets half of it; a module may itself load another."""
@@ -29,3 +32,12 @@ def module_of(package: str, name: str, text: str, file: str) -> types.ModuleType
             del sys.modules[full]
             raise
         return module
+
+
+def code_text(path: Path, what: str, *, code: str, place: str, fix: str) -> str:
+    """Return the text of a file with code. Raises ``FatalError`` that says that ``what`` can't be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise FatalError(f"{what} can't be read: {reason}", code=code, place=place, fix=fix) from None

@@ -8,10 +8,10 @@ import msgspec
 from pydantic import AfterValidator
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.field_reference import FieldError, Reference, kind_of
+from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.conversions import to_string
 from conduit_dagster.processors.common.json_text import decode_json
 from conduit_dagster.processors.common.setting_kinds import reference
-from conduit_dagster.processors.field_convert import to_string
 from conduit_dagster.record import Data, Document, Record
 from conduit_dagster.sdk import ProcessError
 
@@ -41,13 +41,10 @@ PayloadField = Annotated[str, AfterValidator(_in_payload)]
 def document_in(record: Record, field: Reference, code: str = INVALID) -> Document:
     """Return the document in the field, which may be JSON text.
 
-    Raises :class:`ProcessError`, with ``code`` if the value is not a document.
+    Raises :class:`ProcessError` with ``code`` if the value is not a document, and ``FieldError``.
     """
-    try:
-        field.create_way(record)
-        value = field.get(record)
-    except FieldError as error:
-        raise ProcessError(str(error), code=error.code) from error
+    field.create_way(record)
+    value = field.get(record)
     if isinstance(value, bytes | str):
         try:
             value = decode_json(value)

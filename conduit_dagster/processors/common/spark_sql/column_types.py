@@ -36,7 +36,9 @@ _DIGITS = 38
 
 
 def parse_columns(text: str) -> dict[str, ColumnType]:
-    """Return the types by name, in order. Raises :class:`SqlTextError`."""
+    """Return the types by name, in order; none for blank text. Raises :class:`SqlTextError`."""
+    if not text.strip():
+        return {}
     import sqlglot
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
