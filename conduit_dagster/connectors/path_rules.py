@@ -1,4 +1,4 @@
-"""Path checks of connectors' settings: refuse paths invalid on any file system, and URLs that can't be opened here."""
+"""Paths in connectors' settings: refuse paths invalid on any file system, and URLs that can't be opened here."""
 
 from __future__ import annotations
 
@@ -69,3 +69,9 @@ def located(context: ConnectorContext, path: str) -> str:
     if (problem := unopenable(url)) is not None:
         raise FatalError(problem.message, code="file.not_local", fix=problem.fix)
     return url
+
+
+def shown_path(context: ConnectorContext, path: str, url: str) -> str:
+    """Return a file's path for metadata, as a setting's ``path`` is written: relative to the project, or not."""
+    is_relative = storage.is_local(path) and not path.startswith(("/", "file:"))
+    return os.path.relpath(url, context.root) if is_relative else url

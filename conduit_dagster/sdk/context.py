@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from conduit_dagster import storage
 from conduit_dagster.expressions import Clock
 from conduit_dagster.node_ids import node_id
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
 
 Strategy = Literal["exactly-once", "at-least-once", "at-most-once"]
 
@@ -42,6 +43,11 @@ class ConnectorContext:
     def full_id(self) -> str:
         """The id that Conduit writes into metadata: ``pipeline:connector``."""
         return node_id(self.pipeline, self.connector)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Metadata of every record of a source that ``sets_metadata``: its connector's id and the time of the read."""
+        return {SOURCE_CONNECTOR_ID: self.full_id, READ_AT: str(self.clock.now_ns)}
 
     def resolve(self, path: str) -> str:
         """Return ``path`` made absolute against the project root; a URL is returned unchanged."""

@@ -1,16 +1,31 @@
-"""Labels of a file source's records: metadata and position prefix, shared by all records of a file."""
+"""Labels of a file source's records: metadata with the file's header, and position prefix."""
 
 from __future__ import annotations
 
-import os
+from typing import Final
 
-from conduit_dagster import storage
 from conduit_dagster.connectors.collection_setting import CollectionPattern
 from conduit_dagster.connectors.file.line_reader import LineLabels
 from conduit_dagster.connectors.file.listing import TrackedFile
+from conduit_dagster.connectors.file.opened import OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.connectors.path_rules import shown_path
 from conduit_dagster.record import COLLECTION, FILE_HEADER, MODE, READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.sdk import ConnectorContext
+
+_MARK: Final = "\ufeff"
+_PIECE: Final = 4_096
+
+
+def header_text(opened: OpenFile, max_line: int) -> str:
+    """Return the header without its line end and byte-order mark; bytes that are not UTF-8 become U+FFFD."""
+    data = b""
+    while len(data) < max_line and (piece := opened.read_at(len(data), _PIECE)):
+        line, end, _ = piece.partition(b"\n")
+        data += line
+        if end:
+            break
+    return data.removesuffix(b"\r").decode(errors="replace").removeprefix(_MARK)
 
 
 class FileLabels:
@@ -28,7 +43,7 @@ class FileLabels:
             SOURCE_CONNECTOR_ID: self._context.full_id,
             **({COLLECTION: collection} if collection else {}),
             **({MODE: mode} if mode else {}),
-            "file.path": self._shown(url) if self._many else self._settings.path,
+            "file.path": shown_path(self._context, self._settings.path, url) if self._many else self._settings.path,
             **({FILE_HEADER: header} if header else {}),
             READ_AT: str(self._context.clock.now_ns),
         }
@@ -45,10 +60,6 @@ class FileLabels:
     def _name(self, file: TrackedFile) -> str:
         # a followed file keeps its collection when it is rotated, which changes its name
         return (file.name if self._many else self._settings.path).rsplit("/", 1)[-1]
-
-    def _shown(self, url: str) -> str:
-        is_relative = storage.is_local(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
-        return os.path.relpath(url, self._context.root) if is_relative else url
 
     def _prefix(self, file: TrackedFile) -> str:
         """Return the prefix that makes positions unique in the source: empty for the first file of a single path."""

@@ -239,12 +239,12 @@ class LineReader:
         try:
             digest = self._opened.mark(mark.offset, line[-MARK:])
         except FileChanged:
-            raise moved(self._file, self._opened.url) from None
+            raise file_moved(self._file, self._opened.url) from None
         file = msgspec.structs.replace(self._file, offset=mark.offset, line=mark.line, mark=digest, unended=False)
         return msgspec.structs.asdict(file)
 
 
-def moved(file: TrackedFile, url: str) -> TransientError:
+def file_moved(file: TrackedFile, url: str) -> TransientError:
     """Return the error for a file found under none of its names, or changed while it was read."""
     return TransientError(
         f"{file.name} was renamed or replaced while it was to be read",

@@ -8,14 +8,12 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.connectors.collection_setting import modes_of
-from conduit_dagster.connectors.file.file_header import header_text
-from conduit_dagster.connectors.file.file_labels import FileLabels
+from conduit_dagster.connectors.file.file_labels import FileLabels, header_text
 from conduit_dagster.connectors.file.file_matching import open_tracked
 from conduit_dagster.connectors.file.file_position import Copied, CopyEnd, CopyModes, FilePosition, parse_position
 from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, Survey
 from conduit_dagster.connectors.file.finished_files import FileLists, FileStates
-from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, scan, split_of
-from conduit_dagster.connectors.file.line_reader import moved as moved_away
+from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, file_moved, scan, split_of
 from conduit_dagster.connectors.file.listing import (
     FoundFile,
     TrackedFile,
@@ -28,13 +26,12 @@ from conduit_dagster.connectors.file.packed import is_packed
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.step_ranges import Drain, FileSteps, Step
 from conduit_dagster.connectors.path_rules import located
+from conduit_dagster.connectors.step_planning import MOST_FILES, is_gone
 from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, KeptValues, Limit, Position, ReadOptions, Source, Split
 
 _LOOKS = 3
-_MOST_FILES = 1_000
-"""Maximum number of files per step: each is a split, and the whole step is stored."""
 
 
 class FileSource(Source):
@@ -132,7 +129,7 @@ class FileSource(Source):
                 changed[seen.file.number] = seen.file.at_first(seen.found)
             if step.done < step.upto:
                 copied.leave(self._labels.unchecked(seen.file))
-            if self._must_wait(seen, step) or min(left) <= 0 or len(changed) >= _MOST_FILES:
+            if self._must_wait(seen, step) or min(left) <= 0 or len(changed) >= MOST_FILES:
                 break  # later files come after this file's lines
         if not changed:
             return start
@@ -194,13 +191,7 @@ class FileSource(Source):
 
     def gives_up(self, start: Position, end: Position) -> bool:
         """Return whether the range is missing and may be lost, which only ``on-gone: skip`` allows."""
-        if self.settings.on_gone != "skip":
-            return False
-        try:
-            self.verify(start, end)
-        except FatalError:
-            return True
-        return False
+        return self.settings.on_gone == "skip" and is_gone(self, start, end)
 
     def _ranges(self, start: Position, end: Position) -> Iterator[tuple[TrackedFile, TrackedFile]]:
         return advanced(parse_position(start), parse_position(end), self._lists)
@@ -248,7 +239,7 @@ class FileSource(Source):
                         splits.append(modes.labelled(split, collection, first.number))
                         ordinal += high.line - low.line
                 except FileChanged:
-                    raise moved_away(first, opened.url) from None
+                    raise file_moved(first, opened.url) from None
         return splits
 
     def _pieces(
@@ -290,7 +281,7 @@ class FileSource(Source):
         found = FoundFile(url, file.name, file.inode, 0, 0, unpacked=is_packed(url))
         opened = open_tracked(found, file) or self._surveyor.finder().open(file)
         if opened is None:
-            raise moved_away(file, url)
+            raise file_moved(file, url)
         return opened
 
     def lag(self, position: Position) -> int | None:

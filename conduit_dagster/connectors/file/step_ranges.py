@@ -8,8 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.before_failure import before_failure
-from conduit_dagster.connectors.file.file_header import header_end
 from conduit_dagster.connectors.file.file_scan import FileScan, SeenFile
 from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end, opened, scan
 from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile, look
@@ -17,6 +15,7 @@ from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_f
 from conduit_dagster.connectors.file.packed import require_plain
 from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.connectors.step_planning import before_failure
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
@@ -44,7 +43,8 @@ def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max
             last = marks[-1] if marks else start
             return FileReach(nth_end(file, last, limit.records - (last.line - start.line)), marks, True, False)
         marks.append(mark)
-    marks = marks or _first_line(file, start, upto, max_line)
+    if not marks and (first := _line_end(file, start, upto, max_line)):
+        marks = [first]  # a line longer than a batch forms its own batch
     end = marks[-1] if marks else start
     if end.offset == upto:
         return FileReach(end, marks, False, False)
@@ -62,10 +62,12 @@ def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max
     return FileReach(Mark(upto, end.line + 1), marks, False, True)
 
 
-def _first_line(file: Readable, start: Mark, upto: int, max_line: int) -> list[Mark]:
-    """Return the mark after the first line: a line longer than a batch forms its own batch."""
-    found = any(scan(file, start, upto, max_line))
-    return [nth_end(file, start, 1)] if found else []
+def _line_end(file: Readable, start: Mark, upto: int, max_line: int) -> Mark | None:
+    """Return the place after the next line; None if it does not end before byte ``upto``.
+
+    Raises ``FatalError`` (``file.line_too_long``).
+    """
+    return nth_end(file, start, 1) if any(scan(file, start, upto, max_line)) else None
 
 
 _POLL: Final = 0.05
@@ -215,7 +217,7 @@ class FileSteps:
         """
         if not self._has_header or file.offset:
             return next_line(file, opened)
-        return header_end(opened, upto, self._max_line) or Mark(0, 0)
+        return _line_end(opened, Mark(0, 0), upto, self._max_line) or Mark(0, 0)
 
     def records(self, before: TrackedFile, after: TrackedFile) -> int:
         """Return the number of lines between two states of a file, without its header."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import Duration
-from conduit_dagster.record import COLLECTION, OPERATIONS, READ_AT, SOURCE_CONNECTOR_ID, Data, Record
+from conduit_dagster.record import COLLECTION, OPERATIONS, Data, Record
 from conduit_dagster.recovery.errors import from_os_error
 from conduit_dagster.sdk import (
     Block,
@@ -213,7 +213,7 @@ class GeneratorSource(Source):
         return make
 
     def _record_maker(self, collection: Collection) -> Callable[[int, int], Record]:
-        metadata = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
+        metadata = self.context.labels
         if collection.name:
             metadata[COLLECTION] = collection.name
         data, operations = self._data_maker(collection), collection.operations

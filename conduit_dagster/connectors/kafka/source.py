@@ -25,8 +25,8 @@ from conduit_dagster.connectors.kafka.message_sizes import MessageSizes
 from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader, consumer_config
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.step_shares import shares
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
-from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.connectors.step_planning import is_gone
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split
 
 _BYTES = 100
@@ -233,20 +233,13 @@ class KafkaSource(Source):
 
     def gives_up(self, start: Position, end: Position) -> bool:
         """Return whether the range is gone and its loss is allowed, by ``on-gone: skip``."""
-        if self.settings.on_gone != "skip":
-            return False
-        try:
-            self.verify(start, end)
-        except FatalError:
-            return True
-        return False
+        return self.settings.on_gone == "skip" and is_gone(self, start, end)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the messages of a split."""
-        labels = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
-        yield from PartitionReader(self.settings, self._errors, labels, split).blocks(options)
+        yield from PartitionReader(self.settings, self._errors, self.context.labels, split).blocks(options)
 
     def lag(self, position: Position) -> int | None:
         """Return the number of unread offsets."""

@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.connectors.before_failure import before_failure
 from conduit_dagster.connectors.collection_setting import modes_of
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.listing import FoundFile
@@ -17,6 +16,7 @@ from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquet,
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
 from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile, parse_file, parse_position
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
+from conduit_dagster.connectors.step_planning import MOST_FILES, before_failure
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Mode, Record
 from conduit_dagster.sdk import Block, KeptValues, Limit, Position, ReadOptions, Rows, Source, Split
@@ -102,10 +102,6 @@ class _Made:
         return msgspec.to_builtins(msgspec.structs.replace(self._reader.file, done=self._first + i + 1))
 
 
-_MOST_FILES = 1_000
-"""Maximum number of files per step: the whole step is stored."""
-
-
 class RowFiles(Source):
     """A document per row, file after file.
 
@@ -168,7 +164,7 @@ class RowFiles(Source):
             moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
             left = Limit(left.records - rows, left.bytes - rows * footer.row_bytes)
             # at most one file is partly read: the next file's rows would otherwise come before its remaining ones
-            if rows < file.rows - file.done or min(left) <= 0 or len(moved) >= _MOST_FILES:
+            if rows < file.rows - file.done or min(left) <= 0 or len(moved) >= MOST_FILES:
                 break
         if not moved:
             return start

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import field_validator
 
-from conduit_dagster import storage
 from conduit_dagster.connectors.collection_setting import CollectionPattern, check_collection
 from conduit_dagster.connectors.columnar.columns import RowSourceSettings
 from conduit_dagster.connectors.file.listing import is_many, require_local
 from conduit_dagster.connectors.parquet.parquet_folder import ListedFiles
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
 from conduit_dagster.connectors.parquet.row_files import RowFiles
-from conduit_dagster.connectors.path_rules import located, valid_path
+from conduit_dagster.connectors.path_rules import located, shown_path, valid_path
 from conduit_dagster.sdk import ConnectorContext
 
 
@@ -70,5 +68,4 @@ class ParquetSource(RowFiles):
 
     def _describe(self, url: str) -> dict[str, str]:
         """Return the file's path, relative to the project root if the setting is relative."""
-        is_relative = storage.is_local(self.settings.path) and not self.settings.path.startswith(("/", "file:"))
-        return {"file.path": os.path.relpath(url, self.context.root) if is_relative else url}
+        return {"file.path": shown_path(self.context, self.settings.path, url)}

@@ -10,7 +10,7 @@ import msgspec
 
 from conduit_dagster.commit_log.splits import LogManifest, behind, cut, reach, read_whole, relocated
 from conduit_dagster.connectors.pipeline.published import ProjectView
-from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, log_gap, log_gone
+from conduit_dagster.connectors.pipeline.read_mode import ReadMode, log_gap, log_gone, relabel
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions, Split
@@ -115,7 +115,7 @@ class LogReadMode(ReadMode):
 
     # -- reading, in tasks ----------------------------------------------------------------------------------------
 
-    def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
+    def read(self, split: Split, options: ReadOptions, labels: dict[str, str]) -> Iterator[Block]:
         """Yield the good entries. Raises ``FatalError`` (``chain.log_gap``) if one is missing."""
         # the driver verified the range, but a log that changes under its reader must not lose anything either
         for block in read_whole(
@@ -132,13 +132,13 @@ def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:
     )
 
 
-def _given_on(block: Block, labels: Labels) -> Block:
+def _given_on(block: Block, labels: dict[str, str]) -> Block:
     """Return the block's good records, relabelled for this source."""
     rows = [row for row in range(len(block.records)) if row not in block.nacks]
     records, boundary = [block.records[row] for row in rows], block.boundary
     for row, record in zip(rows, records, strict=True):
         record.position = boundary(row)
-    labels.label(records)
+    relabel(records, labels)
     return Block(records, lambda i: boundary(rows[i]), _complete(block, rows), again=_again(block, rows, labels))
 
 
@@ -154,7 +154,7 @@ def _complete(block: Block, rows: Sequence[int]) -> Callable[[int, Record], None
     return whole
 
 
-def _again(block: Block, rows: Sequence[int], labels: Labels) -> Callable[[Sequence[int]], list[Record]]:
+def _again(block: Block, rows: Sequence[int], labels: dict[str, str]) -> Callable[[Sequence[int]], list[Record]]:
     again, boundary = block.again, block.boundary
     assert again is not None
 
@@ -162,7 +162,7 @@ def _again(block: Block, rows: Sequence[int], labels: Labels) -> Callable[[Seque
         records = again([rows[place] for place in places])
         for place, record in zip(places, records, strict=True):
             record.position = boundary(rows[place])
-        labels.label(records)
+        relabel(records, labels)
         return records
 
     return read

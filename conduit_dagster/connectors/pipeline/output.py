@@ -17,7 +17,6 @@ from conduit_dagster.connectors.file.step_ranges import reach
 from conduit_dagster.connectors.pipeline.published import Piece, ProjectView, Published, parser
 from conduit_dagster.connectors.pipeline.read_mode import (
     READABLE,
-    Labels,
     ReadMode,
     Upstream,
     no_record,
@@ -25,15 +24,15 @@ from conduit_dagster.connectors.pipeline.read_mode import (
     output_elsewhere,
     output_gone,
     output_moved,
+    relabel,
 )
+from conduit_dagster.connectors.step_planning import MOST_FILES
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.state.readers import PLUGIN, output_readers, step_of
 
-_MOST_FILES = 1_000
-"""Maximum number of files per step: each is a split, and the whole step is stored."""
 _LONGEST_LINE = 1 << 40
 """No practical limit: the other pipeline wrote the file, so it certainly consists of lines."""
 _OTHER = "it is another file"
@@ -150,7 +149,7 @@ class OutputReadMode(ReadMode):
         """
         first = at = _place(start)
         left, pieces = limit, self._behind(at, horizon)
-        for piece in pieces[:_MOST_FILES]:
+        for piece in pieces[:MOST_FILES]:
             mark = at.line_end if piece.name == at.file else Mark(0, 0)
             with self._open(piece, at) as opened:
                 step = reach(opened, mark, piece.length, left, True, _LONGEST_LINE)
@@ -315,7 +314,7 @@ class OutputReadMode(ReadMode):
 
     # -- reading, in tasks ----------------------------------------------------------------------------------------
 
-    def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
+    def read(self, split: Split, options: ReadOptions, labels: dict[str, str]) -> Iterator[Block]:
         """Yield the lines as records. Raises ``FatalError`` (``chain.no_record``) for a line that is not a record."""
         at, path = _place(split.start), split.detail["path"]
         byte, line, to = at.byte, at.line, split.detail["to"]
@@ -329,7 +328,7 @@ class OutputReadMode(ReadMode):
                     byte, line = byte + len(text) + 1, line + 1
                     marks.append(Mark(byte, line))
                 records = [lines_of.record(text, mark) for text, mark in zip(some, marks, strict=True)]
-                labels.label(records)
+                relabel(records, labels)
                 yield Block(records, self._boundary(opened, at, marks, some))
 
     def _boundary(self, opened: OpenFile, at: _Place, marks: list[Mark], lines: list[bytes]) -> Callable[[int], Any]:

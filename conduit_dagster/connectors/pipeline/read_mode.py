@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.msgspec_warmup import learn
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Split
+from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Split
 
 PLUGIN = "pipeline"
 """Same value as in ``state.readers``, which imports SQLAlchemy: validating files without chains must not wait for that.
@@ -134,26 +134,18 @@ def no_record(place: str, why: str) -> FatalError:
     )
 
 
-class Labels:
-    """Metadata that a chained source sets itself; the other entries stay as the other pipeline wrote them."""
+def relabel(records: list[Record], labels: dict[str, str]) -> None:
+    """Set the metadata that a chained source sets itself; the other entries stay as the other pipeline wrote them.
 
-    def __init__(self, context: ConnectorContext) -> None:
-        self._own = {SOURCE_CONNECTOR_ID: context.full_id, READ_AT: str(context.clock.now_ns)}
-
-    @property
-    def own(self) -> dict[str, str]:
-        """Metadata of a record that has no metadata itself."""
-        return self._own
-
-    def label(self, records: list[Record]) -> None:
-        """Set the metadata of these records. Records that share metadata still share it afterwards."""
-        last: dict[str, str] | None = None
-        labelled = self._own
-        for record in records:
-            if record.metadata is not last:
-                last = record.metadata
-                labelled = {**last, **self._own}
-            record.metadata = labelled
+    Records that share metadata still share it afterwards.
+    """
+    last: dict[str, str] | None = None
+    labelled = labels
+    for record in records:
+        if record.metadata is not last:
+            last = record.metadata
+            labelled = {**last, **labels}
+        record.metadata = labelled
 
 
 class ReadMode(ABC):
@@ -189,8 +181,8 @@ class ReadMode(ABC):
         """Return the split with the current location of its data."""
 
     @abstractmethod
-    def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
-        """Yield the records of a split."""
+    def read(self, split: Split, options: ReadOptions, labels: dict[str, str]) -> Iterator[Block]:
+        """Yield the records of a split, with these ``labels`` in their metadata."""
 
     @abstractmethod
     def lag(self, position: Position) -> int:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from conduit_dagster.connectors.pipeline.logged import LogReadMode
 from conduit_dagster.connectors.pipeline.output import OutputReadMode
 from conduit_dagster.connectors.pipeline.published import ProjectView
-from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, Upstream, upstream_of, which_connector
+from conduit_dagster.connectors.pipeline.read_mode import ReadMode, Upstream, upstream_of, which_connector
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.sdk import Block, ConnectorContext, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.state.readers import PLUGIN
@@ -92,7 +92,7 @@ class PipelineSource(Source):
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the records, with this source's own metadata set."""
-        yield from self._mode.read(split, options, Labels(self.context))
+        yield from self._mode.read(split, options, self.context.labels)
 
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` (``chain.*``) if a range is no longer complete."""

@@ -13,7 +13,7 @@ from conduit_dagster.connectors.postgres.source_reader import SplitReader
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.table_follower import TableFollower
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Mode
+from conduit_dagster.record import Mode
 from conduit_dagster.sdk import (
     Block,
     ConnectorContext,
@@ -85,9 +85,9 @@ class PostgresSource(Source):
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the rows or changes of a split."""
-        labels = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
         session = self._session
-        return SplitReader(self.settings, session.errors, session.application, labels).blocks(split, options)
+        reader = SplitReader(self.settings, session.errors, session.application, self.context.labels)
+        return reader.blocks(split, options)
 
     def resume(self, state: ResumeState) -> None:
         """Note that a run begins: only a run creates a missing publication or slot."""
