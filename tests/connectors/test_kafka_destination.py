@@ -14,7 +14,7 @@ from lab.kills import at, crashing
 from lab.waiting import wait_until
 from pydantic import ValidationError
 
-from conduit_dagster.connectors.kafka import delivery_claims
+from conduit_dagster.connectors import kept_hashes
 from conduit_dagster.connectors.kafka.destination import BatchRefusedError, KafkaDestination
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.record import Record
@@ -297,7 +297,7 @@ def test_an_open_transaction_of_another_pipeline_does_not_hide_a_hash(lab: Kafka
 
 def test_old_hashes_are_dropped(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a delivery of such an old step is refused rather than written twice, also by another process."""
-    monkeypatch.setattr(delivery_claims, "KEPT_STEPS", 100)
+    monkeypatch.setattr(kept_hashes, "KEPT_STEPS", 100)
     topic = lab.server.topic()
     destination = lab.destination(topic)
     old, kept = lab.stage_as(99, destination, numbered(1)), lab.stage_as(100, destination, numbered(1))

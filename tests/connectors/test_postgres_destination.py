@@ -11,7 +11,7 @@ import pytest
 from lab.postgres_lab import PostgresLab, at_half, change, child, create
 
 from conduit_dagster.builtin_plugins import DESTINATIONS
-from conduit_dagster.connectors.postgres.delivery_transaction import KEPT_STEPS
+from conduit_dagster.connectors.kept_hashes import KEPT_STEPS
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import AlreadyClaimed

@@ -13,11 +13,9 @@ from conduit_dagster.connectors.kafka.cluster_topics import Cluster
 from conduit_dagster.connectors.kafka.kafka_client import client_config, make_client
 from conduit_dagster.connectors.kafka.kafka_errors import PASSING, KafkaErrors
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
+from conduit_dagster.connectors.kept_hashes import new_floor
 from conduit_dagster.sdk import Claimed, Delivery
 
-KEPT_STEPS: Final = 1_000
-"""Number of steps whose hashes are kept. An older delivery is refused, so that none is ever published twice."""
-_EVERY: Final = 100
 _FLOOR: Final = "floor"
 
 
@@ -69,10 +67,9 @@ class DeliveryClaims:
         return [ClaimMessage(delivery.hash, DeliveryClaim(state, delivery.step, delivery.records))]
 
     def pruning(self, delivery: Delivery) -> list[ClaimMessage]:
-        """Return, at every hundredth step, the messages that remove the claims of steps older than ``KEPT_STEPS``."""
-        floor = delivery.step - KEPT_STEPS
-        # the first child prunes for all
-        if delivery.step % _EVERY or floor <= 0 or (delivery.take is not None and delivery.skip):
+        """Return, at every hundredth step, the messages that remove the claims of steps before :func:`new_floor`."""
+        floor = new_floor(delivery)
+        if floor is None:
             return []
         old = [name for name, one in self._known.items() if name != _FLOOR and one.step < floor]
         return [ClaimMessage(_FLOOR, DeliveryClaim("pruned", floor)), *(ClaimMessage(name, None) for name in old)]

@@ -12,6 +12,7 @@ import psycopg
 from psycopg import errors, sql
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.kept_hashes import new_floor
 from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.merge import Merge
@@ -33,9 +34,6 @@ from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Claim, Claimed, Delivery, Refusal, Rejected
 
 NAME = "conduit_deliveries"
-KEPT_STEPS = 1_000
-"""Number of steps whose hashes are kept. An older delivery is refused, so that none is ever published twice."""
-_EVERY = 100
 
 _CREATE = """
     CREATE TABLE IF NOT EXISTS {} (
@@ -131,9 +129,8 @@ class Claims(NamedTuple):
 
     def prune(self, connection: Connection, delivery: Delivery) -> None:
         """At every hundredth step, delete the hashes of much older steps, within the delivery's transaction."""
-        floor = delivery.step - KEPT_STEPS
-        # the first child prunes for all
-        if delivery.step % _EVERY or floor <= 0 or (delivery.take is not None and delivery.skip):
+        floor = new_floor(delivery)
+        if floor is None:
             return
         whose = (self.pipeline, delivery.consumer, floor)
         connection.execute(sql.SQL(_RAISE_FLOOR).format(self._table), (self._floor(delivery), *whose))
