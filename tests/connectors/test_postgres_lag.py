@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from lab.postgres_reading import PostgresReading, drained
 
-from conduit_dagster.connectors.postgres.wal_times import WalTimes
+from conduit_dagster.connectors.postgres.wal_history import WalTimes
 
 TABLE = "CREATE TABLE a (id bigint PRIMARY KEY, t text)"
 

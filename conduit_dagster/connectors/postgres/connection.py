@@ -6,11 +6,12 @@ import hashlib
 import threading
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, LiteralString, Protocol
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
@@ -76,6 +77,12 @@ def _prepare(connection: Connection, settings: DatabaseSettings) -> None:
     for name, seconds in (("statement_timeout", settings.statement_timeout), ("lock_timeout", settings.lock_timeout)):
         connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
     connection.execute(_DURABLE)
+
+
+def value_of(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[object] = ()) -> Any:
+    """Return the first column of a query's first row; None if there is no row. Raises ``psycopg.Error``."""
+    row = connection.execute(query, values or None).fetchone()
+    return None if row is None else row[0]
 
 
 class Session:

@@ -14,7 +14,7 @@ from psycopg import errors, sql
 from conduit_dagster import storage
 from conduit_dagster.connectors.kept_hashes import new_floor
 from conduit_dagster.connectors.postgres.catalog import read_table
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.merge import Merge
 from conduit_dagster.connectors.postgres.narrowed_lines import narrowed_lines
 from conduit_dagster.connectors.postgres.row_search import RowSearch
@@ -83,14 +83,12 @@ class Claims(NamedTuple):
                 raise
 
     def _is_there(self, connection: Connection) -> bool:
-        row = connection.execute("SELECT to_regclass(%s)", (self._table.as_string(connection),)).fetchone()
-        return row is not None and row[0] is not None
+        return value_of(connection, "SELECT to_regclass(%s)", (self._table.as_string(connection),)) is not None
 
     def check(self, connection: Connection) -> None:
         """Raise ``FatalError`` without the privileges to read, insert, update and delete rows."""
         name = self._table.as_string(connection)
-        row = connection.execute(_RIGHTS, (name,)).fetchone()
-        if row is None or not row[0]:
+        if not value_of(connection, _RIGHTS, (name,)):
             fix = f"as its owner: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} to the user in url"
             raise self.verdicts.fatal(f"{name} can't be written", "postgres.no_privilege", fix)
 
@@ -124,8 +122,7 @@ class Claims(NamedTuple):
     def state(self, connection: Connection, delivery: Delivery) -> Claimed | None:
         """Return the state stored under the delivery's hash, or None."""
         query = sql.SQL("SELECT state FROM {} WHERE hash = %s").format(self._table)
-        row = connection.execute(query, (delivery.hash,)).fetchone()
-        return None if row is None else cast(Claimed, row[0])
+        return cast("Claimed | None", value_of(connection, query, (delivery.hash,)))
 
     def prune(self, connection: Connection, delivery: Delivery) -> None:
         """At every hundredth step, delete the hashes of much older steps, within the delivery's transaction."""
@@ -142,14 +139,14 @@ class Claims(NamedTuple):
     def _refuse_pruned(self, connection: Connection, delivery: Delivery) -> None:
         # queried after the insert, in a statement of its own: the insert may have waited for the pruning transaction
         query = sql.SQL("SELECT step FROM {} WHERE hash = %s").format(self._table)
-        row = connection.execute(query, (self._floor(delivery),)).fetchone()
-        if row is None or delivery.step >= row[0]:
+        floor = value_of(connection, query, (self._floor(delivery),))
+        if floor is None or delivery.step >= floor:
             return
         fix = (
             "a run this old must not go on; where the state store was started anew on purpose: "
             f"DELETE FROM {self.schema}.{NAME} WHERE pipeline = '{self.pipeline}', then run again"
         )
-        message = f"step {delivery.step} is older than what {NAME} still knows (step {row[0]})"
+        message = f"step {delivery.step} is older than what {NAME} still knows (step {floor})"
         raise self.verdicts.fatal(message, "postgres.step_pruned", fix)
 
 

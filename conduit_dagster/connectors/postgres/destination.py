@@ -10,7 +10,7 @@ from psycopg import sql
 
 from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
-from conduit_dagster.connectors.postgres.connection import Connection, Session, application, end_older
+from conduit_dagster.connectors.postgres.connection import Connection, Session, application, end_older, value_of
 from conduit_dagster.connectors.postgres.copy_writer import CopyWriter
 from conduit_dagster.connectors.postgres.delivery_transaction import NAME, Claims, TablePublisher
 from conduit_dagster.connectors.postgres.encode import TableEncoder
@@ -219,8 +219,8 @@ _MOST: Final = 100_000
 def count_rows(connection: Connection, table: TableName) -> int | None:
     """Return the number of rows; None above 100,000, which would take long to count."""
     query = sql.SQL("SELECT count(*) FROM (SELECT FROM {} LIMIT {}) AS few")
-    row = connection.execute(query.format(table.quoted, _MOST + 1)).fetchone()
-    return row[0] if row is not None and row[0] <= _MOST else None
+    count = int(value_of(connection, query.format(table.quoted, _MOST + 1)))
+    return count if count <= _MOST else None
 
 
 def some_rows(connection: Connection, table: TableName, rows: int) -> list[dict[str, Any]]:

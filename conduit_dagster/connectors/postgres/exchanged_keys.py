@@ -11,7 +11,7 @@ from typing import Final
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.catalog import read_table
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.merge_statements import MarkedColumns, MergeStatements
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup
 
@@ -54,13 +54,11 @@ class KeyExchange:
     def __init__(self, connection: Connection, group: LineGroup) -> None:
         self._key = group.key
         table = read_table(connection, group.table) if group.moves else None
-        row = connection.execute(_ACTIONS, (group.table.schema, group.table.name)).fetchone() if table else None
         # not with referential actions: a deletion would cascade to the referencing rows
-        self._columns = (
-            []
-            if row is None or row[0] or table is None
-            else [column.name for column in table.columns.values() if not column.generated]
-        )
+        if table is None or value_of(connection, _ACTIONS, (group.table.schema, group.table.name)):
+            self._columns: list[str] = []
+        else:
+            self._columns = [column.name for column in table.columns.values() if not column.generated]
 
     def before(self, statements: MergeStatements, shape: MarkedColumns, otherwise: sql.Composed) -> sql.Composed:
         """Return the branch for a change of a key; ``otherwise`` is for a row that takes part in no exchange."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import psycopg
 from psycopg import sql
 
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.keyed_rows import MOVES
 from conduit_dagster.connectors.postgres.merge_loop import apply_in_order
 from conduit_dagster.connectors.postgres.merge_statements import MarkedColumns, MergeStatements, OnConflict
@@ -169,5 +169,4 @@ class Merge:
         self._connection.execute(self._sql.filled(text, columns))
 
     def _is_true(self, text: str) -> bool:
-        row = self._connection.execute(self._sql.filled(text)).fetchone()
-        return row is not None and row[0]
+        return bool(value_of(self._connection, self._sql.filled(text)))

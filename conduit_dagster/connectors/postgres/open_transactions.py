@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from conduit_dagster.connectors.postgres.connection import APPLICATION, Connection
+from conduit_dagster.connectors.postgres.connection import APPLICATION, Connection, value_of
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 
@@ -47,11 +47,11 @@ class OpenTransactions:
     def are_over(self, connection: Connection) -> bool:
         """Return whether all have ended and new snapshots see their commits. Raises ``psycopg.Error``."""
         if self._virtual:
-            if _is_true(connection, _OPEN, self._virtual):
+            if value_of(connection, _OPEN, (self._virtual,)):
                 return False
             # a transaction without an id may since have got one and been prepared, which releases its virtual id
             self._next_id, self._virtual = _next_id(connection), []
-        return _is_true(connection, _OVER, self._next_id)
+        return bool(value_of(connection, _OVER, (self._next_id,)))
 
     def wait(self, connection: Connection, settings: DatabaseSettings, errors: SourceErrors) -> None:
         """Wait until all have ended. Raises ``TransientError`` after ``lock-timeout``."""
@@ -66,11 +66,4 @@ class OpenTransactions:
 
 
 def _next_id(connection: Connection) -> str:
-    row = connection.execute(_NEXT).fetchone()
-    assert row is not None
-    return str(row[0])
-
-
-def _is_true(connection: Connection, query: str, value: object) -> bool:
-    row = connection.execute(query.encode(), (value,)).fetchone()
-    return bool(row and row[0])
+    return str(value_of(connection, _NEXT))

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.postgres.cluster_identity import ClusterIdentity, is_other
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
-from conduit_dagster.connectors.postgres.replication_rights import check_rights
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.table_polls import TablePolls
+from conduit_dagster.connectors.postgres.wal_history import ClusterIdentity, is_other
 from conduit_dagster.sdk import Leftover, Limit, Split
 
 _NOW = "SELECT extract(epoch FROM statement_timestamp()), pg_is_in_recovery()"
@@ -69,7 +68,7 @@ class PolledTables:
 
     def _check(self, connection: Connection) -> None:
         tables = self._session.tables(connection)
-        check_rights(connection, self._session.server, tables, self._errors)
+        self._session.require_readable(connection, tables)
         self._copies.begin(connection, tables, PostgresPosition())
         self._time(connection)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_tables import quoted, shape_of
 
@@ -68,8 +68,7 @@ def published_shapes(connection: Connection, publication: str) -> dict[str, str]
 
 def is_partitioned(connection: Connection, table: TableName) -> bool:
     """Return whether a table has partitions, and no rows of its own."""
-    row = connection.execute(_IS_PARTITIONED, (quoted(table),)).fetchone()
-    return bool(row and row[0])
+    return bool(value_of(connection, _IS_PARTITIONED, (quoted(table),)))
 
 
 def rows_of(connection: Connection, table: TableName, row_filter: str) -> str:

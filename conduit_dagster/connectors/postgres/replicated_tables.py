@@ -13,15 +13,13 @@ import psycopg
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
 from conduit_dagster.connectors.postgres.published_tables import published_shapes
-from conduit_dagster.connectors.postgres.replication_rights import check_replication, check_rights
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
-from conduit_dagster.connectors.postgres.timelines import TimelineCheck
-from conduit_dagster.connectors.postgres.wal_times import WalTimes
+from conduit_dagster.connectors.postgres.wal_history import TimelineCheck, WalTimes
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Leftover, Limit, Split
 
@@ -77,12 +75,12 @@ class ReplicatedTables:
 
     def _check(self, connection: Connection) -> None:
         look, tables = self._slot.look(connection), self._session.tables(connection)
-        check_rights(connection, self._session.server, tables, self._errors)
+        self._session.require_readable(connection, tables)
         self._copies.begin(connection, tables, PostgresPosition())
         if self._settings.snapshot_mode == "initial_only":
             return
         self._slot.require_logical(connection)
-        check_replication(connection, self._session.server, look.exists, self._errors)
+        self._slot.require_rights(connection, self._session.server.user, look.exists)
         self._slot.require_published(connection, tables)
         if look.is_lost:
             raise self._errors.slot_lost()

@@ -8,15 +8,14 @@ from typing import NamedTuple
 import psycopg
 from psycopg import sql
 
-from conduit_dagster.connectors.postgres.cluster_identity import ClusterIdentity, is_other
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin
 from conduit_dagster.connectors.postgres.published_tables import is_partitioned
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.timelines import UNKNOWN
+from conduit_dagster.connectors.postgres.wal_history import UNKNOWN_TIMELINE, ClusterIdentity, is_other
 from conduit_dagster.sdk import Leftover
 
 _MARK = "conduit_dagster: "
@@ -40,6 +39,11 @@ _FIRST = """
     SELECT data FROM pg_logical_slot_peek_binary_changes(
         %s, %s, 1, 'proto_version', '2', 'publication_names', %s) LIMIT 1
 """
+_MAY_REPLICATE = "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user"
+_ROOM = """
+    SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
+           current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)
+"""
 _ADVANCE = "SELECT pg_replication_slot_advance(%s, %s)"
 
 
@@ -59,7 +63,7 @@ class SlotLook(NamedTuple):
     is_standby: bool
     """Whether the server is in recovery: its WAL may end before a position for a moment."""
     timeline: int
-    """The timeline of new WAL, or ``timelines.UNKNOWN``."""
+    """The timeline of new WAL, or ``UNKNOWN_TIMELINE``."""
 
     def is_other(self, server: str) -> bool:
         """Return whether this is certainly another server than that of a position."""
@@ -103,7 +107,7 @@ class ReplicationSlot:
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
         server, is_lost = self._identity.of(connection), status == "lost"
-        number = UNKNOWN if timeline is None else int(timeline, 16)
+        number = UNKNOWN_TIMELINE if timeline is None else int(timeline, 16)
         return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby, number)
 
     def _publication(self, connection: Connection) -> _Publication | None:
@@ -184,11 +188,25 @@ class ReplicationSlot:
 
     def require_logical(self, connection: Connection) -> None:
         """Raise ``FatalError`` if the server writes no logical WAL."""
-        row = connection.execute("SHOW wal_level").fetchone()
-        if row is None or row[0] != "logical":
-            message = f"wal_level is {row and row[0]}, and changes are read with logical only"
+        if (level := value_of(connection, "SHOW wal_level")) != "logical":
+            message = f"wal_level is {level}, and changes are read with logical only"
             fix = "ALTER SYSTEM SET wal_level = logical; then restart the server"
             raise self._errors.unfit("postgres.wal_level", message, fix)
+
+    def require_rights(self, connection: Connection, user: str, has_slot: bool) -> None:
+        """Raise ``FatalError`` if the user may not replicate, or the server has no slot or sender left."""
+        if not value_of(connection, _MAY_REPLICATE):
+            message = f"{user} may not replicate; cdcMode: long_polling needs no such right, but finds no deletes"
+            fix = f"as a superuser: ALTER ROLE {user} REPLICATION"
+            raise self._errors.unfit("postgres.no_privilege", message, fix)
+        row = connection.execute(_ROOM).fetchone()
+        assert row is not None
+        for left, setting in zip(row, ("max_replication_slots", "max_wal_senders"), strict=True):
+            if left <= 0 and not (has_slot and setting == "max_replication_slots"):
+                fix = (
+                    f"ALTER SYSTEM SET {setting} to a higher number, then restart the server; or drop what nobody reads"
+                )
+                raise self._errors.unfit("postgres.no_slot_left", f"{setting} is used up", fix)
 
     # -- removal ------------------------------------------------------------------------------------------------
 
@@ -229,8 +247,8 @@ class ReplicationSlot:
         """Return the oldest transaction after the confirmed LSN with relevant changes; None if there is none before
         ``upto``. Raises ``psycopg.errors.ObjectInUse`` while another session reads the slot."""
         name = '"' + self._settings.publication.replace('"', '""') + '"'
-        row = connection.execute(_FIRST, (self._settings.slot, format_lsn(upto), name)).fetchone()
-        return None if row is None else read_begin(bytes(row[0]))
+        data = value_of(connection, _FIRST, (self._settings.slot, format_lsn(upto), name))
+        return None if data is None else read_begin(bytes(data))
 
     def has_changes(self, connection: Connection, upto: int) -> bool:
         """Return whether relevant changes may commit before ``upto``; True while another session reads the slot."""

@@ -7,15 +7,16 @@ from typing import TypeVar
 
 import psycopg
 
-from conduit_dagster.connectors.postgres.connection import Connection, Session, application
+from conduit_dagster.connectors.postgres.connection import Connection, Session, application, value_of
 from conduit_dagster.connectors.postgres.row_values import set_session
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import all_tables, divided_tables, kind_of, oid_of
+from conduit_dagster.connectors.postgres.source_tables import all_tables, divided_tables, kind_of, oid_of, quoted
 from conduit_dagster.sdk import ConnectorContext
 
 T = TypeVar("T")
+_MAY_READ = "SELECT has_table_privilege(%s, 'SELECT')"
 
 
 class SourceSession:
@@ -77,6 +78,13 @@ class SourceSession:
             for table in partitions:
                 if roots := divided_tables(connection, table) & oids.keys():
                     raise self.errors.named_twice(str(table), str(oids[roots.pop()]))
+
+    def require_readable(self, connection: Connection, tables: Sequence[TableName]) -> None:
+        """Raise ``FatalError`` if the user may not read a table. For ``doctor``: a run finds out by itself."""
+        for table in tables:
+            if not value_of(connection, _MAY_READ, (quoted(table),)):
+                message, user = f"{self.server.user} may not read {table}", self.server.user
+                raise self.errors.unfit("postgres.no_privilege", message, f"GRANT SELECT ON {quoted(table)} TO {user}")
 
     def close(self) -> None:
         """Close the connection."""

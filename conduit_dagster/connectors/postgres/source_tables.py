@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from psycopg import sql
 
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.settings import TableName
 
 _ALL = """
@@ -80,8 +80,7 @@ def all_tables(connection: Connection, schema: str) -> list[TableName]:
 
 def kind_of(connection: Connection, table: TableName) -> TableKind:
     """Return what a name stands for."""
-    row = connection.execute(_KIND, (quoted(table),)).fetchone()
-    return "missing" if row is None else row[0]
+    return value_of(connection, _KIND, (quoted(table),)) or "missing"
 
 
 def divided_tables(connection: Connection, table: TableName) -> set[str]:
@@ -115,15 +114,13 @@ def order_column(connection: Connection, table: TableName, name: str) -> KeyColu
 
     With a rounded time, a row may appear after later keys of the same rounded time were read.
     """
-    row = connection.execute(_ORDER_COLUMN, (quoted(table), name)).fetchone()
-    return None if row is None else KeyColumn(name, str(row[0]))
+    kind = value_of(connection, _ORDER_COLUMN, (quoted(table), name))
+    return None if kind is None else KeyColumn(name, str(kind))
 
 
 def oid_of(connection: Connection, table: TableName) -> str:
     """Return the OID of a table, which differs for another table of the same name."""
-    row = connection.execute(_OID, (quoted(table),)).fetchone()
-    assert row is not None
-    return str(row[0])
+    return str(value_of(connection, _OID, (quoted(table),)))
 
 
 def quoted(table: TableName) -> str:

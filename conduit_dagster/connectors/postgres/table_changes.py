@@ -8,7 +8,7 @@ import psycopg
 from psycopg import errors, sql
 
 from conduit_dagster.connectors.postgres.catalog import common
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.sqlstates import BulkError, RowError, is_about_table, is_data, state_name
@@ -74,5 +74,4 @@ def _empty(connection: Connection, tables: list[TableName]) -> None:
 
 
 def _is_missing(connection: Connection, name: TableName) -> bool:
-    row = connection.execute("SELECT to_regclass(%s)", (name.quoted.as_string(connection),)).fetchone()
-    return row is None or row[0] is None
+    return value_of(connection, "SELECT to_regclass(%s)", (name.quoted.as_string(connection),)) is None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from psycopg import sql
 
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import SnapshotBound
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_range
@@ -108,16 +108,12 @@ def count_rows(
     connection: Connection, table: KeyedTable, after: list[str] | None, upto: list[str] | None = None
 ) -> int:
     """Return the number of rows after one key, up to another. Raises ``psycopg.Error``."""
-    row = connection.execute(_filled(_COUNT, table, (after, upto))).fetchone()
-    assert row is not None
-    return int(str(row[0]))
+    return int(value_of(connection, _filled(_COUNT, table, (after, upto))))
 
 
 def count_some(connection: Connection, table: KeyedTable, after: list[str] | None, most: int) -> int:
     """Return the number of rows after a key, at most ``most``. Raises ``psycopg.Error``."""
-    row = connection.execute(_filled(_COUNT_SOME, table, (after, None), most=sql.Literal(most))).fetchone()
-    assert row is not None
-    return int(str(row[0]))
+    return int(value_of(connection, _filled(_COUNT_SOME, table, (after, None), most=sql.Literal(most))))
 
 
 def last_row(connection: Connection, table: KeyedTable, after: list[str] | None) -> list[str] | None:

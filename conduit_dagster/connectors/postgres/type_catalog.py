@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 from psycopg import sql
 
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.pgoutput import Relation
 from conduit_dagster.connectors.postgres.row_values import Decode, OwnType, decoder_of
 from conduit_dagster.connectors.postgres.seen_changes import RowKey
@@ -75,8 +75,7 @@ class TypeCatalog:
         asked = (table, values, tuple(bound))
         if asked not in self._ordered:
             statement = sql.SQL("SELECT ({}) <= ({})").format(literals(values, types), literals(tuple(bound), types))
-            row = self._asked().execute(statement).fetchone()
-            self._ordered[asked] = bool(row and row[0])
+            self._ordered[asked] = bool(value_of(self._asked(), statement))
         return self._ordered[asked]
 
     def _order(self, table: str) -> _Order:
@@ -94,9 +93,7 @@ class TypeCatalog:
         return self._orders[table]
 
     def _type_name(self, oid: int) -> str:
-        row = self._asked().execute("SELECT format_type(%s::int8::oid, -1)", (oid,)).fetchone()
-        assert row is not None
-        return str(row[0])
+        return str(value_of(self._asked(), "SELECT format_type(%s::int8::oid, -1)", (oid,)))
 
     def _asked(self) -> Connection:
         if self._connection is None:
