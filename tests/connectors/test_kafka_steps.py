@@ -10,7 +10,7 @@ import pytest
 from lab.kafka_lab import KafkaLab
 from lab.kafka_server import KafkaServer
 
-from conduit_dagster.connectors.kafka.step_shares import shares, within_bytes
+from conduit_dagster.connectors.kafka.message_sizes import shares, within_bytes
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import MISCOUNTED, Limit, ReadOptions
 

@@ -14,17 +14,8 @@ from conduit_dagster.connectors.kafka.cluster_topics import Cluster
 from conduit_dagster.connectors.kafka.delivery_claims import ClaimMessage, ClaimReader, DeliveryClaims
 from conduit_dagster.connectors.kafka.kafka_client import make_client
 from conduit_dagster.connectors.kafka.kafka_errors import FENCED, KafkaErrors, kafka_error
-from conduit_dagster.connectors.kafka.message_sender import SendFailures, producer_config
+from conduit_dagster.connectors.kafka.message_sender import SendError, SendFailures, producer_config, purge
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
-
-
-class SendError(Exception):
-    """Messages could not be written. No message of their transaction is visible."""
-
-    def __init__(self, error: KafkaError, topic: str) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.topic = topic
 
 
 class DeliverySession:
@@ -79,8 +70,7 @@ class DeliverySession:
         with self._lock:
             producer, self._producer = self._producer, None
             if producer is not None:
-                with suppress(KafkaException, RuntimeError):
-                    producer.purge(in_queue=True, in_flight=True)
+                purge(producer)
 
     # -- transactions -------------------------------------------------------------------------------------------
 

@@ -1,14 +1,15 @@
-"""Sending of a delivery's messages through a producer, and tracking of failures."""
+"""Sending of a delivery's messages through a producer, tracking of failures, and the producer without transactions."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from conduit_dagster.connectors.kafka.kafka_client import client_config
+from conduit_dagster.connectors.kafka.kafka_client import client_config, make_client
 from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors, kafka_error
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import MessageGroup, StagedChunk
@@ -21,6 +22,15 @@ overtake it."""
 _BYTES = 64_000_000
 """Maximum bytes in the producer's queue."""
 _POLL = 0.01
+
+
+class SendError(Exception):
+    """Messages could not be written. No message of their transaction is visible."""
+
+    def __init__(self, error: KafkaError, topic: str) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.topic = topic
 
 
 class SendFailures:
@@ -140,3 +150,50 @@ class MessageSender:
                 left, heard = now, time.monotonic()
             elif time.monotonic() - heard > self._timeout:
                 self._failures.add(KafkaError(KafkaError._MSG_TIMED_OUT), "")
+
+
+def purge(producer: Producer) -> None:
+    """Throw away the messages that a producer has not sent, before it is dropped."""
+    with suppress(KafkaException, RuntimeError):
+        producer.purge(in_queue=True, in_flight=True)
+
+
+class PlainProducer:
+    """The driver's producer for at-least-once and at-most-once: no transactions; no duplicates within a session.
+
+    Created on demand, and again after an error.
+    """
+
+    def __init__(self, settings: KafkaDestinationSettings, errors: KafkaErrors) -> None:
+        self._settings, self._errors = settings, errors
+        self._producer: Producer | None = None
+        self.failures = SendFailures()
+
+    def send(self, send: Callable[[Producer], bool]) -> None:
+        """Run ``send`` and wait until the brokers have acknowledged every message. Raises ``SendError`` otherwise."""
+        if self._producer is None:
+            config = producer_config(self._settings, self._errors, self.failures)
+            self._producer = make_client(Producer, config, self._errors)
+        self.failures.clear()
+        try:
+            send(self._producer)
+            self._flush(self._producer)
+        except BaseException as error:
+            # queued messages must not be written after the delivery is repeated
+            self.close()
+            if isinstance(error, KafkaException):
+                raise self._errors.verdict(error, "messages can't be written") from None
+            raise
+
+    def _flush(self, producer: Producer) -> None:
+        left = producer.flush(self._settings.message_timeout + self._settings.timeout)
+        if self.failures.first is None and (left or self.failures.thrown_away):
+            self.failures.add(KafkaError(KafkaError._MSG_TIMED_OUT), "")
+        if self.failures.first is not None:
+            raise SendError(*self.failures.first)
+
+    def close(self) -> None:
+        """Drop the producer, with its unsent messages."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            purge(producer)

@@ -1,7 +1,11 @@
-"""Samples of messages: their sizes, to bound the bytes of a step before it is read, and gaps between their offsets."""
+"""The share of each partition in a step: by records, and by bytes, which samples of messages bound before it is read.
+
+The samples show gaps between offsets, too.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
@@ -13,8 +17,9 @@ from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
 from conduit_dagster.connectors.kafka.partition_reader import consumer_config, some_messages
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
-from conduit_dagster.connectors.kafka.step_shares import Place, within_bytes
 
+Place = tuple[str, int]
+"""A topic and a partition."""
 _LARGEST: Final = 1_048_588
 """Default ``message.max.bytes`` of brokers; assumed for messages that could not be sampled."""
 _MOST: Final = 4
@@ -123,3 +128,29 @@ def _averages(messages: Sequence[Message]) -> dict[Place, float]:
         elif error.code() == KafkaError._PARTITION_EOF:
             sizes.setdefault(place, [])
     return {place: sum(known) / len(known) if known else 0.0 for place, known in sizes.items()}
+
+
+def shares(waiting: Mapping[Place, int], limit: int) -> dict[Place, int]:
+    """Return a fair share of the limit for each partition, so that no partition delays another.
+
+    Deterministic; the sum is ``limit``, or everything that waits.
+    """
+    taken: dict[Place, int] = {}
+    left, open_ = limit, len(waiting)
+    for key, there in sorted(waiting.items(), key=lambda item: item[1]):
+        taken[key] = min(there, -(-left // open_))
+        left -= taken[key]
+        open_ -= 1
+    return {key: taken[key] for key in waiting}
+
+
+def within_bytes(taken: Mapping[Place, int], sizes: Mapping[Place, float], limit: int) -> dict[Place, int]:
+    """Return the number of messages per partition that fit into ``limit`` bytes, given average ``sizes``.
+
+    Bytes are shared like messages. At least one message per partition is taken, so that it always progresses.
+    """
+    given = shares({place: math.ceil(count * sizes[place]) for place, count in taken.items()}, limit)
+    return {
+        place: count if count * sizes[place] <= given[place] else max(1, int(given[place] / sizes[place]))
+        for place, count in taken.items()
+    }

@@ -21,10 +21,9 @@ from conduit_dagster.connectors.kafka.kafka_position import (
     parse_position,
     ranges,
 )
-from conduit_dagster.connectors.kafka.message_sizes import MessageSizes
+from conduit_dagster.connectors.kafka.message_sizes import MessageSizes, shares
 from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader, consumer_config
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
-from conduit_dagster.connectors.kafka.step_shares import shares
 from conduit_dagster.connectors.step_planning import is_gone
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split
