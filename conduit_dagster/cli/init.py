@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
+from conduit_dagster.cli.verb import AsJson, Outcome, current_project, perform, usage_error
 from conduit_dagster.recovery.errors import from_os_error
 
 if TYPE_CHECKING:
@@ -76,9 +76,7 @@ def _plugin(kind: str, name: str) -> Outcome:
     if not _NAME.fullmatch(name):
         fix = "small letters, digits, dots and hyphens, such as trim.text"
         raise usage_error(f"{name} is not a valid plugin name", "plugin_name", fix)
-    from conduit_dagster.config.project import Project
-
-    words, root = re.split(r"[^a-z0-9]+", name), Project.find(Path.cwd()).root
+    words, root = re.split(r"[^a-z0-9]+", name), current_project().root
     module = "_".join(words)
     path, test = root / "plugins" / f"{module}.py", root / "tests" / f"test_{module}.py"
     marks = {"@NAME@": name, "@MODULE@": module, "@CLASS@": "".join(word.capitalize() for word in words)}

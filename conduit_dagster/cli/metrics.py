@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from conduit_dagster.cli.verb import AsJson, Outcome, Paths, perform, usage_error
+from conduit_dagster.cli.verb import AsJson, Outcome, Paths, current_catalogue, current_project, perform, usage_error
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -35,11 +34,10 @@ def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = Fals
 
 def _metrics(address: str | None, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.log_output import configure_logs
-    from conduit_dagster.config.project import Project
     from conduit_dagster.state.claim import project_store
     from conduit_dagster.state.existing_store import existing_store
 
-    project = Project.find(Path.cwd())
+    project = current_project()
     configure_logs(project.settings.log)
     if address is not None:
         return _serve(address, _stored(project_store(project), paths))
@@ -57,12 +55,10 @@ def _stored(store: sa.Engine, paths: list[str]) -> StoredMetrics:
 
 def _lags(paths: list[str]) -> Lags:
     """Return a function that asks sources for their lag, as the pipelines' files define them now."""
-    from conduit_dagster.config.project import Project
     from conduit_dagster.daemon_threads import BY_HAND
-    from conduit_dagster.engine.catalogue import open_catalogue
     from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, source_lag
 
-    catalogue = open_catalogue(Project.find(Path.cwd()), paths)
+    catalogue = current_catalogue(paths)
     known = {(bound.id, node.id): node.source for bound in catalogue.bound for node in bound.compiled.sources}
 
     def lags(pipeline: str, source: str, position: Any) -> SourceLag:

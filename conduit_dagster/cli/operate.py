@@ -6,18 +6,16 @@ import getpass
 import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.verb import Outcome, usage_error
+from conduit_dagster.cli.verb import Outcome, current_project, usage_error
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
-    from conduit_dagster.config.project import Project
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
     from conduit_dagster.engine.operate.subject import Subject
 
@@ -36,7 +34,7 @@ def subjects(files: Sequence[str] | None, accept_new: bool = False) -> list[Subj
     """Return every pipeline in the project's files, then those known only to the state store."""
     from conduit_dagster.engine.operate.subject import subjects as every
 
-    return every(_project(accept_new), files or ())
+    return every(current_project().accepting_new_state(accept_new), files or ())
 
 
 def subject(pipeline: str, files: Sequence[str] | None, accept_new: bool = False) -> Subject:
@@ -46,17 +44,11 @@ def subject(pipeline: str, files: Sequence[str] | None, accept_new: bool = False
     """
     from conduit_dagster.engine.operate.subject import subject as find
 
-    return find(_project(accept_new), pipeline, files or ())
-
-
-def _project(accept_new: bool) -> Project:
-    from conduit_dagster.config.project import Project
-
-    return Project.find(Path.cwd()).accepting_new_state(accept_new)
+    return find(current_project().accepting_new_state(accept_new), pipeline, files or ())
 
 
 @contextmanager
-def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[PipelineLock, sa.Engine]]:
+def _locked(one: Subject, fresh: bool = False) -> Generator[tuple[PipelineLock, sa.Engine]]:
     """Hold the pipeline's lease for the duration of a verb; yield it and the store. Spark starts only if needed.
 
     ``fresh``: the pipeline may never have run.
@@ -79,8 +71,8 @@ def operated(
     dry_run: bool,
     fresh: bool = False,
 ) -> Outcome:
-    """Run a verb that changes a stopped pipeline under its lease (:func:`desk_of`); return facts and summary line."""
-    with desk_of(one, fresh) as (lock, database):
+    """Run a verb that changes a stopped pipeline under its lease (:func:`_locked`); return facts and summary line."""
+    with _locked(one, fresh) as (lock, database):
         facts = {**work(lock, database), "dry_run": dry_run}
     return Outcome(told(facts), facts)
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import DryRun, Files, Pipeline, subject, who
-from conduit_dagster.cli.verb import FAILED, AcceptNewState, AsJson, Outcome, Paths, perform, usage_error
+from conduit_dagster.cli.verb import (
+    FAILED,
+    AcceptNewState,
+    AsJson,
+    Outcome,
+    Paths,
+    current_catalogue,
+    perform,
+    usage_error,
+)
 from conduit_dagster.engine.operate.summaries import delete_summary, start_summary, stop_summary
 
 if TYPE_CHECKING:
@@ -47,19 +56,12 @@ def describe(pipeline: Id, paths: Paths = None, as_json: AsJson = False) -> None
     perform("pipelines describe", as_json, lambda: _describe(pipeline, paths or []))
 
 
-def _open(paths: list[str]) -> Catalogue:
-    from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.catalogue import open_catalogue
-
-    return open_catalogue(Project.find(Path.cwd()), paths)
-
-
 def _list(paths: list[str], ask_lag: bool | None) -> Outcome:
     from conduit_dagster.cli.description import listed, source_rows
     from conduit_dagster.cli.listed_lag import ask_lags
     from conduit_dagster.state.existing_store import existing_store
 
-    catalogue = _open(paths)
+    catalogue = current_catalogue(paths)
     store = existing_store(catalogue.project)
     sources = source_rows(store)
     seconds = None if ask_lag else _LAG_SECONDS
@@ -138,7 +140,7 @@ def _describe(pipeline: str, paths: list[str]) -> Outcome:
     from conduit_dagster.state.existing_store import existing_store
     from conduit_dagster.state.overview import stored_names
 
-    catalogue = _open(paths)
+    catalogue = current_catalogue(paths)
     parsed = next((one for one in catalogue.loaded.pipelines if one.config.id == pipeline), None)
     store = existing_store(catalogue.project)
     stored = [] if store is None else stored_names(store)

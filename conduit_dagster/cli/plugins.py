@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
+from conduit_dagster.cli.verb import AsJson, Outcome, current_project, perform, usage_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,10 +54,9 @@ def _pages(noun: str) -> tuple[list[Page], list[str]]:
 
 
 def _plugins() -> Plugins:
-    from conduit_dagster.config.project import Project
     from conduit_dagster.engine.plugin_loading import project_plugins
 
-    return project_plugins(Project.find(Path.cwd()).root)
+    return project_plugins(current_project().root)
 
 
 def _list(noun: str) -> Outcome:

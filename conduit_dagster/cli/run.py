@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from conduit_dagster.cli.metrics import RunAddress, run_metrics
-from conduit_dagster.cli.verb import INVALID, AcceptNewState, AsJson, Outcome, Paths, perform, usage_error
+from conduit_dagster.cli.verb import (
+    INVALID,
+    AcceptNewState,
+    AsJson,
+    Outcome,
+    Paths,
+    current_project,
+    perform,
+    usage_error,
+)
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 if TYPE_CHECKING:
@@ -50,10 +58,9 @@ class _Asked(NamedTuple):
 
 def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool) -> Outcome:
     from conduit_dagster.cli.log_output import configure_logs
-    from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
 
-    project = Project.find(Path.cwd()).accepting_new_state(accept_new)
+    project = current_project().accepting_new_state(accept_new)
     # before any connector is created: a bound logger keeps its configuration
     configure_logs(project.settings.log)
     catalogue = open_catalogue(project, paths)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, perform
+from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, current_project, perform
 from conduit_dagster.recovery.errors import TransientError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.config.project import Project
 
 app = typer.Typer(no_args_is_help=True, help="The Spark server that the project's runs share.")
 
@@ -37,19 +35,13 @@ def status(as_json: AsJson = False) -> None:
     perform("spark status", as_json, _status)
 
 
-def _project() -> Project:
-    from conduit_dagster.config.project import Project
-
-    return Project.find(Path.cwd())
-
-
 def _start() -> Outcome:
     from conduit_dagster.cli.terminal import console
     from conduit_dagster.cli.verb_session import spark_settings
     from conduit_dagster.spark.java import require_java
     from conduit_dagster.spark.server import start_server
 
-    project = _project()
+    project = current_project()
     require_java()
     with console().status("starting Spark"):
         server, fresh = start_server(spark_settings(project))
@@ -61,7 +53,7 @@ def _stop() -> Outcome:
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.spark.server import stop_server
 
-    stopped = stop_server(_project().home)
+    stopped = stop_server(current_project().home)
     if stopped is None:
         return Outcome("no shared Spark server is running", {"stopped": False})
     how = " by force" if stopped["forced"] else ""
@@ -73,7 +65,7 @@ def _stop() -> Outcome:
 def _status() -> Outcome:
     from conduit_dagster.spark.server import server_status
 
-    facts = server_status(_project().home)
+    facts = server_status(current_project().home)
     if not facts["running"]:
         return Outcome("no shared Spark server is running; a run starts it, or conduit-dagster spark start", facts)
     told = {**facts, "since": _time(facts["since"]), "sessions": [_session(one) for one in facts["sessions"]]}

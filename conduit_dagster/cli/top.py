@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from conduit_dagster.cli.verb import AsJson, Outcome, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, current_catalogue, perform
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -41,10 +40,8 @@ def top(interval: Interval = 1.0, once: Once = False, as_json: AsJson = False) -
 
 def _top(interval: float, once: bool) -> Outcome:
     from conduit_dagster.cli.terminal import console, count
-    from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.catalogue import open_catalogue
 
-    rates = _Rates(open_catalogue(Project.find(Path.cwd())))
+    rates = _Rates(current_catalogue())
     if not once and console().is_terminal:
         _follow(rates, interval)
         return Outcome("", {})

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.verb import FAILED, OK, AsJson, Outcome, Paths, perform, usage_error
+from conduit_dagster.cli.verb import (
+    FAILED,
+    OK,
+    AsJson,
+    Outcome,
+    Paths,
+    current_catalogue,
+    current_project,
+    perform,
+    usage_error,
+)
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -39,14 +48,11 @@ def test(paths: Paths = None, only: Only = "", as_json: AsJson = False) -> None:
 
 def _opened(paths: list[str]) -> Catalogue:
     from conduit_dagster.cli.verb_session import session_opener
-    from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.catalogue import open_catalogue
     from conduit_dagster.spark.sql.evaluator import open_with
 
-    project = Project.find(Path.cwd())
     # only a query needs a session
-    open_with(session_opener(project))
-    return open_catalogue(project, paths)
+    open_with(session_opener(current_project()))
+    return current_catalogue(paths)
 
 
 def _dry_run(file: str, records: int, pipeline: str | None) -> Outcome:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import INVALID, OK, AsJson, Outcome, Paths, perform
+from conduit_dagster.cli.verb import INVALID, OK, AsJson, Outcome, Paths, current_catalogue, perform
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def lint(paths: Paths = None, strict: StrictLint = False, as_json: AsJson = Fals
 
 
 def _validated(paths: list[str], strict: bool, debug: bool) -> Outcome:
-    catalogue = _open(paths, strict)
+    catalogue = current_catalogue(paths, strict)
     return judged(catalogue, catalogue.findings, debug=debug)
 
 
@@ -40,16 +39,9 @@ def _linted(paths: list[str], strict: bool) -> Outcome:
     from conduit_dagster.cli.advice import advice
     from conduit_dagster.config.findings import by_place
 
-    catalogue = _open(paths, strict)
+    catalogue = current_catalogue(paths, strict)
     findings = by_place([*catalogue.findings, *advice(catalogue.loaded.pipelines)])
     return judged(catalogue, findings, tolerant=not strict)
-
-
-def _open(paths: list[str], strict: bool) -> Catalogue:
-    from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.catalogue import open_catalogue
-
-    return open_catalogue(Project.find(Path.cwd()), paths, strict)
 
 
 def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True, debug: bool = False) -> Outcome:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,9 @@ from conduit_dagster.secret_values import hide, hide_in
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.engine.catalogue import Catalogue
 
 OK: Final = 0
 FAILED: Final = 1
@@ -93,6 +96,20 @@ def unforeseen(error: Exception) -> ConduitError:
 def usage_error(message: str, code: str, fix: str | None = None) -> FatalError:
     """Return the error for an invalid command; ``code`` is the part after ``usage.``."""
     return FatalError(message, code=f"usage.{code}", fix=fix)
+
+
+def current_project() -> Project:
+    """Return the project of the working directory."""
+    from conduit_dagster.config.project import Project
+
+    return Project.find(Path.cwd())
+
+
+def current_catalogue(paths: Sequence[str] = (), strict: bool = False) -> Catalogue:
+    """Return the checked pipelines of files and folders, by default those of the working directory's project."""
+    from conduit_dagster.engine.catalogue import open_catalogue
+
+    return open_catalogue(current_project(), paths, strict)
 
 
 INTERRUPTED = 130
