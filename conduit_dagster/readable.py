@@ -1,4 +1,4 @@
-"""Human-readable form of records, for the terminal, the output of pipeline tests and examples."""
+"""Human-readable form of records, for the terminal, tests of pipelines and examples; and of values in messages."""
 
 from __future__ import annotations
 
@@ -49,3 +49,18 @@ def readable_payload(layout: dict[str, Any]) -> dict[str, Any]:
 
 def _decoded(part: Any) -> Any:
     return readable_part(base64.b64decode(part)) if isinstance(part, str) else part
+
+
+def shortened(text: str, most: int) -> str:
+    """Return at most the first ``most`` characters of a text, with an ellipsis if it has more, for a message."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+_EXCERPT = 60
+
+
+def excerpt(text: str | bytes) -> str:
+    """Return the beginning of a text in quotes, for a message."""
+    # a character takes at most four bytes
+    start = text if isinstance(text, str) else text[: 4 * (_EXCERPT + 1)].decode(errors="replace")
+    return repr(start[:_EXCERPT]) + ("…" if len(start) > _EXCERPT else "")

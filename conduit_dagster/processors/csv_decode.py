@@ -13,9 +13,10 @@ from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import Reference, kind_of
-from conduit_dagster.processors.common.csv_columns import CsvColumns, columns_of, csv_error, shown
+from conduit_dagster.processors.common.csv_columns import CsvColumns, columns_of, csv_error
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import DataField
+from conduit_dagster.readable import excerpt
 from conduit_dagster.record import FILE_HEADER, Document
 from conduit_dagster.sdk import (
     DROP,
@@ -238,7 +239,7 @@ class CsvDecode(InPlaceProcessor):
         try:
             return self._columns(header).document(self._row(_text(value)))
         except ProcessError as error:
-            raise self._named(error, f"; the line begins with {shown(_text(value, 'replace'))}") from None
+            raise self._named(error, f"; the line begins with {excerpt(value)}") from None
 
     def _named(self, error: ProcessError, more: str = "") -> ProcessError:
         return ProcessError(f"{self.settings.field} {error.message}{more}", code=error.code)
@@ -281,11 +282,11 @@ class CsvDecode(InPlaceProcessor):
         return CsvColumns.with_header(names, self._kinds, self.settings.nulls)
 
 
-def _text(line: bytes | str, errors: str = "strict") -> str:
+def _text(line: bytes | str) -> str:
     if isinstance(line, str):
         return line
     try:
-        return line.decode(errors=errors)
+        return line.decode()
     except UnicodeDecodeError as error:
         raise csv_error("invalid", f"is not UTF-8 ({error.reason} at byte {error.start})") from None
 

@@ -14,6 +14,7 @@ from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.conversions import to_bool, to_float, to_int, to_string, to_time
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import DataField
+from conduit_dagster.readable import shortened
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -75,6 +76,5 @@ class FieldConvert(FieldProcessor):
         try:
             return self._convert(value.decode() if isinstance(value, bytes) else value)
         except (ValueError, OverflowError):
-            got = repr(value)
-            shown = got if len(got) <= 60 else got[:60] + "…"
+            shown = shortened(repr(value), 60)
             raise self._invalid(f"is no {self.settings.type}: {kind_of(value)} {shown}") from None

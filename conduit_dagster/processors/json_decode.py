@@ -14,12 +14,12 @@ from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor, if_present
 from conduit_dagster.processors.common.json_text import decode_json
 from conduit_dagster.processors.common.setting_kinds import DataField
+from conduit_dagster.readable import excerpt
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _ANY: Final = {"decode": msgspec.json.Decoder().decode}
 _MARK: Final = b"\xef\xbb\xbf"
 _BLANK: Final = (b"", b"\r", "")
-_EXCERPT: Final = 60
 
 
 class JsonDecodeSettings(ConduitSettings):
@@ -69,9 +69,9 @@ class JsonDecode(FieldProcessor):
             # a line of a file with CRLF ends keeps its carriage return: a blank one still counts as blank
             value = None if text in _BLANK else decode_json(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise self._invalid(f"is not JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None
+            raise self._invalid(f"is not JSON: {_reason(error, text)}; it begins with {excerpt(text)}") from None
         if self.field.holds_data and isinstance(value, list | int | float):
-            raise self._invalid(f"is JSON but not a document: {kind_of(value)}, {_excerpt(text)}")
+            raise self._invalid(f"is JSON but not a document: {kind_of(value)}, {excerpt(text)}")
         return value
 
 
@@ -94,8 +94,3 @@ def _reason(error: Exception, text: bytes | str) -> str:
     if isinstance(text, bytes) and text.startswith(_MARK):
         return "a byte-order mark stands before it"
     return str(error).removeprefix("JSON is malformed: ")
-
-
-def _excerpt(text: bytes | str) -> str:
-    start = text[:_EXCERPT] if isinstance(text, str) else text[:_EXCERPT].decode(errors="replace")
-    return repr(start) + ("…" if len(text) > _EXCERPT else "")

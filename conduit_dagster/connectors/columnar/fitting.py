@@ -8,6 +8,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from conduit_dagster.connectors.columnar.columns import DataType, Schema, is_name
+from conduit_dagster.readable import shortened
 from conduit_dagster.record import Document, Nack
 
 Table = Any
@@ -175,9 +176,6 @@ class Misfit:
             return next(filter(None, found), None)
         if self._fits(value, kind):
             return None
-        return self._nack("does_not_fit", f"the field {path} is {_shown(value)}, and its column is of type {kind}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+        return self._nack(
+            "does_not_fit", f"the field {path} is {shortened(repr(value), _SHOWN)}, and its column is of type {kind}"
+        )

@@ -15,6 +15,7 @@ import msgspec
 
 from conduit_dagster.connectors.postgres.catalog import Column
 from conduit_dagster.connectors.postgres.sqlstates import CellError
+from conduit_dagster.readable import shortened
 
 Cell = str | int | float | bool | msgspec.Raw
 """Text, or a value whose JSON form is valid COPY text; floats must be finite."""
@@ -66,7 +67,9 @@ def _uniform(values: Sequence[Any], kind: type, column: Column) -> Sequence[Cell
 def _check_bits(least: int, most: int, column: Column) -> None:
     if column.bits and not -(1 << column.bits) <= least <= most < 1 << column.bits:
         worst = least if least < -(1 << column.bits) else most
-        raise CellError("out_of_range", f"{_short(worst)} does not fit the column {column.name} ({column.type})")
+        raise CellError(
+            "out_of_range", f"{shortened(str(worst), 40)} does not fit the column {column.name} ({column.type})"
+        )
 
 
 def _text(value: Any, column: Column) -> str:
@@ -177,8 +180,3 @@ def _hstore_value(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"

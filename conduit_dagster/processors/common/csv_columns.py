@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.processors.common.conversions import BOOLEANS
+from conduit_dagster.readable import excerpt
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import ProcessError
 
@@ -25,7 +26,6 @@ _SAFE_DIGITS: Final = 15
 """A 64-bit float keeps every decimal number with this many digits, unless an exponent takes it out of range."""
 _MOST_DIGITS: Final = 800
 """Maximum number of significant digits of a 64-bit float."""
-_SHOWN: Final = 60
 _SHOWN_NAMES: Final = 12
 
 
@@ -76,7 +76,7 @@ class CsvColumns:
         """Return the columns named in a header. Raises ``ProcessError`` for a header that does not fit ``kinds``."""
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise csv_error("header", f"is of a file whose header names a column twice: {shown(twice[0])}")
+            raise csv_error("header", f"is of a file whose header names a column twice: {excerpt(twice[0])}")
         missing = [name for name in kinds if name not in names]
         if missing:
             raise csv_error("header", f"is of a file whose header has no column {missing[0]!r}, but {_listed(names)}")
@@ -116,7 +116,7 @@ class CsvColumns:
             return _CONVERSIONS[kind](text)
         except (ValueError, ArithmeticError) as error:
             reason = f", {error}" if isinstance(error, _LossyError) else ""
-            raise csv_error("type", f"has no {kind} in the column {name}: {shown(text)}{reason}") from None
+            raise csv_error("type", f"has no {kind} in the column {name}: {excerpt(text)}{reason}") from None
 
 
 class _LossyError(ValueError):
@@ -187,11 +187,6 @@ _COLUMNS: Final[Mapping[str, Callable[[Sequence[str]], Sequence[Any]]]] = {
     "bool": lambda column: [BOOLEANS[text] for text in column],
 }
 """Conversions of whole columns. They raise some error if one value can't be converted."""
-
-
-def shown(text: str) -> str:
-    """Return the beginning of a text in quotes, for a message."""
-    return repr(text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")
 
 
 def _listed(names: Sequence[str]) -> str:
