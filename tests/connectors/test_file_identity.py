@@ -12,7 +12,7 @@ from lab.file_changes import NEW, OLD, rotate, write
 from lab.file_reading import Reader, append
 
 from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 

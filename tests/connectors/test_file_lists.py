@@ -16,8 +16,8 @@ from lab.inbox import WAITS, Inbox
 from lab.kept import MemoryValues
 
 from conduit_dagster.connectors.file.file_position import parse_position
+from conduit_dagster.connectors.file.file_state import TrackedFile
 from conduit_dagster.connectors.file.finished_files import FileLists
-from conduit_dagster.connectors.file.listing import TrackedFile
 from conduit_dagster.connectors.kept_lists import FinishedLists
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError

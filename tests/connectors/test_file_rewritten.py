@@ -14,7 +14,7 @@ from lab.file_changes import NEW, OLD, copy_and_truncate, overwrite, replace, ro
 from lab.file_reading import MUCH, Reader, append
 
 from conduit_dagster.connectors.file import line_reader, step_ranges
-from conduit_dagster.connectors.file.listing import FoundFile
+from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, Limit, ReadOptions, Split
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.file.listing import FolderEntry, FoundFile, examine
+from conduit_dagster.connectors.file.file_state import FoundFile
+from conduit_dagster.connectors.file.listing import FolderEntry, examine
 from conduit_dagster.connectors.kept_lists import FinishedRows
 
 EXAMINED_AT_ONCE = 1_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from conduit_dagster.connectors.collection_setting import CollectionPattern
+from conduit_dagster.connectors.file.file_state import TrackedFile
 from conduit_dagster.connectors.file.line_reader import LineLabels
-from conduit_dagster.connectors.file.listing import TrackedFile
 from conduit_dagster.connectors.file.opened import OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.path_rules import shown_path

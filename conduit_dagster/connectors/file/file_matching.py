@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, examine
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
+from conduit_dagster.connectors.file.listing import examine
 from conduit_dagster.connectors.file.opened import OpenFile, open_found
 from conduit_dagster.connectors.file.packed import is_packed
 from conduit_dagster.recovery.errors import FatalError

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.file.listing import TrackedFile
+from conduit_dagster.connectors.file.file_state import TrackedFile
 from conduit_dagster.connectors.kept_lists import FinishedLists
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.sdk import Split

@@ -9,7 +9,7 @@ import msgspec
 
 from conduit_dagster.connectors import kept_lists
 from conduit_dagster.connectors.file.file_position import FilePosition
-from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.connectors.kept_lists import FinishedLists, FinishedRows, KeptLists
 from conduit_dagster.sdk import ConnectorContext
 

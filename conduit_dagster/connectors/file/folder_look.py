@@ -9,8 +9,9 @@ from typing import Final, NamedTuple
 
 from conduit_dagster.connectors.file.entry_turns import EXAMINED_AT_ONCE, EntryTurns, ExaminedEntries
 from conduit_dagster.connectors.file.file_position import FilePosition
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
-from conduit_dagster.connectors.file.listing import FolderEntries, FolderEntry, FoundFile, TrackedFile, examine
+from conduit_dagster.connectors.file.listing import FolderEntries, FolderEntry, examine
 from conduit_dagster.connectors.file.opened import FileChanged
 
 _MISTAKES: Final = 2

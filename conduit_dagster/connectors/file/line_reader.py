@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, cast
 import msgspec
 
 from conduit_dagster.connectors.file.file_position import FilePosition
+from conduit_dagster.connectors.file.file_state import MARK, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.finished_files import FileLists, FinishedFiles
-from conduit_dagster.connectors.file.listing import MARK, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import MODE, Record

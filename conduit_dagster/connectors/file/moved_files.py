@@ -17,8 +17,9 @@ from conduit_dagster.connectors.file.file_matching import (
     examine_content,
     slot_of,
 )
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
-from conduit_dagster.connectors.file.listing import FolderEntry, FoundFile, TrackedFile
+from conduit_dagster.connectors.file.listing import FolderEntry
 
 _MOST: Final = 10_000
 """Number of files whose place is kept, besides those of the newest scans."""

@@ -9,7 +9,7 @@ from typing import IO, Final
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file import birth, packed
-from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile, found_of, mark_of
+from conduit_dagster.connectors.file.file_state import MARK, FoundFile, TrackedFile, found_of, mark_of
 from conduit_dagster.recovery.errors import from_os_error
 
 _CHUNK: Final = 1 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.listing import TrackedFile
+from conduit_dagster.connectors.file.file_state import TrackedFile
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.output_layout import PathLayout
 from conduit_dagster.connectors.file.positioned import WritableFile, digest, write_delivery

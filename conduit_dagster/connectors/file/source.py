@@ -12,15 +12,10 @@ from conduit_dagster.connectors.file.file_labels import FileLabels, header_text
 from conduit_dagster.connectors.file.file_matching import open_tracked
 from conduit_dagster.connectors.file.file_position import Copied, CopyEnd, CopyModes, FilePosition, parse_position
 from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, Survey
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.finished_files import FileLists, FileStates
 from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, file_moved, scan, split_of
-from conduit_dagster.connectors.file.listing import (
-    FoundFile,
-    TrackedFile,
-    is_many,
-    parse_tracked,
-    require_local,
-)
+from conduit_dagster.connectors.file.listing import is_many, require_local
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.packed import is_packed
 from conduit_dagster.connectors.file.settings import FileSourceSettings

@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from conduit_dagster.connectors.file.file_scan import FileScan, SeenFile
+from conduit_dagster.connectors.file.file_state import MARK, FoundFile, Quiet, TrackedFile
 from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end, opened, scan
-from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile, look
+from conduit_dagster.connectors.file.listing import look
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.packed import require_plain
-from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.step_planning import before_failure
 from conduit_dagster.recovery.errors import FatalError

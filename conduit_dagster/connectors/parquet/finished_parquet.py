@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from conduit_dagster.connectors import kept_lists
-from conduit_dagster.connectors.file.listing import FoundFile
+from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.kept_lists import FinishedLists, FinishedRows, KeptLists
 from conduit_dagster.connectors.parquet.footer import seen_of
 from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile

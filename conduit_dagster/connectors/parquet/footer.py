@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.birth import birth_of
-from conduit_dagster.connectors.file.listing import FoundFile, found_of
+from conduit_dagster.connectors.file.file_state import FoundFile, found_of
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
 
 _WHOLE: Final = 8 << 20

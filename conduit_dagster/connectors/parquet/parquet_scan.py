@@ -6,7 +6,8 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.file.listing import FoundFile, examine
+from conduit_dagster.connectors.file.file_state import FoundFile
+from conduit_dagster.connectors.file.listing import examine
 from conduit_dagster.connectors.parquet.finished_parquet import (
     NO_PARQUETS,
     FinishedParquets,

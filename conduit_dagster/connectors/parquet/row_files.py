@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.collection_setting import modes_of
 from conduit_dagster.connectors.columnar.documents import documents
-from conduit_dagster.connectors.file.listing import FoundFile
+from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquet, FinishedParquets, ParquetLists
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
 from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile, parse_file, parse_position

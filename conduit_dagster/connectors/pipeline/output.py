@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.file.file_state import MARK, FoundFile, TrackedFile
 from conduit_dagster.connectors.file.line_reader import Mark, read_lines, scan
-from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach

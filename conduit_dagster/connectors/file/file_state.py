@@ -1,0 +1,145 @@
+"""The state of a file: as found on the disk, as recorded once part of it is read, and how long it is unchanged."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conduit_dagster.msgspec_warmup import learn
+
+
+class FoundFile(NamedTuple):
+    """State of a file as observed once, by its path or by an open descriptor.
+
+    An observation by path is only a hint: the path may refer to another file by the time it is opened.
+    """
+
+    url: str
+    name: str
+    inode: int
+    size: int
+    modified: int
+    changed: int = 0
+    """Last change of its inode, in nanoseconds: no tool can reset it."""
+    birth: int = 0
+    """Birth time in nanoseconds; 0 if the file system does not provide it."""
+    device: int = 0
+    """Device number, which distinguishes equal inodes of two disks. Not stored: a remount may change it."""
+    unpacked: bool = False
+    """Whether it is a compressed file whose content is read: ``size`` is that of the content."""
+
+    @property
+    def ident(self) -> str:
+        """Identity of the file within one process: device, inode and birth if available, otherwise the name."""
+        return f"{self.device}:{self.inode}:{self.birth}" if self.inode else self.name
+
+
+def found_of(url: str, name: str, state: os.stat_result, made: int) -> FoundFile:
+    """Return the file described by a ``stat`` result; ``made`` is its birth time."""
+    times = state.st_mtime_ns, state.st_ctime_ns
+    return FoundFile(url, name, state.st_ino, state.st_size, *times, made, state.st_dev)
+
+
+class Quiet:
+    """Time since a file last changed. Tracks the files whose own modification time is no evidence."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int, float]] = {}
+
+    def seconds(self, found: FoundFile) -> float:
+        """Return the seconds since the file's last change.
+
+        For a remote file, or one with a time in the future, counted from when it was first seen in its current state.
+        """
+        age = time.time_ns() - found.modified
+        if found.modified and age >= 0:
+            return age / 1e9
+        known = self._seen.get(found.ident)
+        if known is None or known[:2] != (found.size, found.modified):
+            known = self._seen[found.ident] = (found.size, found.modified, time.monotonic())
+        return time.monotonic() - known[2]
+
+
+MARK = 256
+"""Number of bytes at either end that a mark covers."""
+
+
+class TrackedFile(msgspec.Struct, frozen=True):
+    """One file, and how much of it lies before the position.
+
+    A local file is identified by its inode and birth, so that a rename does not hide it, and another file that reuses
+    its inode is not mistaken for it. ``mark`` is a digest of bytes before ``offset``, so that content written after a
+    truncation is not mistaken for it either. A field missing from a stored position was unknown to the version that
+    stored it.
+    """
+
+    name: str
+    number: int
+    """Index of the file in the source, from 0."""
+    inode: int
+    offset: int = 0
+    line: int = 0
+    mark: str = ""
+    unended: bool = False
+    """Whether the last line was read without its line end, which may follow."""
+    size: int = 0
+    """Size at the last observation: the bytes from ``offset`` up to it existed and were not read yet."""
+    modified: int = 0
+    """Modification time at the last observation, in nanoseconds."""
+    changed: int = 0
+    """Last change of its inode at the last observation, in nanoseconds."""
+    birth: int = 0
+    """Birth time in nanoseconds; 0 if the file system does not provide it."""
+    ahead: int = 0
+    """End of the last complete line at that observation, if it is known to lie after ``offset``."""
+    ahead_mark: str = ""
+    """Mark of the file up to ``ahead``: lines that existed and were not read."""
+
+    @property
+    def slot(self) -> int:
+        """Key of the file in lists of finished ones: its inode; 0 for a row that hides an earlier one."""
+        return self.inode
+
+    @property
+    def placed(self) -> tuple[Any, ...]:
+        """Fields that go into a place. Never change them: a stored sum can't be recomputed."""
+        return self.name, self.number, self.inode, self.offset, self.line, self.mark, self.unended
+
+    def may_be(self, found: FoundFile) -> bool:
+        """Return whether a found file can be this one, judging by inode, birth and times, not by content."""
+        if not self.inode or not found.inode:
+            return self.inode == found.inode and self.name == found.name
+        if self.inode != found.inode:
+            return False
+        # an inode is reused for the next file as soon as its own file is removed
+        if self.birth and found.birth:
+            return self.birth == found.birth
+        return found.modified >= self.modified and found.changed >= self.changed
+
+    def at_first(self, found: FoundFile) -> TrackedFile:
+        """Return a new file with its first observation, before anything of it is read."""
+        return msgspec.structs.replace(self, birth=found.birth, modified=found.modified, changed=found.changed)
+
+    def at(self, found: FoundFile) -> TrackedFile:
+        """Return the file with the identity of the found one, which is the file itself or a copy of it."""
+        if self.may_be(found):
+            return self
+        identity = {"inode": found.inode, "birth": found.birth, "modified": found.modified, "changed": found.changed}
+        return msgspec.structs.replace(self, **identity)
+
+
+def parse_tracked(value: Any) -> TrackedFile:
+    """Return the file from a split's start or a boundary."""
+    return msgspec.convert(value, TrackedFile)
+
+
+def mark_of(head: bytes, tail: bytes) -> str:
+    """Return a digest of a file's first bytes and of those before an offset."""
+    return hashlib.sha256(head + tail).hexdigest()[:16]
+
+
+learn(TrackedFile)
