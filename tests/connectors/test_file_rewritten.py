@@ -217,7 +217,7 @@ def test_a_file_that_is_renamed_while_the_folder_is_listed(tmp_path: Path, monke
     source = Reader(tmp_path, "*.txt")
     assert source.step() == OLD
     write(tmp_path / "n.txt", NEW)
-    files = source.source._surveyor.files
+    files = source.source._scan.files
 
     def renamed() -> list[FoundFile]:
         monkeypatch.undo()
@@ -225,7 +225,7 @@ def test_a_file_that_is_renamed_while_the_folder_is_listed(tmp_path: Path, monke
         (tmp_path / "m.txt").rename(tmp_path / "a.txt")
         return found
 
-    monkeypatch.setattr(source.source._surveyor, "files", renamed)
+    monkeypatch.setattr(source.source._scan, "files", renamed)
     assert source.step() == NEW
     assert source.step() == []
 

@@ -62,7 +62,7 @@ class FileDestination(PathDestination):
             return last_documents(self._path, rows, whole=isinstance(self._format, OpenCdcJson))
         return ()
 
-    def _laid_out(self, path: Path) -> PathLayout:
+    def _layout_at(self, path: Path) -> PathLayout:
         if self._is_folder(path):
             return PartsFolder(path, self.context)
         return OrderedFile(path, self.context, adopt=self.settings.if_changed == "adopt")

@@ -41,7 +41,7 @@ class SeenFile(NamedTuple):
     """Whether it counts as complete: another file comes after it, and it has not changed for a while."""
 
 
-class Survey(NamedTuple):
+class ScanResult(NamedTuple):
     """Result of one scan."""
 
     known: list[KnownFile]
@@ -101,7 +101,7 @@ class FileScan:
             except OSError as error:
                 raise from_os_error(error, f"can't read {found.name}") from error
 
-    def survey(self, position: FilePosition, finished: FinishedFiles) -> Survey:
+    def look(self, position: FilePosition, finished: FinishedFiles) -> ScanResult:
         """Scan all files; ``finished``: those in the position's lists.
 
         Raises ``FatalError`` if a range seen earlier is missing, unless the settings allow that.
@@ -112,10 +112,10 @@ class FileScan:
             if not gone and len(known) == len(position.files):
                 changes = self._with_strays(self._changes(look.examined, known, position, finished), known, finished)
                 fresh = _once_each(look.unknown(changes.new), [*known, *changes.changed])
-                return _survey(known, changes, _numbered(fresh, position.seen), look.newest)
-        return self._whole_survey(position, finished)
+                return _result(known, changes, _numbered(fresh, position.seen), look.newest)
+        return self._look_at_all(position, finished)
 
-    def _whole_survey(self, position: FilePosition, finished: FinishedFiles) -> Survey:
+    def _look_at_all(self, position: FilePosition, finished: FinishedFiles) -> ScanResult:
         """Scan all files, examining each: one of the position is not where it was."""
         listed = self.files()
         known, gone = self._known(position, listed)
@@ -141,21 +141,21 @@ class FileScan:
         last = listed if self._many else [*(found for _, found in (*known, *changes.changed)), *changes.new]
         if not last and not position.seen and not self._many:
             raise self._missing()
-        return _survey(known, changes, _numbered(changes.new, position.seen), last[-1] if last else None)
+        return _result(known, changes, _numbered(changes.new, position.seen), last[-1] if last else None)
 
     def examine_all(self) -> None:
         """Make the next scan examine every file, including those just found unchanged."""
         if self._folder is not None:
             self._folder.forget()
 
-    def unread(self, survey: Survey) -> Iterator[SeenFile]:
+    def unread(self, result: ScanResult) -> Iterator[SeenFile]:
         """Yield the files that may have something to read, in reading order.
 
         Raises ``FileChanged`` if a place has been taken by another file since the scan.
         """
-        self.places.forget_oldest(len(survey.known))
-        newest = None if survey.newest is None else survey.newest.ident
-        for file, found in chain(survey.known, survey.fresh):
+        self.places.forget_oldest(len(result.known))
+        newest = None if result.newest is None else result.newest.ident
+        for file, found in chain(result.known, result.fresh):
             self.places.seen(file, found)
             followed = found.ident != newest
             # a later name does not mean that writing to this file has stopped: it must also have been quiet
@@ -270,10 +270,6 @@ class FileScan:
 
     # -- locations ------------------------------------------------------------------------------------------------
 
-    def finder(self) -> FileFinder:
-        """Return an opener of tracked files, for one range of a step."""
-        return FileFinder(self)
-
     def is_there(self, files: Collection[TrackedFile]) -> bool:
         """Return whether one of these files exists now: the previous listing may have missed a renamed one."""
         places = by_slot(self.files(), files)
@@ -373,10 +369,12 @@ def _unknown(listed: list[FoundFile], known: list[KnownFile]) -> list[FoundFile]
     return [found for found in listed if slot_of(found) not in slots or found.ident not in idents]
 
 
-def _survey(known: list[KnownFile], changes: _Changes, fresh: Iterable[KnownFile], newest: FoundFile | None) -> Survey:
+def _result(
+    known: list[KnownFile], changes: _Changes, fresh: Iterable[KnownFile], newest: FoundFile | None
+) -> ScanResult:
     changed, rewritten, superseded, _ = changes
     every = sorted([*known, *changed], key=lambda one: one[0].number) if changed else known
-    return Survey(every, fresh, [file for file, _ in changed], rewritten, superseded, newest)
+    return ScanResult(every, fresh, [file for file, _ in changed], rewritten, superseded, newest)
 
 
 def _once_each(new: Iterable[FoundFile], known: list[KnownFile]) -> Iterator[FoundFile]:

@@ -88,10 +88,10 @@ class PathDestination(StagedDestination):
     def __init__(self, settings: Any, context: ConnectorContext, path: str) -> None:
         super().__init__(settings, context)
         self._path = self._local(located(context, path))
-        self._layout = self._laid_out(self._path)
+        self._layout = self._layout_at(self._path)
 
     @abstractmethod
-    def _laid_out(self, path: Path) -> PathLayout:
+    def _layout_at(self, path: Path) -> PathLayout:
         """Return the layout at this path."""
 
     def _local(self, path: str) -> Path:

@@ -11,7 +11,7 @@ from conduit_dagster.connectors.collection_setting import modes_of
 from conduit_dagster.connectors.file.file_labels import FileLabels, header_text
 from conduit_dagster.connectors.file.file_matching import open_tracked
 from conduit_dagster.connectors.file.file_position import Copied, CopyEnd, CopyModes, FilePosition, parse_position
-from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, Survey
+from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, ScanResult, SeenFile
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.finished_files import FileLists, FileStates
 from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, file_moved, scan, split_of
@@ -53,9 +53,9 @@ class FileSource(Source):
         self._labels = FileLabels(context, settings, self._many)
         if self._many:
             require_local(settings.path)
-        self._surveyor = FileScan(settings, self._path, context.root, self._many)
+        self._scan = FileScan(settings, self._path, context.root, self._many)
         self._steps = FileSteps(settings)
-        self._drain = Drain(self._surveyor, settings)
+        self._drain = Drain(self._scan, settings)
         self._lists = FileLists(context)
 
     @property
@@ -77,7 +77,7 @@ class FileSource(Source):
 
     def horizon(self) -> Any:
         """Return how much of each existing file to read, after giving half-written last lines time to be ended."""
-        self._surveyor.examine_all()
+        self._scan.examine_all()
         return self._drain.horizon()
 
     # -- how far ------------------------------------------------------------------------------------------------
@@ -101,9 +101,9 @@ class FileSource(Source):
     def _latest(self, start: Position, limit: Limit, horizon: Any) -> Position:
         """Try :meth:`latest` once. Raises ``FileChanged`` if a file differs from the listed one."""
         position, left = parse_position(start), limit
-        survey = self._surveyor.survey(position, self._lists.of(position))
+        found = self._scan.look(position, self._lists.of(position))
         changed, copied = dict[int, TrackedFile](), Copied(position.copied)
-        unread = self._surveyor.unread(survey)
+        unread = self._scan.unread(found)
         for seen in unread:
             bound = None if horizon is None else self._drain.bound(horizon, seen, position.seen)
             try:
@@ -130,7 +130,7 @@ class FileSource(Source):
             return start
         if copied.open:
             self._leave(copied, unread, position.seen)
-        kept = self._kept(position, survey, changed)
+        kept = self._kept(position, found, changed)
         return msgspec.structs.replace(kept, copied=copied.ends).as_json()
 
     def _leave(self, copied: Copied, unread: Iterator[SeenFile], first: int) -> None:
@@ -142,7 +142,7 @@ class FileSource(Source):
             if seen.found.size > seen.file.offset:
                 copied.leave(self._labels.unchecked(seen.file))
                 if self._many and seen.file.number >= first:
-                    last = self._surveyor.last_paths(self._labels.collections.unchecked)
+                    last = self._scan.last_paths(self._labels.collections.unchecked)
                     for name in [name for name in copied.open if last.get(name, "") >= seen.found.url]:
                         copied.leave(name)
                     return
@@ -154,33 +154,33 @@ class FileSource(Source):
         unfinished = seen.followed and step.done < step.upto
         return step.limited or (unfinished and not self._many)
 
-    def _kept(self, position: FilePosition, survey: Survey, changed: dict[int, TrackedFile]) -> FilePosition:
+    def _kept(self, position: FilePosition, found: ScanResult, changed: dict[int, TrackedFile]) -> FilePosition:
         """Return the position after a step, with only the files that still exist."""
-        here = {file.number: found for file, found in survey.known}
+        here = {file.number: seen for file, seen in found.known}
         gone = [file for file in position.files if file.number not in here]
         # a file renamed into an already listed part of the folder must not be mistaken for a new one later
-        if (gone or survey.rewritten) and self._surveyor.is_there([*gone, *survey.rewritten]):
+        if (gone or found.rewritten) and self._scan.is_there([*gone, *found.rewritten]):
             raise FileChanged
         there = [file.at(here[file.number]) for file in position.files if file.number in here]
         # versions without birth times stored none
         files = [msgspec.structs.replace(file, birth=file.birth or here[file.number].birth) for file in there]
         kept = msgspec.structs.replace(position, files=tuple(files))
         if self._many and self._lists.is_writable:
-            states = FileStates(here, gone, survey.listed, [*survey.rewritten, *survey.superseded])
-            kept = self._lists.left(kept, states, changed, self._surveyor.alive)
+            states = FileStates(here, gone, found.listed, [*found.rewritten, *found.superseded])
+            kept = self._lists.left(kept, states, changed, self._scan.alive)
         elif position.read is not None:
             kept = msgspec.structs.replace(kept, read=position.read.moved(gone, ()))
         return kept.with_files(changed, self._lists.back(position, changed))
 
     def check(self) -> None:
         """Raise if the file is missing, or a file can't be opened."""
-        self._surveyor.require_readable()
+        self._scan.require_readable()
 
     # -- planned ranges -------------------------------------------------------------------------------------------
 
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks show."""
-        finder = self._surveyor.finder()
+        finder = FileFinder(self._scan)
         for _, last in self._ranges(start, end):
             self._open(last, finder).close()
 
@@ -220,7 +220,7 @@ class FileSource(Source):
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Split between lines into pieces of about equal size."""
-        finder, splits, ordinal = self._surveyor.finder(), list[Split](), 0
+        finder, splits, ordinal = FileFinder(self._scan), list[Split](), 0
         ranges = list(self._ranges(start, end))
         modes = CopyModes(parse_position(start).copied, parse_position(end).copied)
         share = max(1, sum(last.offset - first.offset for first, last in ranges) // n)
@@ -254,7 +254,7 @@ class FileSource(Source):
 
     def relocate(self, split: Split) -> Split:
         """Return the split with the file's current name, which may have changed."""
-        opened = self._surveyor.finder().open(parse_tracked(split.start))
+        opened = FileFinder(self._scan).open(parse_tracked(split.start))
         if opened is None:
             return split
         with opened:
@@ -274,7 +274,7 @@ class FileSource(Source):
         """Open the planned file under its current name, never another file at its path."""
         url = split.detail["url"]
         found = FoundFile(url, file.name, file.inode, 0, 0, unpacked=is_packed(url))
-        opened = open_tracked(found, file) or self._surveyor.finder().open(file)
+        opened = open_tracked(found, file) or FileFinder(self._scan).open(file)
         if opened is None:
             raise file_moved(file, url)
         return opened
@@ -282,8 +282,8 @@ class FileSource(Source):
     def lag(self, position: Position) -> int | None:
         """Return the number of unread bytes."""
         where = parse_position(position)
-        survey = self._surveyor.survey(where, self._lists.of(where))
-        return sum(max(0, seen.found.size - seen.file.offset) for seen in self._surveyor.unread(survey))
+        found = self._scan.look(where, self._lists.of(where))
+        return sum(max(0, seen.found.size - seen.file.offset) for seen in self._scan.unread(found))
 
     def collection_modes(self, position: Position) -> Mapping[str, Mode]:
         """Return ``complete`` for each collection whose files are all read, as of the last scan."""
@@ -291,7 +291,7 @@ class FileSource(Source):
         finished = self._lists.of(where)
         unread = {
             self._labels.collection(seen.file)
-            for seen in self._surveyor.unread(self._surveyor.survey(where, finished))
+            for seen in self._scan.unread(self._scan.look(where, finished))
             if seen.found.size > seen.file.offset
         }
         known = {self._labels.collection(file) for file in (*finished.rows.values(), *where.files)}

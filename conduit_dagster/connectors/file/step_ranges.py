@@ -78,13 +78,13 @@ _MOST_WAITS: Final = 10
 class Drain:
     """Horizon of a run: the size of every file, after half-written lines had time to be ended."""
 
-    def __init__(self, surveyor: FileScan, settings: FileSourceSettings) -> None:
-        self._surveyor, self._settings = surveyor, settings
+    def __init__(self, files: FileScan, settings: FileSourceSettings) -> None:
+        self._files, self._settings = files, settings
         self._quiet = Quiet()
 
     def horizon(self) -> dict[str, Bound]:
         """Return how much of each file to read. Waits only for files that end in half a line and changed recently."""
-        listed = self._surveyor.files()
+        listed = self._files.files()
         last = listed[-1].ident if listed else ""
         half = [found for found in listed if self._is_half(found, self._wait(found, last))]
         ends = {found.ident: found for found in [*listed, *self._awaited(half, last)]}
@@ -138,7 +138,7 @@ class Drain:
         looks = [(found, look(found.url, found.name)) for found in files]
         if all(now is not None and now.ident == found.ident for found, now in looks):
             return {now.ident: now for _, now in looks if now is not None}
-        return {found.ident: found for found in self._surveyor.files()}
+        return {found.ident: found for found in self._files.files()}
 
 
 def _is_ended(found: FoundFile, size: int) -> bool:

@@ -140,7 +140,7 @@ class ParquetDestination(PathDestination):
         with pq.ParquetFile(newest) as file:
             return first_rows(file, rows)
 
-    def _laid_out(self, path: Path) -> PathLayout:
+    def _layout_at(self, path: Path) -> PathLayout:
         return PartsFolder(path, self.context)
 
     def check(self) -> None:

@@ -114,9 +114,9 @@ class RowFiles(Source):
     lag_unit = "records"
 
     @lazy_property
-    def survey(self) -> ParquetScan:
+    def scan(self) -> ParquetScan:
         """Scan of the existing files, for the driver only: a task's split names its file."""
-        return self._made_survey()
+        return self._make_scan()
 
     @lazy_property
     def _lists(self) -> ParquetLists:
@@ -125,7 +125,7 @@ class RowFiles(Source):
 
     def attach_kept(self, kept: KeptValues) -> None:
         """Store fully read files there instead of in the position; only for a folder or glob."""
-        if not self.survey.is_ordered:
+        if not self.scan.is_ordered:
             self._lists.attach(kept)
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class RowFiles(Source):
         self.survey.require_readable()
 
     @abstractmethod
-    def _made_survey(self) -> ParquetScan:
+    def _make_scan(self) -> ParquetScan:
         """Return the scanner; called on its first use."""
 
     @property
@@ -152,13 +152,13 @@ class RowFiles(Source):
 
     def horizon(self) -> Any:
         """Return the files that exist now."""
-        return self.survey.horizon()
+        return self.scan.horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Return the position reached by reading the files in order up to the limit."""
         position, left = parse_position(start), limit
         moved: dict[int, ReadFile] = {}
-        look = self.survey.look(position, horizon, self._lists.of(position))
+        look = self.scan.look(position, horizon, self._lists.of(position))
         for file, footer in before_failure(look.unread, moved):
             rows = min(file.rows - file.done, left.records, max(1, left.bytes // footer.row_bytes))
             moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
@@ -217,10 +217,10 @@ class RowFiles(Source):
     def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, FoundFile, Footer]]:
         """Return each file of the range. Raises ``FatalError`` if one is missing or was replaced."""
         ranges = list(self._moved(parse_position(start), parse_position(end)))
-        there = self.survey.named([last.name for _, last in ranges])
+        there = self.scan.named([last.name for _, last in ranges])
         for _, last in ranges:
             if last.ident not in there:
-                raise self.survey.gone(last)
+                raise self.scan.gone(last)
         return [(first, last, *there[last.ident]) for first, last in ranges]
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
@@ -248,7 +248,7 @@ class RowFiles(Source):
         """Return ``complete`` for each collection whose files are all read."""
         where = parse_position(position)
         finished = self._lists.of(where)
-        unread = {self._collection_of(file) for file, _ in self.survey.look(where, None, finished).unread}
+        unread = {self._collection_of(file) for file, _ in self.scan.look(where, None, finished).unread}
         known = {self._collection_of(file) for file in (*finished.rows.values(), *where.files)}
         return modes_of(known, unread)
 
@@ -258,12 +258,12 @@ class RowFiles(Source):
     def lag(self, position: Position) -> int | None:
         """Return the number of unread rows in existing files."""
         where = parse_position(position)
-        return sum(file.rows - file.done for file, _ in self.survey.look(where, None, self._lists.of(where)).unread)
+        return sum(file.rows - file.done for file, _ in self.scan.look(where, None, self._lists.of(where)).unread)
 
     def counts(self, position: Position) -> Mapping[str, int]:
         """Return the number of fully read files, and of partly read ones; nothing for a landing."""
         where = parse_position(position)
-        if self.survey.is_ordered:
+        if self.scan.is_ordered:
             return {}
         begun = sum(file.done < file.rows for file in where.files)
         read = len(self._lists.of(where).rows) + len(where.files) - begun

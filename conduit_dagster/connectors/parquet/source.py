@@ -51,7 +51,7 @@ class ParquetSource(RowFiles):
             require_local(settings.path)
         self._collections = CollectionPattern(settings.collection)
 
-    def _made_survey(self) -> ParquetScan:
+    def _make_scan(self) -> ParquetScan:
         return ParquetScan(ListedFiles(self.settings.path, self._path, self.context.root), self._path)
 
     @property

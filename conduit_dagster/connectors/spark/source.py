@@ -46,7 +46,7 @@ class SparkSource(RowFiles):
         own = storage.safe_name(self.context.connector)
         return Landing(storage.join(base, "~landing", own, self._identity))
 
-    def _made_survey(self) -> ParquetScan:
+    def _make_scan(self) -> ParquetScan:
         return ParquetScan(self._landing, self._landing.url)
 
     @lazy_property
