@@ -69,6 +69,21 @@ class FinishedLists(msgspec.Struct, frozen=True):
         return {"lists": [[*one] for one in self.lists], "sum": self.sum}
 
 
+class PositionWithLists(msgspec.Struct, frozen=True):
+    """Position of a source of files: those that still matter, and the lists with the fully read ones."""
+
+    seen: int = 0
+    """Number of files seen so far."""
+    read: FinishedLists | None = None
+    """None: nothing has left the position."""
+
+    def like(self, other: PositionWithLists) -> Self:
+        """Return the position in the form of a later one, so that equal places of both forms are equal."""
+        if self.read is not None or other.read is None:
+            return self
+        return msgspec.structs.replace(self, read=FinishedLists())
+
+
 def _total(files: Iterable[Placed]) -> int:
     return sum(int.from_bytes(hashlib.sha256(msgspec.json.encode(file.placed)).digest()) for file in files)
 
@@ -149,6 +164,10 @@ class KeptLists(Generic[Row, View]):
     def attach(self, kept: KeptValues) -> None:
         """Set the store of the lists."""
         self._kept = kept
+
+    def of(self, position: PositionWithLists) -> View:
+        """Return the files in the lists of a position. Raises ``FatalError`` (``file.list_gone``)."""
+        return self.view(position.read)
 
     @property
     def is_writable(self) -> bool:

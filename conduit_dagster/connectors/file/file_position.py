@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from conduit_dagster.connectors.file.file_state import TrackedFile
-from conduit_dagster.connectors.kept_lists import FinishedLists
+from conduit_dagster.connectors.kept_lists import FinishedLists, PositionWithLists
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.sdk import Split
 
@@ -97,13 +97,10 @@ _NAMED = 8
 """Maximum number of files that a place names individually; more are digested."""
 
 
-class FilePosition(msgspec.Struct, frozen=True):
+class FilePosition(PositionWithLists, frozen=True):
     """Position of a file source: the tracked files that still matter, in reading order."""
 
-    seen: int = 0
     files: tuple[TrackedFile, ...] = ()
-    read: FinishedLists | None = None
-    """None: every file is in ``files``."""
     copied: Mapping[str, CopyEnd] = msgspec.field(default_factory=dict)
     """Ends of the finished copies, by collection. Not part of a place, so that delivery hashes do not depend on it."""
 
@@ -121,12 +118,6 @@ class FilePosition(msgspec.Struct, frozen=True):
         read = self.read.moved((), back) if self.read is not None else None
         seen = max([self.seen, *(file.number + 1 for file in fresh)])
         return msgspec.structs.replace(self, seen=seen, files=tuple(every), read=read)
-
-    def like(self, other: FilePosition) -> FilePosition:
-        """Return the position in the form of a later one, so that equal places of both forms are equal."""
-        if self.read is not None or other.read is None:
-            return self
-        return msgspec.structs.replace(self, read=FinishedLists())
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON value that the engine stores."""

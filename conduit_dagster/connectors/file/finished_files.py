@@ -77,10 +77,6 @@ class FileLists(KeptLists[TrackedFile, FinishedFiles]):
     def __init__(self, context: ConnectorContext) -> None:
         super().__init__(context, TrackedFile, NO_FILES)
 
-    def of(self, position: FilePosition) -> FinishedFiles:
-        """Return the files in the lists of a position. Raises ``FatalError`` (``file.list_gone``)."""
-        return self.view(position.read)
-
     def back(self, position: FilePosition, numbers: Iterable[int]) -> list[TrackedFile]:
         """Return the files with these numbers that a position has only in its lists."""
         active, finished = {file.number for file in position.files}, self.of(position)

@@ -87,10 +87,6 @@ class ParquetLists(KeptLists[FinishedParquet, FinishedParquets]):
     def __init__(self, context: ConnectorContext) -> None:
         super().__init__(context, FinishedParquet, NO_PARQUETS)
 
-    def of(self, position: ParquetPosition) -> FinishedParquets:
-        """Return the files in the lists of a position. Raises ``FatalError`` (``file.list_gone``)."""
-        return self.view(position.read)
-
     def left(self, position: ParquetPosition, states: ParquetStates) -> ParquetPosition:
         """Return the position without its finished files, after they are stored durably in a list.
 
@@ -107,4 +103,4 @@ class ParquetLists(KeptLists[FinishedParquet, FinishedParquets]):
             read = self.added(read.moved(leaving, ()), [*rows, *hidden, *states.changed])
         numbers = {file.number for file in leaving}
         files = tuple(file for file in position.files if file.number not in numbers)
-        return ParquetPosition(position.seen, files, read)
+        return msgspec.structs.replace(position, files=files, read=read)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.kept_lists import FinishedLists
+from conduit_dagster.connectors.kept_lists import PositionWithLists
 from conduit_dagster.msgspec_warmup import learn
 
 
@@ -32,26 +32,18 @@ class ReadFile(msgspec.Struct, frozen=True):
         return self.name, self.mark, self.number, self.rows, self.done
 
 
-class ParquetPosition(msgspec.Struct, frozen=True):
+class ParquetPosition(PositionWithLists, frozen=True):
     """Position of a source: the files that were read at least in part and are not in the lists, in reading order."""
 
-    seen: int = 0
     files: tuple[ReadFile, ...] = ()
-    read: FinishedLists | None = None
-    """None: every file that still exists is in ``files``."""
 
     def with_files(self, moved: dict[int, ReadFile]) -> ParquetPosition:
         """Return the position with these files in their new states, new ones at the end."""
         kept = [moved.get(file.number, file) for file in self.files]
         known = {file.number for file in self.files}
         fresh = [file for number, file in moved.items() if number not in known]
-        return ParquetPosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh), self.read)
-
-    def like(self, other: ParquetPosition) -> ParquetPosition:
-        """Return the position in the form of a later one, so that equal places of both forms are equal."""
-        if self.read is not None or other.read is None:
-            return self
-        return msgspec.structs.replace(self, read=FinishedLists())
+        seen = max([self.seen, *(file.number + 1 for file in fresh)])
+        return msgspec.structs.replace(self, seen=seen, files=(*kept, *fresh))
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON value that the engine stores."""

@@ -6,6 +6,8 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
+import msgspec
+
 from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.file.listing import examine
 from conduit_dagster.connectors.parquet.finished_parquet import (
@@ -149,7 +151,7 @@ class ParquetScan:
         states = _states(position, there, finished, settled)
         newest = position.files[-1:] if ordered else ()
         kept = [f for f in position.files if f in newest or f.done < f.rows or (not ordered and f.ident in there)]
-        still = ParquetPosition(position.seen, tuple(kept), position.read)
+        still = msgspec.structs.replace(position, files=tuple(kept))
         known = {file.ident for file in position.files} | {(row.name, row.mark) for row in states.changed}
         within = (found for found in self._in_order(listed, left) if _is_within(found, horizon))
         # a partly read file existed before the horizon, or was within it
