@@ -146,10 +146,6 @@ def _remove(number: int, rows: dict[int, Row], slots: dict[Hashable, tuple[int, 
     return True
 
 
-def _none_of(view: FinishedRows[Any]) -> Iterable[int]:
-    return ()
-
-
 class KeptLists(Generic[Row, View]):
     """Lists of finished files in the state store. A list never changes; its digest is its name."""
 
@@ -211,7 +207,7 @@ class KeptLists(Generic[Row, View]):
         )
 
     def added(
-        self, read: FinishedLists, rows: Sequence[Row], gone: Callable[[View], Iterable[int]] = _none_of
+        self, read: FinishedLists, rows: Sequence[Row], gone: Callable[[View], Iterable[int]] | None = None
     ) -> FinishedLists:
         """Store a list of these rows durably, merged with preceding lists that are not larger.
 
@@ -222,7 +218,7 @@ class KeptLists(Generic[Row, View]):
             name, _ = lists.pop()
             merged = {row.number: row for row in self._rows(name)} | merged
         if not lists:
-            if numbers := list(gone(view)):
+            if gone is not None and (numbers := list(gone(view))):
                 view = view.with_rows((), numbers)
             merged = dict(view.rows)
         if merged:

@@ -135,10 +135,9 @@ class OpenFile:
         place = self.read_at(begin, max(0, self.found.size - begin)).rfind(b"\n")
         return begin + place + 1 if place >= 0 else low
 
-    def ends_whole(self) -> bool:
-        """Return whether the last line has its line end; True for an empty file."""
-        size = self.found.size
-        return size == 0 or self.read_at(size - 1, 1) == b"\n"
+    def is_line_end(self, offset: int) -> bool:
+        """Return whether a line ends at an offset; True at the beginning of the file."""
+        return offset == 0 or self.read_at(offset - 1, 1) == b"\n"
 
 
 def open_found(found: FoundFile) -> OpenFile | None:

@@ -107,7 +107,7 @@ class OrderedFile(PathLayout):
         with self._naming_errors(), self._open(kept["length"]) if kept else self._made() as file:
             self._sync_entry(file.found.inode)
             size = self._end_of(previous, file) if previous else file.found.size
-            gap = 0 if _ends_a_line(file, size) else 1
+            gap = 0 if file.is_line_end(size) else 1
             return {"path": str(self._path), **self._identity(file, size), "base": size + gap, "gap": gap}
 
     def _identity(self, file: OpenFile, end: int) -> Target:
@@ -174,7 +174,7 @@ class OrderedFile(PathLayout):
         with self._naming_errors(), self._own(delivery) as file:
             if not _is_ours(delivery, file):
                 raise self._changed("was changed by another writer", delivery.target["base"])
-            write_delivery(file.descriptor, delivery, self._midway)
+            write_delivery(file.descriptor, delivery, lambda: reached("mid-publish", self._context.pipeline))
             os.fsync(file.descriptor)
         self._whole = self.expected(delivery)
         return self._whole
@@ -185,9 +185,6 @@ class OrderedFile(PathLayout):
         if not _is_the_one(delivery.target, file):
             raise self._changed("was replaced by another file", delivery.target["base"])
         return file
-
-    def _midway(self) -> None:
-        reached("mid-publish", self._context.pipeline)
 
     def settled(self, delivery: Delivery) -> Target:
         """Sync the file and return its target: the process that wrote it may have crashed before that."""
@@ -253,10 +250,6 @@ def _spans(delivery: Delivery) -> Iterator[_Span]:
     for part in delivery.parts:
         yield _Span(at, part.bytes, part.sha256)
         at += part.bytes
-
-
-def _ends_a_line(file: OpenFile, size: int) -> bool:
-    return size == 0 or file.read_at(size - 1, 1) == b"\n"
 
 
 def _is_beginning(file: OpenFile, at: int, staged: str, length: int) -> bool:

@@ -116,7 +116,7 @@ class Drain:
         if opened is None:
             return False
         with opened:
-            return not opened.ends_whole()
+            return not opened.is_line_end(opened.found.size)
 
     def _awaited(self, half: Iterable[FoundFile], last: str) -> Iterable[FoundFile]:
         """Yield each file once its last line is ended, or the waiting time is over."""

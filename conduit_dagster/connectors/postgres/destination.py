@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -138,14 +139,10 @@ class PostgresDestination(StagedDestination):
 
     def check(self) -> None:
         """Connect, create ``conduit_deliveries``, and check a table with a fixed name."""
-        with self._session.connection() as connection:
-            self._ready(connection)
-            try:
-                self._claims.check(connection)
-                if self._table is not None:
-                    self._check_table(connection, self._table)
-            except psycopg.Error as error:
-                raise self._verdicts.verdict(error) from None
+        with self._connected() as connection:
+            self._claims.check(connection)
+            if self._table is not None:
+                self._check_table(connection, self._table)
 
     def _check_table(self, connection: Connection, name: TableName) -> None:
         try:
@@ -156,14 +153,17 @@ class PostgresDestination(StagedDestination):
             check_columns(table, self.settings, self._verdicts)
             check_rights(connection, table, self._verdicts)
 
-    def _ready(self, connection: Connection) -> None:
-        if self._is_ready:
-            return
-        try:
-            self._claims.create(connection)
-        except psycopg.Error as error:
-            raise self._verdicts.verdict(error) from None
-        self._is_ready = True
+    @contextmanager
+    def _connected(self) -> Generator[Connection]:
+        """Yield the connection, with the table of deliveries there. Raises database errors as their verdicts."""
+        with self._session.connection() as connection:
+            try:
+                if not self._is_ready:
+                    self._claims.create(connection)
+                    self._is_ready = True
+                yield connection
+            except psycopg.Error as error:
+                raise self._verdicts.verdict(error) from None
 
     def fence(self, epoch: int) -> None:
         """Terminate the connections of older owners. New connections carry ``epoch`` in their ``application_name``."""
@@ -176,37 +176,22 @@ class PostgresDestination(StagedDestination):
 
     def holds(self, delivery: Delivery) -> bool:
         """Return whether the delivery was published: its hash is stored, and its rows were committed with it."""
-        with self._session.connection() as connection:
-            self._ready(connection)
-            try:
-                return self._claims.state(connection, delivery) == "delivered"
-            except psycopg.Error as error:
-                raise self._verdicts.verdict(error) from None
+        with self._connected() as connection:
+            return self._claims.state(connection, delivery) == "delivered"
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
         """Store ``state`` under the hash if it is free. Blocks while an open transaction may insert the same hash."""
-        with self._session.connection() as connection:
-            self._ready(connection)
-            try:
-                with connection.transaction():
-                    return self._claims.put(connection, delivery, state) or state
-            except psycopg.Error as error:
-                raise self._verdicts.verdict(error) from None
+        with self._connected() as connection, connection.transaction():
+            return self._claims.put(connection, delivery, state) or state
 
     def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
         """Claim the hashes in one transaction, in order, so that two owners claiming the same hashes never deadlock."""
-        with self._session.connection() as connection:
-            self._ready(connection)
-            try:
-                with connection.transaction():
-                    return self._claims.put_all(connection, deliveries, state) if deliveries else []
-            except psycopg.Error as error:
-                raise self._verdicts.verdict(error) from None
+        with self._connected() as connection, connection.transaction():
+            return self._claims.put_all(connection, deliveries, state) if deliveries else []
 
     def publish(self, delivery: Delivery) -> Target:
         """Write hash and rows in one transaction. Does nothing if the hash is already stored as delivered."""
-        with self._session.connection() as connection:
-            self._ready(connection)
+        with self._connected() as connection:
             claimed = self._publisher.publish(connection, delivery)
         if claimed is not None:
             raise AlreadyClaimed(claimed)

@@ -15,7 +15,7 @@ from conduit_dagster.connectors.postgres.open_transactions import OpenTransactio
 from conduit_dagster.connectors.postgres.published_tables import published_shapes
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn
+from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn, parse_lsn
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
@@ -188,7 +188,7 @@ class ReplicatedTables:
         limit, horizon = bounds
         lsn = start.point.lsn
         self._timelines.require(look.timeline, start)
-        there = look.flushed if horizon is None else min(look.flushed, _lsn_of(horizon))
+        there = look.flushed if horizon is None else min(look.flushed, parse_lsn(horizon["lsn"]))
         if there <= lsn or self._is_quiet(connection, lsn, there):
             return start
         self._moved = time.monotonic()
@@ -332,7 +332,3 @@ class ReplicatedTables:
         if is_short and not self._slot.has_changes(connection, look.flushed):
             return 0
         return behind
-
-
-def _lsn_of(horizon: Mapping[str, str]) -> int:
-    return PostgresPosition(lsn=horizon["lsn"]).point.lsn

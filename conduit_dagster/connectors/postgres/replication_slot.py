@@ -11,7 +11,7 @@ from psycopg import sql
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin
 from conduit_dagster.connectors.postgres.published_tables import is_partitioned
-from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.settings import TableName, in_quotes
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
@@ -246,7 +246,7 @@ class ReplicationSlot:
     def first_waiting(self, connection: Connection, upto: int) -> Begin | None:
         """Return the oldest transaction after the confirmed LSN with relevant changes; None if there is none before
         ``upto``. Raises ``psycopg.errors.ObjectInUse`` while another session reads the slot."""
-        name = '"' + self._settings.publication.replace('"', '""') + '"'
+        name = in_quotes(self._settings.publication)
         data = value_of(connection, _FIRST, (self._settings.slot, format_lsn(upto), name))
         return None if data is None else read_begin(bytes(data))
 
