@@ -10,10 +10,11 @@ import psycopg
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights
+from conduit_dagster.connectors.postgres.claims_table import NAME, Claims
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application, end_older, value_of
 from conduit_dagster.connectors.postgres.copy_writer import CopyWriter
-from conduit_dagster.connectors.postgres.delivery_transaction import NAME, Claims, TablePublisher
+from conduit_dagster.connectors.postgres.delivery_transaction import TablePublisher
 from conduit_dagster.connectors.postgres.encode import TableEncoder
 from conduit_dagster.connectors.postgres.settings import (
     DatabaseServer,

@@ -15,7 +15,7 @@ from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.file import ordered
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.parts import PartsFolder
-from conduit_dagster.connectors.postgres.delivery_transaction import Claims
+from conduit_dagster.connectors.postgres.claims_table import Claims
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.engine.delivery_hash import DeliveryHashes
 from conduit_dagster.sdk import Delivery, Target
