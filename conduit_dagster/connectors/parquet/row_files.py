@@ -130,7 +130,7 @@ class RowFiles(Source):
 
     def check(self) -> None:
         """Raise if a file, or its footer, can't be read."""
-        self.survey.require_readable()
+        self.scan.require_readable()
 
     @abstractmethod
     def _make_scan(self) -> ParquetScan:
