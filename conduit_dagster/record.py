@@ -189,6 +189,17 @@ def copy(record: Record) -> Record:
     )
 
 
+def change_metadata(records: Iterable[Record], change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    """Set the metadata of each record to what ``change`` returns for it; records that share theirs still do then."""
+    last: dict[str, str] | None = None
+    changed: dict[str, str] = {}
+    for record in records:
+        if record.metadata is not last:
+            last = record.metadata
+            changed = change(last)
+        record.metadata = changed
+
+
 def share_documents(records: Iterable[Record]) -> bool:
     """Return whether two of the records are the same one, or have a whole payload or key in common."""
     seen = [

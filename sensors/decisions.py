@@ -64,7 +64,7 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     if stored.owned or not known.file.runnable:
         return None
     state = stored.recovery
-    if run is not None and run.failed and run.run_id != state.reported and _was_asked_for(known, run):
+    if run is not None and _failed_as_asked(known, run):
         return Report(run.run_id, "never_began")
     if stored.status == PipelineStatus.RECOVERING and state.restart_at_ns:
         return _pending(known, now_ns, lead_ns)
@@ -146,15 +146,19 @@ def _as_asked(known: KnownPipeline) -> Decision:
     if run is not None and _was_asked_for(known, run):
         if run.cancelled:
             return Stopped(run.run_id)
-        # the recovery sensor reports it. One that only found the lease taken is reported, and the request stays
-        if run.failed and run.run_id != known.stored.recovery.reported:
-            return None
+        if _failed_as_asked(known, run):
+            return None  # the recovery sensor reports it
     return Start("an operator asked for it")
 
 
 def _was_asked_for(known: KnownPipeline, run: LastRun) -> bool:
     """Return whether the run was launched for the pending request to start, which is withdrawn once a run begins."""
     return known.stored.recovery.asked == "start" and run.asked_ns == known.stored.recovery.asked_ns
+
+
+def _failed_as_asked(known: KnownPipeline, run: LastRun) -> bool:
+    """Return whether a requested start has failed and is not reported yet: one that found the lease taken is."""
+    return run.failed and run.run_id != known.stored.recovery.reported and _was_asked_for(known, run)
 
 
 def _is_settled(known: KnownPipeline) -> bool:

@@ -32,7 +32,6 @@ _PYTHON: Final = (3, 11)
 _PACKAGES: Final = ("conduit-dagster", "pyspark", "dagster", "pyarrow", "pandas", "pydantic", "SQLAlchemy")
 _LITTLE: Final = 1_000_000_000
 _TOO_LITTLE: Final = 100_000_000
-_SQLITE: Final = "sqlite:///"
 
 
 @dataclass(frozen=True)
@@ -148,6 +147,7 @@ def _state(project: Project) -> Check:
 
     from conduit_dagster.state.claim import has_claim, project_store, require_known_place
     from conduit_dagster.state.database import cause_of, make_engine, place_of
+    from conduit_dagster.state.store_file import sqlite_file
     from conduit_dagster.state.tables import meta
 
     require_known_place(project)
@@ -158,8 +158,7 @@ def _state(project: Project) -> Check:
     if has_claim(project.home):
         project_store(project).dispose()  # raises if the store is lost
         tried = sa.update(meta).where(sa.false()).values(value="")  # fails where the store can only be read
-    if url.startswith(_SQLITE):
-        file = Path(url.removeprefix(_SQLITE))
+    if (file := sqlite_file(engine.url)) is not None:
         folder = _creatable("state", file.parent, shown)
         # SQLite opens a file that it may not write for reading, and its transactions begin all the same
         if folder.level != "ok" or not file.exists():

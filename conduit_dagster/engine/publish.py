@@ -20,7 +20,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Destination, Refusal, StagedDestination, Target
+from conduit_dagster.sdk import Destination, StagedDestination, Target
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.steps import DeliveryChild
 
@@ -81,13 +81,14 @@ class Publisher:
 
     def _publish(self, shipment: Shipment) -> Target:
         """Publish a delivery, whole if nothing of it was sent before, otherwise in pieces; return the next target."""
-        destination, named = self._destination(shipment), list[Refusal]()
+        destination, failed = self._destination(shipment), None
         if isinstance(destination, StagedDestination) and not (shipment.is_split or shipment.progress.handled):
             try:
                 return destination.publish(shipment.whole())
             except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
-                named = self.redelivery(shipment).divide(error)
-        self.redelivery(shipment).run(named)
+                failed = error
+        rest = self.redelivery(shipment)
+        rest.run([] if failed is None else rest.divide(failed))
         return shipment.staged.target
 
     def redelivery(self, shipment: Shipment, records: DeliveryRecords | None = None) -> Redelivery:

@@ -12,7 +12,7 @@ from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.plugin_results import invalid_result, not_all_records, own_positions, require_list
 from conduit_dagster.engine.record_faults import source_faults, storable
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record, copy, share_documents
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record, change_metadata, copy, share_documents
 from conduit_dagster.recovery.classify import blamed, blamed_each
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, LazyRecords, Payloads, Position, ReadOptions, Source, Split
@@ -122,15 +122,6 @@ def _own_documents(block: Block) -> Block:
 
 
 def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> None:
-    """Add a record's source and read time, in Conduit's metadata keys; values set by the source take precedence.
-
-    Records that share their metadata still share it afterwards.
-    """
+    """Add a record's source and read time, in Conduit's metadata keys; values set by the source take precedence."""
     own = {SOURCE_CONNECTOR_ID: node_id(pipeline, source), READ_AT: str(now_ns)}
-    last: dict[str, str] | None = None
-    labelled = own
-    for record in records:
-        if record.metadata is not last:
-            last = record.metadata
-            labelled = {**own, **last}
-        record.metadata = labelled
+    change_metadata(records, lambda given: {**own, **given})

@@ -31,7 +31,7 @@ from conduit_dagster.state.status_store import (
     StatusStore,
     pass_over,
     recovery_state,
-    serve,
+    withdraw_start,
 )
 from conduit_dagster.state.store import PipelineStore
 
@@ -243,7 +243,7 @@ def report_failure(database: sa.Engine, pipeline: str, death: RunDeath, policy: 
 
         def also(connection: sa.Connection) -> None:
             if death.asked_ns is not None:
-                serve(connection, pipeline, death.asked_ns)
+                withdraw_start(connection, pipeline, death.asked_ns)
 
         return status.failed(error_json(error), policy, run, also, reported=True, digest=death.digest)
 

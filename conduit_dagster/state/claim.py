@@ -44,6 +44,7 @@ IS_CLAIMED = sa.and_(
     sa.exists(_STORED.where(meta.c.value == sa.bindparam("project", type_=meta.c.value.type))), IS_CURRENT
 )
 """The SQL condition that the store still has the id ``project``, and this program's version."""
+_STORED_AND_CURRENT = _STORED.add_columns(IS_CURRENT)
 _AGE = sa.select(sa.func.coalesce(sa.func.sum(pipelines.c.heartbeat), 0))
 """Age of a store: the heartbeats of all pipelines. It only grows, with every transaction of a run."""
 _BACKUP = f"restore the store from a backup, or correct CONDUIT_STATE_URL or state.url; {ACCEPT}"
@@ -61,7 +62,7 @@ class StoreClaim:
     def require(self, connection: sa.Connection) -> None:
         """Raise ``FatalError``: ``state.replaced`` unless the id is the project's, ``state.version`` if it is newer."""
         try:
-            found, is_current = connection.execute(_STORED.add_columns(IS_CURRENT)).one_or_none() or (None, True)
+            found, is_current = connection.execute(_STORED_AND_CURRENT).one_or_none() or (None, True)
         except SQLAlchemyError as error:
             if loss_of(error) != "tables":
                 raise

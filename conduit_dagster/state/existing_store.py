@@ -30,10 +30,11 @@ def existing_store(project: Project) -> sa.Engine | None:
 
 
 def _has_content(url: str) -> bool:
-    engine = make_engine(url)
-    if engine.dialect.name == "sqlite":
-        file = sqlite_file(engine.url)
+    address = sa.make_url(url)
+    if address.get_backend_name() == "sqlite":
+        file = sqlite_file(address)
         return file is not None and file.is_file() and file.stat().st_size > 0
+    engine = make_engine(url)
     try:
         return sa.inspect(engine).has_table(tables.meta.name)
     except SQLAlchemyError as error:

@@ -84,15 +84,11 @@ def source_rows(engine: sa.Engine, pipeline: str) -> Rows:
     The position of a logged source is the end of its log, and ``undelivered`` counts its logged, unhandled records; a
     source of a join has the join's counts.
     """
-    return _every_source_row(engine, pipeline).get(pipeline, [])
+    return every_source_row(engine, pipeline).get(pipeline, [])
 
 
-def every_source_row(engine: sa.Engine) -> dict[str, Rows]:
-    """Return :func:`source_rows` of all pipelines that have sources, in two queries."""
-    return _every_source_row(engine, None)
-
-
-def _every_source_row(engine: sa.Engine, pipeline: str | None) -> dict[str, Rows]:
+def every_source_row(engine: sa.Engine, pipeline: str | None = None) -> dict[str, Rows]:
+    """Return :func:`source_rows` of one pipeline, or of all that have sources, in two queries."""
     logged: dict[str, dict[str, LogState]] = {}
     with reading(engine) as connection:
         for row in connection.execute(_only(sa.select(logs), logs, pipeline)).mappings():

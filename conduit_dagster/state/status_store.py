@@ -348,7 +348,7 @@ def pass_over(connection: sa.Connection, pipeline: str, run: str, delay: float) 
     connection.execute(sa.update(recoveries).where(*pending).values(restart_at_ns=later))
 
 
-def serve(connection: sa.Connection, pipeline: str, asked_ns: int) -> None:
+def withdraw_start(connection: sa.Connection, pipeline: str, asked_ns: int) -> None:
     """Withdraw a request to start: the run that was launched for it could not begin."""
     request = (recoveries.c.pipeline == pipeline, recoveries.c.asked == "start", recoveries.c.asked_ns == asked_ns)
     connection.execute(sa.update(recoveries).where(*request).values(asked=""))

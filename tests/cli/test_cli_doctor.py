@@ -51,7 +51,9 @@ def test_a_folder_that_cannot_be_written_fails(run, project: Path) -> None:
     assert (checks(ran)["state"], checks(ran)["staging"]) == ("fail", "fail")
 
 
-def test_a_store_that_can_only_be_read_fails(run, failed: Path) -> None:
+@pytest.mark.parametrize("options", ["", "?timeout=5"])
+def test_a_store_that_can_only_be_read_fails(run, failed: Path, options: str, monkeypatch) -> None:
+    monkeypatch.setenv("CONDUIT_STATE_URL", f"sqlite:///{failed}/.conduit/state.db{options}")
     (failed / ".conduit" / "state.db").chmod(0o444)
     with obeyed():
         ran = run("doctor", "--json")

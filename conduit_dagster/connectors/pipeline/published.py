@@ -19,10 +19,10 @@ from conduit_dagster.record import Record, decode
 from conduit_dagster.state.claim import has_claim, project_store
 from conduit_dagster.state.database import open_database, reading, unreachable
 from conduit_dagster.state.readers import step_of
+from conduit_dagster.state.store_file import sqlite_file
 from conduit_dagster.state.tables import consumers, deliveries
 
 T = TypeVar("T")
-_SQLITE = "sqlite:///"
 
 
 class ProjectView:
@@ -42,10 +42,9 @@ class ProjectView:
 
     @property
     def _database(self) -> sa.Engine:
-        path = self.project.state_url.removeprefix(_SQLITE)
-        is_missing = path != self.project.state_url and not Path(path).is_file()
-        if is_missing and not has_claim(self.project.home):
-            return open_database(f"{_SQLITE}:memory:")  # nothing has ever run, and reading must not create a store
+        file = sqlite_file(sa.make_url(self.project.state_url))
+        if file is not None and not file.is_file() and not has_claim(self.project.home):
+            return open_database("sqlite:///:memory:")  # nothing has ever run, and reading must not create a store
         return self._store
 
     def read(self, work: Callable[[sa.Connection], T], /) -> T:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.msgspec_warmup import learn
-from conduit_dagster.record import Record
+from conduit_dagster.record import Record, change_metadata
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Split
 
@@ -135,17 +135,8 @@ def no_record(place: str, why: str) -> FatalError:
 
 
 def relabel(records: list[Record], labels: dict[str, str]) -> None:
-    """Set the metadata that a chained source sets itself; the other entries stay as the other pipeline wrote them.
-
-    Records that share metadata still share it afterwards.
-    """
-    last: dict[str, str] | None = None
-    labelled = labels
-    for record in records:
-        if record.metadata is not last:
-            last = record.metadata
-            labelled = {**last, **labels}
-        record.metadata = labelled
+    """Set the metadata that a chained source sets itself; the other entries stay as the other pipeline wrote them."""
+    change_metadata(records, lambda given: {**given, **labels})
 
 
 class ReadMode(ABC):

@@ -288,13 +288,10 @@ def marked_facts(
     return {
         "pipeline": opened.lock.id,
         "consumer": opened.consumer,
-        "did": "",
         "source": source,
         "step": plan.step,
         "records": len(offsets),
         "offsets": offsets,
-        "delivered": 0,
         "next": None if following is None else offset_of(plan, following.source, following.ordinal),
         "delivery_done": opened.is_done,
-        "step_done": False,
     }
