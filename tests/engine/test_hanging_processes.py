@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from lab.freezing import frozen
 from lab.hanging_plugin import COUNTING, HANGING, HOLDING
 from lab.postgres_server import PostgresServer, installations
 from lab.support import Lab, destination, queue, source
@@ -179,17 +180,14 @@ def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
     try:
         with started(lab, *conduit("run"), CONDUIT_SPARK_URL="shared", CI="") as process:
             wait_until(lambda: (home / "state.db").exists() and acked(lab) == 1, "a record is acked", 150)
-            frozen = ServerFiles(home).read()
-            assert frozen is not None
-            os.kill(frozen.pid, signal.SIGSTOP)
-            try:
+            server = ServerFiles(home).read()
+            assert server is not None
+            with frozen(server.pid):
                 if busy:
                     lab.write("in.jsonl", [{"i": 2}], mode="a")
                     wait_until(lambda: planned(lab) > 1, "it has begun a step", 20)
                 assert seconds_to_end(process, signal.SIGTERM) < LONGEST
                 assert process.returncode == 0
-            finally:
-                os.kill(frozen.pid, signal.SIGCONT)
     finally:
         stop_server(home)
     said = (lab.root / "output.log").read_text()
@@ -204,15 +202,12 @@ def test_a_jvm_of_its_own_that_is_frozen(lab: Lab, busy: bool) -> None:
     with started(lab, *conduit("run"), CONDUIT_SPARK_URL="local[1]") as process:
         wait_until(lambda: (lab.root / ".conduit" / "state.db").exists() and acked(lab) == 1, "a record is acked", 150)
         [jvm] = [child for child in psutil.Process(process.pid).children() if child.name() == "java"]
-        jvm.suspend()
-        try:
+        with frozen(jvm.pid):
             if busy:
                 lab.write("in.jsonl", [{"i": 2}], mode="a")
                 wait_until(lambda: planned(lab) > 1, "it has begun a step", 20)
             assert seconds_to_end(process, signal.SIGTERM) < LONGEST
-        finally:
-            jvm.resume()
-            jvm.wait(20)  # it ends with the process that started it
+        jvm.wait(20)  # it ends with the process that started it
     said = (lab.root / "output.log").read_text()
     assert ("still in" in said) == busy
 

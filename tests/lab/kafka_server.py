@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from .freezing import frozen
 from .kafka_listeners import Listener
 from .maven_jars import JarSet, NoJarsError, java
 from .server_process import free_port, guard_of
@@ -124,13 +125,10 @@ class KafkaServer:
 
     @contextmanager
     def frozen(self) -> Generator[None]:
-        """Freeze the broker (SIGSTOP) within the context: requests are neither answered nor refused."""
+        """Freeze the broker within the context: requests are neither answered nor refused."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        try:
+        with frozen(self._process.pid):
             yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """Stop the broker and remove its data."""

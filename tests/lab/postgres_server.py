@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psycopg
 
+from .freezing import frozen
 from .server_process import free_port, guard_of
 
 USER = "conduit"
@@ -120,21 +121,15 @@ class PostgresServer:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Freeze the server meanwhile: requests are neither answered nor refused."""
-        self._signal(signal.SIGSTOP)
-        try:
+        """Freeze the server and its connections' processes: requests are neither answered nor refused."""
+        with frozen(self.pid, self._children()):
             yield
-        finally:
-            self._signal(signal.SIGCONT)
 
-    def _signal(self, number: int) -> None:
-        """Signal the server and its connections' processes."""
+    def _children(self) -> Iterator[int]:
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):  # it has ended meanwhile
-                parent = stat.read_text().rpartition(")")[2].split()[1]
-                pid = int(stat.parent.name)
-                if self.pid in (pid, int(parent)):
-                    os.kill(pid, number)
+                if int(stat.read_text().rpartition(")")[2].split()[1]) == self.pid:
+                    yield int(stat.parent.name)
 
     def close(self) -> None:
         """Stop the server and remove its data."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.freezing import frozen
 from lab.waiting import at_once, wait_until
 
 from conduit_dagster.processes import is_alive, is_dead, is_running, started_at
@@ -138,12 +139,8 @@ def test_where_its_client_goes_away_before_it_never_begins(nursery: Nursery) -> 
 
 def test_a_client_that_dies_without_an_answer_leaves_nobody_behind(nursery: Nursery) -> None:
     parent = nursery.run()["parent"]
-    os.kill(parent, signal.SIGSTOP)
-    try:
-        with pytest.raises(NotWarmError):
-            spawn("tests", nursery.wanted(), [0, 1, 2], seconds=1)
-    finally:
-        os.kill(parent, signal.SIGCONT)
+    with frozen(parent), pytest.raises(NotWarmError):
+        spawn("tests", nursery.wanted(), [0, 1, 2], seconds=1)
     # the parent answers the pending request first, and only then the next one
     assert nursery.run()["parent"] == parent
     wait_until(lambda: not children_of(parent), "it ended")
