@@ -118,6 +118,7 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
 
 def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     plan, started = step.plan, time.monotonic()
+    loop.refusals.recall(plan, decision)
     for letter in step.letters:
         _require_same(plan, DEAD_LETTERS, loop.context.pipeline.dead_letters, letter.queue)
     shipments = prepared(loop, step, decision)

@@ -28,10 +28,12 @@ from conduit_dagster.state.dead_letters import MissedCopy
 from conduit_dagster.state.delivery_store import NackBatch, Offsets
 from conduit_dagster.state.steps import (
     DeadLetter,
+    Decision,
     DeliveryChild,
     DeliveryProgress,
     LateLetter,
     LetterPart,
+    Plan,
     StagedDelivery,
 )
 
@@ -98,6 +100,17 @@ class Refusals:
         """Return the nacks since the last call, by the destination that refused them."""
         rows, self._rows = self._rows, {}
         return rows
+
+    def recall(self, plan: Plan, decision: Decision) -> None:
+        """Start from the nacks that earlier attempts to publish a prepared step have recorded: it reports them all."""
+        self._rows = {}
+        if plan.replay:  # its letters keep the rows that they had
+            return
+        names = {span.connector: span.source for span in plan.ranges}
+        staged = sum(count.nacked for count in decision.sources.values())
+        for source, node, code, message in self._store.refused_late(plan.step, staged):
+            row = NackRow(names[source], 0, "", node, code, message, by_destination=True)
+            self._rows.setdefault(node, []).append(row)
 
     def masked(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
         """Return a text without the redacted values of a record."""

@@ -207,6 +207,17 @@ class DeliveryStore:
 
         return self._transactions.read(work)
 
+    def refused_late(self, step: int, staged: int) -> list[tuple[str, str, str, str]]:
+        """Return source, node, code and message of the step's nacks behind the first ``staged``, in order."""
+
+        def work(connection: sa.Connection) -> list[tuple[str, str, str, str]]:
+            column = dead_letters.c
+            mine = (column.pipeline == self._id, column.step == step, column.number >= staged)
+            found = sa.select(column.source, column.node, column.code, column.message).where(*mine)
+            return [(*row,) for row in connection.execute(found.order_by(column.number))]
+
+        return self._transactions.read(work)
+
     def nacked_offsets(self, names: Sequence[str], start: int, stop: int) -> list[int]:
         """Return the offsets in ``[start, stop)`` of records that were nacked when read under any of these names.
 

@@ -155,7 +155,11 @@ def test_a_kill_at_any_line_of_a_batch_loses_and_doubles_nothing(bench: Bench, p
     # claims: of the whole as split, then of the records as nacked; every other point is passed once
     if passage == 1 or point.endswith("-claim"):
         bench.crashes(point, passage)
-    sound(bench.take())
+    result = bench.take()
+    sound(result)
+    told = result.progress
+    assert (told.read, told.acked, told.nacked, told.dead_lettered, told.delivered) == (9, 5, 4, 4, {"out": 5})
+    assert told.nacked_by.total() == 4
     hold(bench.ledger(), [1, 4, 5, 7, 8])
     hold(bench.dead(), [2, 3, 6, 9])
     assert [offset + 1 for _, offset in letters(bench)] == [2, 3, 6, 9]
