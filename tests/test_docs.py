@@ -52,6 +52,17 @@ def test_pipelines_in_the_documentation_are_valid(text: str) -> None:
     assert [finding.render() for finding in parse_text(text, "docs.yaml", variables, strict=True).findings] == []
 
 
+AUTHORS = {"conduit_dagster", "conduit_dagster.sdk", "conduit_dagster.testing", "conduit_dagster.testing.conformance"}
+"""Where code outside of this repository imports from."""
+
+
+def test_code_that_is_shown_imports_public_names() -> None:
+    shown = [text for page in PAGES for language, text in _BLOCK.findall(page.read_text()) if language == "python"]
+    shown += [file.read_text() for file in (ROOT / "conduit_dagster" / "cli" / "templates").glob("new_*.txt")]
+    found = {name for text in shown for name in re.findall(r"^from (conduit_dagster[\w.]*) import", text, re.MULTILINE)}
+    assert found == AUTHORS
+
+
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
 def test_yaml_in_the_documentation_is_yaml(page: Path) -> None:
     for language, text in _BLOCK.findall(page.read_text()):

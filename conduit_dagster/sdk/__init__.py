@@ -8,7 +8,8 @@ to the engine.
 from conduit_dagster.config.secret_providers import SecretError, SecretProvider
 from conduit_dagster.lazy_records import LazyRecords, PayloadIds, Payloads, Rows, payloads_of
 from conduit_dagster.record import Nack, Record
-from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.recovery.classify import classify
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, coded
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
 from conduit_dagster.sdk.dataset import Dataset
 from conduit_dagster.sdk.destination import (
@@ -121,6 +122,8 @@ __all__ = [
     "TransientError",
     "Writer",
     "WriterTask",
+    "classify",
+    "coded",
     "payloads_of",
     "staged_records",
 ]

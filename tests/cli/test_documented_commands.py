@@ -21,7 +21,15 @@ from conduit_dagster.cli.examples import EXAMPLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_session")]
 
-OWN_TESTS = {"csv.md", "cdc-tutorial.md", "kafka.md", "postgres.md", "writing-a-processor.md", "README.md"}
+OWN_TESTS = {
+    "csv.md",
+    "cdc-tutorial.md",
+    "kafka.md",
+    "postgres.md",
+    "writing-a-connector.md",
+    "writing-a-processor.md",
+    "README.md",
+}
 ENDLESS = re.compile(r"^run(?!.*--once)|^top(?!.*--once)|--serve|^run .*--metrics")
 """Run until they are stopped."""
 ELSEWHERE = re.compile(r"^spark |^init\b|\b[A-Z]{4,}\b|^pipelines reload")

@@ -10,8 +10,15 @@ All built-in plugins pass them. They need pytest, and no Spark.
 """
 
 from conduit_dagster.testing.conformance.destinations import DestinationConformance
-from conduit_dagster.testing.conformance.of_project import plugin_module
+from conduit_dagster.testing.conformance.of_project import create_connector, plugin_module
 from conduit_dagster.testing.conformance.processors import ProcessorConformance, odd_records
 from conduit_dagster.testing.conformance.sources import SourceConformance
 
-__all__ = ["DestinationConformance", "ProcessorConformance", "SourceConformance", "odd_records", "plugin_module"]
+__all__ = [
+    "DestinationConformance",
+    "ProcessorConformance",
+    "SourceConformance",
+    "create_connector",
+    "odd_records",
+    "plugin_module",
+]

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from conduit_dagster.engine.plugin_loading import load_plugins, read_plugins
+from conduit_dagster.expressions import Clock
+from conduit_dagster.sdk import ConnectorContext, Destination, Source
+
+Connector = TypeVar("Connector", Source, Destination)
 
 
 def plugin_module(name: str, start: str | Path = ".") -> Any:
@@ -25,3 +30,13 @@ def plugin_module(name: str, start: str | Path = ".") -> Any:
     if not kinds:
         raise LookupError(f"{root}/plugins/{name}.py defines no plugin")
     return types.SimpleNamespace(**{kind.__name__: kind for kind in kinds})
+
+
+def create_connector(kind: type[Connector], settings: Mapping[str, Any], root: str | Path) -> Connector:
+    """Create the connector ``x`` of a pipeline ``p``, in a project at ``root``: paths in settings are relative to it.
+
+    A destination gets the strongest strategy that it supports. Raises pydantic's ``ValidationError`` for bad settings.
+    """
+    strongest = issubclass(kind, Destination) and "exactly-once" in kind.strategies
+    context = ConnectorContext("p", "x", str(root), Clock(), "exactly-once" if strongest else "at-least-once")
+    return kind(kind.Settings.model_validate(settings), context)
