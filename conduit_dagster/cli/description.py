@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conduit_dagster.config import pointer as pointers
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from conduit_dagster.config.findings import Finding
     from conduit_dagster.config.parse import ParsedPipeline
     from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
     from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -56,8 +58,7 @@ def listed(catalogue: Catalogue, store: sa.Engine | None, sources: SourceRows | 
         name: Counts(sum(source["records"] for source in sources.get(name, ())), letters.get(name, 0)) for name in names
     }
     rows = [_from_file(parsed, known.pop(parsed.config.id, None), counts) for parsed in catalogue.loaded.pipelines]
-    left = [name for name in stored if name in known]
-    return rows + [{**_row(name, known[name], counts), "findings": 0, "file": None} for name in left]
+    return rows + [_from_store(name, known[name], counts, catalogue) for name in stored if name in known]
 
 
 class Counts(NamedTuple):
@@ -76,6 +77,17 @@ def _from_file(parsed: ParsedPipeline, row: Facts | None, counts: Mapping[str, C
         "findings": len(parsed.findings),
         "file": parsed.file,
     }
+
+
+def _from_store(name: str, row: Facts, counts: Mapping[str, Counts], catalogue: Catalogue) -> Facts:
+    broken = _broken_file(row, catalogue)
+    return {**_row(name, row, counts), "findings": len(broken), "file": broken[0].file if broken else None}
+
+
+def _broken_file(row: Facts, catalogue: Catalogue) -> list[Finding]:
+    """Return the findings of the file that a pipeline came from, where the pipeline can't be found in it."""
+    root = catalogue.project.root
+    return [one for one in catalogue.loaded.findings if Path(root, one.file) == Path(root, row["file"])]
 
 
 def _row(name: str, row: Facts | None, counts: Mapping[str, Counts]) -> Facts:
@@ -159,9 +171,13 @@ def described(catalogue: Catalogue, parsed: ParsedPipeline, store: sa.Engine | N
     }
 
 
-def described_without_file(name: str, store: sa.Engine) -> Facts:
-    """Return what the store alone knows of a pipeline whose file is gone; what only a file says is None or empty."""
+def described_without_file(name: str, store: sa.Engine, catalogue: Catalogue) -> Facts:
+    """Return what the store alone knows of a pipeline that is in no file; what only a file says is None or empty.
+
+    Where the file that it came from can't be read any more, with that file and its findings.
+    """
     row, sources, consumers = _rows(store)[name], overview.source_rows(store, name), {}
+    broken = _broken_file(row, catalogue)
     for one in overview.consumer_rows(store, name):
         consumers[one["id"]] = one["delivered"]
     own = {"plugin": None, "namespace": "", "settings": {}, "processors": []}
@@ -172,8 +188,8 @@ def described_without_file(name: str, store: sa.Engine) -> Facts:
         "id": name,
         "name": name,
         "description": "",
-        "file": None,
-        "line": None,
+        "file": broken[0].file if broken else None,
+        "line": broken[0].line if broken else None,
         "runnable": False,
         "status": _status_facts(None, row),
         "error": row["error"],
@@ -185,7 +201,7 @@ def described_without_file(name: str, store: sa.Engine) -> Facts:
         "destinations": [{**own, "id": id_, "delivered": count, "open": None} for id_, count in consumers.items()],
         "dead_letter_queue": {**queue, "delivered": delivered},
         **_past(name, store),
-        "findings": [],
+        "findings": [finding.as_json() for finding in broken],
     }
 
 

@@ -41,7 +41,7 @@ def _head(console: Console, facts: Facts) -> None:
     if facts["description"]:
         console.print(f"  {facts['description']}")
     console.print("  status    ", styled(now), _status_note(status), sep="")
-    if facts["file"]:
+    if facts["delivery"]:
         _configured(console, facts)
     if facts["error"]:
         print_error(console, dict(facts["error"]), "  ")

@@ -147,7 +147,7 @@ def _describe(pipeline: str, paths: list[str]) -> Outcome:
     if parsed is not None:
         facts = described(catalogue, parsed, store)
     elif store is not None and pipeline in stored:
-        facts = described_without_file(pipeline, store)
+        facts = described_without_file(pipeline, store, catalogue)
     else:
         raise _unknown(pipeline, catalogue, stored)
     summary = f"{pipeline}: {facts['status']['now'] or 'never ran'}"

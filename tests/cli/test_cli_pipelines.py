@@ -100,6 +100,22 @@ def test_describe_of_a_pipeline_whose_file_is_gone_tells_what_the_store_knows(ru
     assert "did you mean orders" in run("pipelines", "describe", "order").err
 
 
+def test_a_pipeline_whose_file_is_broken_is_not_one_whose_file_is_gone(run, failed: Path) -> None:
+    file = failed / "pipelines" / "orders.yaml"
+    file.write_text("version: '2.2'\npipelines:\n  - id: orders: broken\n")
+    listed = run("pipelines", "list").out
+    assert "no file any more" not in listed and "pipelines/orders.yaml" in listed
+    [row] = run("pipelines", "list", "--json").envelope["result"]["pipelines"]
+    assert (row["id"], row["file"], row["findings"]) == ("orders", str(file), 1)
+    ran = run("pipelines", "describe", "orders")
+    assert ran.code == 0
+    for words in (f"{file}:3", "degraded", "x.y: it broke", "mapping values are not allowed here"):
+        assert words in ran.out
+    facts = run("pipelines", "describe", "orders", "--json").envelope["result"]
+    assert (facts["file"], facts["line"], facts["delivery"]) == (str(file), 3, None)
+    assert [one["code"] for one in facts["findings"]] == ["config.parse_error"]
+
+
 def test_describe_never_shows_what_the_environment_put_in(run, project: Path, pipeline, monkeypatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     text = pipeline().replace("path: ./in.jsonl", "path: './${SECRET}.jsonl'")
