@@ -57,15 +57,15 @@ class ContentsView:
     def _of(self, node: DestinationNode, number: int | None, rows: Sequence[Mapping[str, Any]]) -> Metadata:
         declared = (name for name, _ in node.destination.declared_columns)
         columns = {name: node.destination.field_of(name) for name in chain(declared, *rows)}
-        ways = {one.id: [*one.nodes, *self._pipeline.nodes, *node.nodes] for one in self._pipeline.sources}
+        paths = {one.id: [*one.nodes, *self._pipeline.nodes, *node.nodes] for one in self._pipeline.sources}
         facts: Metadata = {} if number is None else {"dagster/row_count": number}
         # a join puts all fields of a source into one field named after the source
         is_join = self._pipeline.program.fan_in == "join"
-        lineage = {} if is_join else _lineage(ways, columns, self._keys)
+        lineage = {} if is_join else _lineage(paths, columns, self._keys)
         if lineage:
             facts["dagster/column_lineage"] = dg.TableColumnLineage(lineage)
         if rows:
-            redacted = _Redacted(self._pipeline.program.redact, list(ways.values()), is_join)
+            redacted = _Redacted(self._pipeline.program.redact, list(paths.values()), is_join)
             facts["preview"] = _table(rows, {name: redacted.covers(field) for name, field in columns.items()})
         return facts
 
@@ -82,12 +82,12 @@ def origins(nodes: Sequence[Step], field: str) -> Collection[str] | None:
 
 
 def _lineage(
-    ways: Mapping[str, Sequence[Step]], columns: Mapping[str, str | None], keys: AssetKeys
+    paths: Mapping[str, Sequence[Step]], columns: Mapping[str, str | None], keys: AssetKeys
 ) -> dict[str, list[dg.TableColumnDep]]:
     """Return the lineage of each column; a column is left out if one path can't determine it."""
     found = dict[str, list[dg.TableColumnDep]]()
     for column, field in columns.items():
-        told = {source: None if field is None else origins(nodes, field) for source, nodes in ways.items()}
+        told = {source: None if field is None else origins(nodes, field) for source, nodes in paths.items()}
         if None not in told.values():
             pairs = [(source, name) for source, names in told.items() for name in sorted(names or ())]
             found[column] = [dg.TableColumnDep(keys.of(source), name) for source, name in pairs]
@@ -97,10 +97,10 @@ def _lineage(
 class _Redacted:
     """Determines which columns may hold redacted data, under any name."""
 
-    def __init__(self, fields: Sequence[str], ways: Sequence[Sequence[Step]], is_join: bool) -> None:
+    def __init__(self, fields: Sequence[str], paths: Sequence[Sequence[Step]], is_join: bool) -> None:
         references = [Reference.parse(text) for text in fields]
         self._names = {one.path[0] for one in references if one.path}
-        self._ways = ways
+        self._ways = paths
         # a whole part, or metadata: the columns it has gone into are unknown
         self._everything = any(is_join or not one.path or one.root == "metadata" for one in references)
 

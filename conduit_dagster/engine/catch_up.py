@@ -16,8 +16,8 @@ from conduit_dagster.state.pipeline_state import PipelineState
 def require_no_memory(bound: BoundPipeline, state: PipelineState) -> None:
     """Raise ``FatalError`` (``positions.remembering``) if records to be sent again would be dropped as duplicates."""
     pending = [one for one in state.sources.values() if one.is_sent_again and one.position < one.unit["upto"]]
-    if pending and bound.compiled.remembering:
-        nodes = ", ".join(bound.compiled.remembering)
+    if pending and bound.compiled.stateful:
+        nodes = ", ".join(bound.compiled.stateful)
         raise FatalError(
             f"{pending[0].late} is to be sent records again, and {nodes} would take them for duplicates",
             code="positions.remembering",

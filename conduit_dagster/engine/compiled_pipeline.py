@@ -10,7 +10,7 @@ from typing import Any
 
 from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, BuiltinPlugins
 from conduit_dagster.config.credentials import remember_credentials
-from conduit_dagster.engine.nodes import Node, Step, gates, selects_of
+from conduit_dagster.engine.nodes import Node, Step, filter_nodes, selects_of
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
 from conduit_dagster.engine.processor_state import StatefulNode
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
@@ -63,7 +63,7 @@ class CompiledPipeline:
     redaction: Redaction
     reads_keys: Keys
     """Which record keys any part of the pipeline may read."""
-    remembering: Mapping[str, StatefulNode]
+    stateful: Mapping[str, StatefulNode]
     """Stateful processors by node: those that keep state across steps."""
     queries: Mapping[str, SqlQuery]
     """Queries that processors run in Spark, by node."""
@@ -97,9 +97,9 @@ class CompiledPipeline:
 
     def takes_rows(self, source_node: SourceNode) -> bool:
         """Return whether records stay columns: the source yields columns and nothing needs them as documents."""
-        ways = [source_node.nodes, self.nodes, *(destination_node.nodes for destination_node in self.outputs)]
+        chains = [source_node.nodes, self.nodes, *(destination_node.nodes for destination_node in self.outputs)]
         are_taken = all(destination_node.destination.takes_rows for destination_node in self.outputs)
-        return source_node.source.gives_rows and are_taken and not any(ways)
+        return source_node.source.gives_rows and are_taken and not any(chains)
 
     def begin_step(
         self, clock_ns: int, hashes: Mapping[str, str] | None = None, generations: Mapping[str, int] | None = None
@@ -168,7 +168,7 @@ class _Maker:
         self._redaction = Redaction(program.redact)
         self._idempotency = IdempotencyKeys()
         self._processors: list[Processor] = []
-        self._remembering: dict[str, StatefulNode] = {}
+        self._stateful: dict[str, StatefulNode] = {}
         self._queries: dict[str, SqlQuery] = {}
 
     def pipeline(self) -> CompiledPipeline:
@@ -186,10 +186,10 @@ class _Maker:
             keys = Keys.ALL
         elif any(processor.reads_position for processor in self._processors):
             keys = max(keys, Keys.POSITIONS)
-        idempotency, remembering = self._idempotency, self._remembering
+        idempotency, stateful = self._idempotency, self._stateful
         return CompiledPipeline(
             program, self._clock, idempotency, sources, inputs, nodes, outputs, letters, letter_nodes, redaction, keys,
-            remembering, self._queries,
+            stateful, self._queries,
         )  # fmt: skip
 
     def _edits(self) -> list[Step]:
@@ -217,7 +217,7 @@ class _Maker:
         return SourceNode(spec.id, source, self._around(spec))
 
     def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
-        before = gates(node_id(self._program.pipeline, spec.id), spec.namespace, spec.condition, self._clock)
+        before = filter_nodes(node_id(self._program.pipeline, spec.id), spec.namespace, spec.condition, self._clock)
         return [*before, *(self._node(processor, consumer) for processor in spec.processors)]
 
     def _destination_node(self, spec: ConnectorSpec) -> DestinationNode:
@@ -236,7 +236,7 @@ class _Maker:
         processor = self._instead.get(spec.node) or self._processor(spec, consumer)
         self._processors.append(processor)
         if isinstance(processor, StatefulProcessor):
-            self._remembering[spec.node] = StatefulNode(processor)
+            self._stateful[spec.node] = StatefulNode(processor)
         if processor.query is not None:
             self._queries[spec.node] = processor.query
         return Node(spec.node, processor, selects_of(spec.namespace, spec.condition, self._clock))

@@ -26,10 +26,10 @@ class FusedNode:
         self._nodes, self._chain = nodes, PayloadChain(codes)
 
     def run(
-        self, records: list[Record], origins: Sequence[int], fate: NodeListener
+        self, records: list[Record], origins: Sequence[int], listener: NodeListener
     ) -> tuple[list[Record], Sequence[int]]:
         """Process a block, like :meth:`Node.run`."""
-        block = _Block(self._nodes, self._chain, origins, fate)
+        block = _Block(self._nodes, self._chain, origins, listener)
         on = block.payloads(records) if isinstance(records, Payloads) else block.records(records)
         return on, block.origins_on()
 
@@ -43,8 +43,10 @@ faster with many records than with one.
 class _Block:
     """One block on its way through the chain."""
 
-    def __init__(self, nodes: Sequence[Step], chain: PayloadChain, origins: Sequence[int], fate: NodeListener) -> None:
-        self._nodes, self._chain, self._origins, self._fate = nodes, chain, origins, _Places(fate, origins)
+    def __init__(
+        self, nodes: Sequence[Step], chain: PayloadChain, origins: Sequence[int], listener: NodeListener
+    ) -> None:
+        self._nodes, self._chain, self._origins, self._listener = nodes, chain, origins, _Places(listener, origins)
         self._unfit = 0
         self._gone: list[int] = []
         """Places of the records that don't continue."""
@@ -87,14 +89,14 @@ class _Block:
 
     def _drop(self, place: int, code: int) -> None:
         self._gone.append(place)
-        self._fate.filtered(self._nodes[code].node, place)
+        self._listener.filtered(self._nodes[code].node, place)
 
     def _handled(self, unfit: Unfit, place: int, record: Record) -> Record | None:
         """Pass a record through the node whose code it doesn't fit, and on; return it if it continues."""
         self._unfit += 1
         code, dropped = unfit.code, list[int]()
         while True:
-            on, _ = self._nodes[code].run([record], (place,), self._fate)
+            on, _ = self._nodes[code].run([record], (place,), self._listener)
             if not on:
                 self._gone.append(place)
                 return None
@@ -117,7 +119,7 @@ class _Block:
         places: Sequence[int] = taken
         for node in self._nodes:
             if records:
-                records, places = node.run(records, places, self._fate)
+                records, places = node.run(records, places, self._listener)
         self._gone += sorted(set(taken).difference(places))
         return zip(places, records, strict=True)
 
@@ -125,14 +127,14 @@ class _Block:
 class _Places:
     """Listener that passes the events on with the origins of the places that it is told."""
 
-    def __init__(self, fate: NodeListener, origins: Sequence[int]) -> None:
-        self._fate, self._origins = fate, origins
+    def __init__(self, listener: NodeListener, origins: Sequence[int]) -> None:
+        self._listener, self._origins = listener, origins
 
     def filtered(self, node: str, origin: int) -> None:
-        self._fate.filtered(node, self._origins[origin])
+        self._listener.filtered(node, self._origins[origin])
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
-        self._fate.nacked(node, self._origins[origin], nack, record)
+        self._listener.nacked(node, self._origins[origin], nack, record)
 
 
 @lru_cache(maxsize=64)

@@ -62,14 +62,14 @@ class Node:
         return {*made, field} if made is not None and self._selects else made
 
     def run(
-        self, records: list[Record], origins: Sequence[int], fate: NodeListener
+        self, records: list[Record], origins: Sequence[int], listener: NodeListener
     ) -> tuple[list[Record], Sequence[int]]:
         """Process a block; return the records that continue, and for each the index of its source record."""
         records = as_list(records)
         results = self._results(records)
         if results is records:
             return records, origins
-        return self._sort_out(results, records, origins, fate)
+        return self._sort_out(results, records, origins, listener)
 
     def _results(self, records: list[Record]) -> Sequence[Result]:
         if not self._selects:
@@ -101,7 +101,7 @@ class Node:
         try:
             return all(select(record) for select in self._selects)
         except Exception as error:  # noqa: BLE001  # a condition that fails nacks its record, whatever it raised
-            results[i] = _unanswered(error)
+            results[i] = _condition_nack(error)
             return False
 
     def _process(self, records: list[Record]) -> Sequence[Result]:
@@ -122,7 +122,7 @@ class Node:
             raise blame(error, self.node, "processor.failed") from error
 
     def _sort_out(
-        self, results: Sequence[Result], records: list[Record], origins: Sequence[int], fate: NodeListener
+        self, results: Sequence[Result], records: list[Record], origins: Sequence[int], listener: NodeListener
     ) -> tuple[list[Record], Sequence[int]]:
         if isinstance(results, Results):
             special = results.special
@@ -135,22 +135,22 @@ class Node:
             on.extend(cast("list[Record]", results[begin:i]))
             from_.extend(origins[begin:i])
             begin = i + 1
-            more = self._special(results[i], records[i], origins[i], fate)
+            more = self._special(results[i], records[i], origins[i], listener)
             on.extend(more)
             from_.extend([origins[i]] * len(more))
         on.extend(cast("list[Record]", results[begin:]))
         from_.extend(origins[begin:])
         return on, from_
 
-    def _special(self, result: Result, record: Record, origin: int, fate: NodeListener) -> list[Record]:
+    def _special(self, result: Result, record: Record, origin: int, listener: NodeListener) -> list[Record]:
         """Return the records that continue from a result other than a single record."""
         if isinstance(result, Nack):
-            fate.nacked(self.node, origin, result, record if self._processor.shares_records else storable(record))
+            listener.nacked(self.node, origin, result, record if self._processor.shares_records else storable(record))
             return []
         if isinstance(result, Record):
             return [result]
         if result is DROP or not result:
-            fate.filtered(self.node, origin)
+            listener.filtered(self.node, origin)
             return []
         return result
 
@@ -167,7 +167,7 @@ def _namespace(pattern: str) -> Select | None:
     return lambda record: search(record.collection) is not None
 
 
-def _unanswered(error: Exception) -> Nack:
+def _condition_nack(error: Exception) -> Nack:
     return Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
 
 
@@ -202,7 +202,7 @@ class FilterNode:
         return None if condition is None else conditional(condition, DROPPING, otherwise=True)
 
     def run(
-        self, records: list[Record], origins: Sequence[int], fate: NodeListener
+        self, records: list[Record], origins: Sequence[int], listener: NodeListener
     ) -> tuple[list[Record], Sequence[int]]:
         """Return the selected records; the others are dropped, and acked."""
         on: list[Record] = []
@@ -211,13 +211,13 @@ class FilterNode:
             try:
                 selected = self._select(record)
             except Exception as error:  # noqa: BLE001  # same as the condition of a processor
-                fate.nacked(self.node, origin, _unanswered(error), record)
+                listener.nacked(self.node, origin, _condition_nack(error), record)
                 continue
             if selected:
                 on.append(record)
                 from_.append(origin)
             else:
-                fate.filtered(self.node, origin)
+                listener.filtered(self.node, origin)
         return on, from_
 
 
@@ -234,12 +234,12 @@ class SourceCheck:
         return (field,)
 
     def run(
-        self, records: list[Record], origins: Sequence[int], fate: NodeListener
+        self, records: list[Record], origins: Sequence[int], listener: NodeListener
     ) -> tuple[list[Record], Sequence[int]]:
         """Return the records that a step can hold."""
         faults = source_faults(records)
         for place, nack in faults.items():
-            fate.nacked(self.node, origins[place], nack, storable(records[place]))
+            listener.nacked(self.node, origins[place], nack, storable(records[place]))
         on = [place for place in range(len(records)) if place not in faults]
         return [records[place] for place in on], [origins[place] for place in on]
 
@@ -249,7 +249,7 @@ def selects_of(namespace: str, condition: str, clock: Clock) -> list[Select]:
     return [select for select in (_namespace(namespace), _condition(condition, clock)) if select is not None]
 
 
-def gates(node: str, namespace: str, condition: str, clock: Clock) -> list[FilterNode]:
+def filter_nodes(node: str, namespace: str, condition: str, clock: Clock) -> list[FilterNode]:
     """Return a connector's filters. The condition is a separate node, so that dead letters can be replayed to it."""
     named = ((node, _namespace(namespace)), (node_id(node, CONDITION), _condition(condition, clock)))
     return [FilterNode(name, select) for name, select in named if select is not None]

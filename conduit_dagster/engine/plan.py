@@ -98,11 +98,11 @@ class StepPlanner:
 
     def memory(self) -> dict[str, Memory]:
         """Return the initial state of the stateful processors, by node."""
-        if not self._pipeline.remembering:
+        if not self._pipeline.stateful:
             return {}
         state = self._context.state
         generations = {name: one.generation for name, one in state.sources.items() if not (one.late or one.is_replay)}
-        return {node: state.memory.get(node, Memory()).under(generations) for node in self._pipeline.remembering}
+        return {node: state.memory.get(node, Memory()).under(generations) for node in self._pipeline.stateful}
 
     def _planned(self, ranges: list[Range], only: str, logs: dict[str, LoggedRange]) -> Plan | None:
         replay = self._pipeline.replay_of(ranges[0].source)

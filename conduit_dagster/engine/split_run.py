@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, cast
 
 from conduit_dagster.engine.dead_letters.letter_layout import NOBODY, clean, said
-from conduit_dagster.engine.dead_letters.replay_route import Branch, way_of
+from conduit_dagster.engine.dead_letters.replay_route import Branch, route_of
 from conduit_dagster.engine.dead_letters.split_letters import BlockNacks, Nacked, SplitContext, SplitLetters
 from conduit_dagster.engine.fused_node import FusedNode, fused
 from conduit_dagster.engine.nodes import Step
@@ -96,13 +96,13 @@ class SplitRun:
         """Run dead letters through their remaining nodes; those that fail again stay dead letters."""
         if NOBODY in replayed.missed:
             return [], []  # closed together with the others
-        way = way_of(self._pipeline, self._source_node, replayed)
-        if isinstance(way, Nack):
+        route = route_of(self._pipeline, self._source_node, replayed)
+        if isinstance(route, Nack):
             for record, origin in zip(records, origins, strict=True):
-                self._nacks.add(origin, 0, replayed.node, way, record, stands=True)
+                self._nacks.add(origin, 0, replayed.node, route, record, stands=True)
             return [], []
-        self._branches = _ordered(way.branches)
-        return self._through(way.nodes, records, origins)
+        self._branches = _ordered(route.branches)
+        return self._through(route.nodes, records, origins)
 
     def _without_nacked(self, block: Block) -> tuple[list[Record], Sequence[int]]:
         """Nack, in their place, the records that were nacked before they were logged; return the others."""
@@ -144,7 +144,7 @@ class SplitRun:
 
     def filtered(self, node: str, origin: int) -> None:
         """Count a dropped record."""
-        if node in self._pipeline.remembering:
+        if node in self._pipeline.stateful:
             self._nacks.dropped(self._rank, origin)
         self._filtered[node] = self._filtered.get(node, 0) + 1
 

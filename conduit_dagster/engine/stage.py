@@ -71,7 +71,7 @@ class _Task:
         self._token = secrets.token_hex(8)
         self._writers = {name: self._writer(name) for name in pipeline.consumers()}
         self._ledger = Ledger(number)
-        self._tees: list[LogWriter] = []
+        self._log_writers: list[LogWriter] = []
         folder, step = job.archive
         self._archive = ArchiveFile(folder, step, number) if folder else None
         self._last: tuple[SplitOf, Block] | None = None
@@ -99,22 +99,22 @@ class _Task:
                 if isinstance(writer, TracedWriter):
                     self._ledger.origins.update({consumer: writer.origins} if writer.origins else {})
                     self._ledger.records.update({consumer: writer.records} if writer.records else {})
-            self._ledger.teed.extend(tee.finish() for tee in self._tees)
+            self._ledger.log_results.extend(writer.finish() for writer in self._log_writers)
             self._ledger.letters = self._archive.finish() if self._archive else None
         except BaseException:
-            for writer in (*self._writers.values(), *self._tees, *([self._archive] if self._archive else [])):
+            for writer in (*self._writers.values(), *self._log_writers, *([self._archive] if self._archive else [])):
                 writer.abort()
             raise
         return self._ledger
 
     def _recall(self) -> None:
-        for node, one in self._pipeline.remembering.items():
+        for node, one in self._pipeline.stateful.items():
             one.recall(node, self._job.memory.get(node, Memory()), self._job.memories)
 
     def _keep_memory(self) -> None:
         folder, step = self._job.archive
         # for a prepared step the new state is already decided
-        for node, one in self._pipeline.remembering.items() if folder else ():
+        for node, one in self._pipeline.stateful.items() if folder else ():
             self._ledger.memory[node] = one.keep(self._job.memories, step)
 
     def _node(self, name: str) -> str:
@@ -141,9 +141,9 @@ class _Task:
 
     def _read_upto(self, split: SplitOf, run: SplitRun) -> Any:
         """Return the source's own position after the last record read; in a step that logs, boundaries are offsets."""
-        if split.source not in self._job.tees:
+        if split.source not in self._job.log_requests:
             return run.boundary()
-        logged = self._tees[-1].boundary
+        logged = self._log_writers[-1].boundary
         return split.split.start if logged is None else logged
 
     def masked(self, error: TaskError) -> TaskError:
@@ -174,9 +174,9 @@ class _Task:
 
     def _opened(self, source_node: SourceNode, split: Split) -> tuple[Any, Iterator[Block]]:
         """Return the boundary before the split's first record, and its blocks."""
-        to = self._job.tees.get(source_node.id)
+        to = self._job.log_requests.get(source_node.id)
         if to is not None:
-            return to.first + split.ordinal, self._tee(source_node, to, split.ordinal).blocks(split)
+            return to.first + split.ordinal, self._log_writer(source_node, to, split.ordinal).blocks(split)
         whole = bool(self._job.as_records)
         keys = Keys.ALL if whole else self._pipeline.reads_keys
         # what is masked for an error's text must be found in the block's own records
@@ -193,8 +193,8 @@ class _Task:
     def _read(self, source_node: SourceNode, split: Split, options: ReadOptions) -> Iterator[Block]:
         return read_blocks(self._pipeline, source_node.id, source_node.source, split, options)
 
-    def _tee(self, source_node: SourceNode, to: LogRequest, ordinal: int) -> LogWriter:
+    def _log_writer(self, source_node: SourceNode, to: LogRequest, ordinal: int) -> LogWriter:
         """Return the log writer of a source: consecutive splits share one file."""
-        if not self._tees or self._tees[-1].source != source_node.id:
-            self._tees.append(LogWriter(self._pipeline, source_node, to, ordinal))
-        return self._tees[-1]
+        if not self._log_writers or self._log_writers[-1].source != source_node.id:
+            self._log_writers.append(LogWriter(self._pipeline, source_node, to, ordinal))
+        return self._log_writers[-1]

@@ -59,7 +59,7 @@ class StageJob(msgspec.Struct, frozen=True):
     """Consumers that keep origins, and whose share is also staged as whole records."""
     nacked: dict[str, list[int]] = {}
     """By source, log offsets of records whose nack is already recorded (``Plan.nacked``)."""
-    tees: dict[str, LogRequest] = {}
+    log_requests: dict[str, LogRequest] = {}
     """Sources that are read directly and logged on the way, by id."""
     offsets: dict[str, int] = {}
     """The offset of each source's first record."""
@@ -163,7 +163,7 @@ class Ledger(msgspec.Struct):
     records: dict[str, Part] = {}
     """Consumer to its share as whole records, if requested."""
     namespaces: Namespaces = {}
-    teed: list[LogResult] = []
+    log_results: list[LogResult] = []
     """Records that the task also wrote to the log, in order."""
     memory: dict[str, Memory] = {}
     """By node, the new state of stateful processors."""

@@ -65,14 +65,14 @@ class Stager:
         plan: Plan,
         tasks: Tasks | None = None,
         as_records: Sequence[str] = (),
-        tees: Mapping[str, LogRequest] | None = None,
+        log_requests: Mapping[str, LogRequest] | None = None,
         again: bool = False,
     ) -> Staged:
         """Read and stage a plan, or the splits in ``tasks``: those of an earlier execution give the same parts.
 
-        ``as_records``: consumers whose share is also staged as whole records. ``tees``: sources that are read directly,
-        with splits of their own in ``tasks``, and where to log their records. ``again``: the step is prepared, so its
-        dead letters are already archived.
+        ``as_records``: consumers whose share is also staged as whole records. ``log_requests``: sources that are read
+        directly, with splits of their own in ``tasks``, and where to log their records. ``again``: the step is
+        prepared, so its dead letters are already archived.
 
         A source that fails in the middle of its range is reported in :attr:`Staged.failures`; for a prepared step its
         error is raised, like any other error of a task. Raises ``FatalError`` if a source's range is not what was
@@ -90,7 +90,7 @@ class Stager:
             known,
             list(as_records),
             plan.nacked,
-            dict(tees or {}),
+            dict(log_requests or {}),
             {span.source: span.offset for span in plan.ranges},
             ("" if again else self._context.archive.folder, plan.step),
             plan.memory,
@@ -108,7 +108,7 @@ class Stager:
             # nothing of this execution counts: its records have other numbers than their own
             self._uncounted |= miscounted
             self.discard(staging)
-            return self.stage(plan, None, as_records, tees)
+            return self.stage(plan, None, as_records, log_requests)
         if failures:
             return Staged(tasks, ledgers, staging, failures)
         self._verify(plan)

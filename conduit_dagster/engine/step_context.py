@@ -116,7 +116,7 @@ class StepContext:
     @property
     def step_slots(self) -> int:
         """Number of tasks of a step: one if processors are stateful, which need all records in order."""
-        return 1 if self.pipeline.remembering else self.settings.slots()
+        return 1 if self.pipeline.stateful else self.settings.slots()
 
     @property
     def acked_sources(self) -> Mapping[str, SourceNode]:

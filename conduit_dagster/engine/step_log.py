@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from conduit_dagster.commit_log.splits import log_split
 from conduit_dagster.engine.appender import Append, Appender, parts_of
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.offset_updates import span_of
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SplitOf
 from conduit_dagster.engine.stager import Staged, Stager, Tasks, group
 from conduit_dagster.engine.step_context import StepContext
@@ -93,17 +94,17 @@ class StepLog:
                 return False
             # settings may have changed since: a header, for example, is no record
             return all(self._counts_as_planned(plan, name) for name in plan.logs)
-        return all(self._appender.state(name).next_offset >= _span(plan, name).end for name in plan.logs)
+        return all(self._appender.state(name).next_offset >= span_of(plan, name).end for name in plan.logs)
 
     def _counts_as_planned(self, plan: Plan, source: str) -> bool:
-        span, (splits,) = _span(plan, source), self._splits([self._append(plan, source)], self._context.step_slots)
+        span, (splits,) = span_of(plan, source), self._splits([self._append(plan, source)], self._context.step_slots)
         return _count(splits) == span.end - span.start
 
     def _is_due(self, plan: Plan) -> bool:
         """Return whether its records are not logged yet: the log ends where the step begins."""
         ends = {name: self._appender.state(name) for name in plan.logs}
         return bool(ends) and all(
-            (end.next_offset, end.position) == (_span(plan, name).start, plan.logs[name].start)
+            (end.next_offset, end.position) == (span_of(plan, name).start, plan.logs[name].start)
             for name, end in ends.items()
         )
 
@@ -117,8 +118,8 @@ class StepLog:
             return None
         appends, tasks = found
         reached("before-log", self._context.name)
-        tees = {append.node.id: LogRequest(append.folder.segment(append.segment), append.offset) for append in appends}
-        staged = self._stager.stage(plan, tasks, tees=tees)
+        requests = {one.node.id: LogRequest(one.folder.segment(one.segment), one.offset) for one in appends}
+        staged = self._stager.stage(plan, tasks, log_requests=requests)
         if staged.failures:
             return staged  # none of it counts: the step is cut, and its shorter successor is logged
         for append in appends:
@@ -126,7 +127,7 @@ class StepLog:
         reached("after-log-stage", self._context.name)
         logged = [(append, _parts(append, staged.ledgers)) for append in appends]
         for append, parts in logged:
-            _require_whole(self._context.node(append.node.id), _span(plan, append.node.id), parts)
+            _require_whole(self._context.node(append.node.id), span_of(plan, append.node.id), parts)
         # commit the log before the step can be prepared: the log consists only of files that the manifest names
         self._appender.commit(logged)
         reached("after-log", self._context.name)
@@ -145,7 +146,7 @@ class StepLog:
     def _append(self, plan: Plan, source: str) -> Append:
         source_node = next(source_node for source_node in self._pipeline.sources if source_node.id == source)
         reach = plan.logs[source]
-        return self._appender.to(source_node, reach.start, reach.end, _span(plan, source).start)
+        return self._appender.to(source_node, reach.start, reach.end, span_of(plan, source).start)
 
 
 def _count(splits: Sequence[Split]) -> int | None:
@@ -155,13 +156,9 @@ def _count(splits: Sequence[Split]) -> int | None:
     return splits[-1].ordinal + (splits[-1].records or 0)
 
 
-def _span(plan: Plan, source: str) -> Range:
-    return next(span for span in plan.ranges if span.source == source)
-
-
 def _parts(append: Append, ledgers: Sequence[Ledger]) -> list[LogPart]:
-    teed = [one for ledger in ledgers for one in ledger.teed if one.source == append.node.id]
-    return parts_of(append, [(one.written, one.boundary) for one in teed if one.written is not None])
+    results = [one for ledger in ledgers for one in ledger.log_results if one.source == append.node.id]
+    return parts_of(append, [(one.written, one.boundary) for one in results if one.written is not None])
 
 
 def _tasks(appends: Sequence[Append], splits: Sequence[Sequence[Split]], slots: int) -> Tasks:
@@ -186,7 +183,7 @@ def _in_log(logged: Sequence[tuple[Append, Sequence[LogPart]]], ledgers: Sequenc
     return [
         [
             SplitOf(one.source, _split(*known[one.source, one.written.first], one.ordinal))
-            for one in ledger.teed
+            for one in ledger.log_results
             if one.written is not None
         ]
         for ledger in ledgers

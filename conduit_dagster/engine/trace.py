@@ -39,11 +39,11 @@ class Traced(NamedTuple):
     """Records that each destination would be sent, by its id."""
 
 
-class _Fate:
+class _NodeEvents:
     """Collects the nacks and drops of a node."""
 
     def __init__(self) -> None:
-        self.nacked_: list[TracedNack] = []
+        self.nacks: list[TracedNack] = []
         self.dropped = 0
 
     def filtered(self, node: str, origin: int) -> None:
@@ -52,7 +52,7 @@ class _Fate:
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
         del node, origin
-        self.nacked_.append(TracedNack(nack, copy(record)))
+        self.nacks.append(TracedNack(nack, copy(record)))
 
 
 def trace(pipeline: CompiledPipeline, source_node: SourceNode, record: Record, now_ns: int) -> Traced:
@@ -84,6 +84,6 @@ def _through(steps: Sequence[Step], records: Sequence[Record], found: list[Trace
 
 
 def _pass(step: Step, records: Sequence[Record]) -> TracedNode:
-    fate, given = _Fate(), [copy(record) for record in records]
-    out, _ = step.run([copy(record) for record in records], range(len(records)), fate)
-    return TracedNode(step.node, given, [copy(record) for record in out], fate.nacked_, fate.dropped)
+    events, given = _NodeEvents(), [copy(record) for record in records]
+    out, _ = step.run([copy(record) for record in records], range(len(records)), events)
+    return TracedNode(step.node, given, [copy(record) for record in out], events.nacks, events.dropped)

@@ -39,7 +39,7 @@ class ReplayRoute(NamedTuple):
     branches: Sequence[Branch]
 
 
-def way_of(pipeline: CompiledPipeline, source_node: SourceNode, replayed: Replayed) -> ReplayRoute | Nack:
+def route_of(pipeline: CompiledPipeline, source_node: SourceNode, replayed: Replayed) -> ReplayRoute | Nack:
     """Return the route from the source, or from the nacking node, to the destinations that have no copy of the record.
 
     If no such route exists any more, return a nack with the reason.
@@ -80,7 +80,7 @@ def _to_pass(pipeline: CompiledPipeline, nodes: Sequence[Step], nacked_by: str, 
     names = [step.node for step in nodes]
     # a node removed from the file may have come after all of them
     passed = names.index(nacked_by) if nacked_by in names else len(names)
-    return [step for i, step in enumerate(nodes) if i >= passed or step.node not in pipeline.remembering]
+    return [step for i, step in enumerate(nodes) if i >= passed or step.node not in pipeline.stateful]
 
 
 def _is_behind(every: Sequence[Step], pipeline: CompiledPipeline, node: str) -> bool:

@@ -137,8 +137,8 @@ def _log(lock: PipelineLock, database: sa.Engine, state: PipelineState, source: 
 
 
 def _require_able(lock: PipelineLock) -> None:
-    if lock.pipeline.remembering:
-        nodes = ", ".join(lock.pipeline.remembering)
+    if lock.pipeline.stateful:
+        nodes = ", ".join(lock.pipeline.stateful)
         raise refused(
             "positions.remembering",
             f"{nodes} remembers the records that it has seen: it would drop them as duplicates",

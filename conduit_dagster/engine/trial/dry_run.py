@@ -68,9 +68,9 @@ class _Shown:
         self._redaction = redaction
 
     def tried(self, pipeline: CompiledPipeline, source_node: SourceNode, record: Record) -> TriedRecord:
-        way = trace(pipeline, source_node, record, pipeline.clock.now_ns)
-        arrived = {name: [self._json(one) for one in records] for name, records in way.arrived.items()}
-        return TriedRecord(source_node.id, self._json(record), [self._node(one) for one in way.nodes], arrived)
+        traced = trace(pipeline, source_node, record, pipeline.clock.now_ns)
+        arrived = {name: [self._json(one) for one in records] for name, records in traced.arrived.items()}
+        return TriedRecord(source_node.id, self._json(record), [self._node(one) for one in traced.nodes], arrived)
 
     def _node(self, passed: TracedNode) -> dict[str, Any]:
         masked = [self._redaction.nack(one.nack, one.record) for one in passed.nacked]
