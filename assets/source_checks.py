@@ -112,6 +112,6 @@ def _lag(bound: BoundPipeline, node: SourceNode, database: sa.Engine) -> int | N
     try:
         known = {row["id"]: row["position"] for row in source_rows(database, bound.id)}
         attach_kept_to_look(bound.compiled, database)
-        return blamed(node_id(bound.id, node.id), node.lag, known)
+        return blamed(node.node, node.lag, known)
     finally:
         close_sources(bound.compiled)

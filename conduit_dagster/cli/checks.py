@@ -274,7 +274,7 @@ def _sources(paths: Sequence[str], project: Project) -> Check:
     for bound in _tried(project, paths):
         for source_node in bound.compiled.sources:
             try:
-                blamed(node_id(bound.id, source_node.id), source_node.source.check)
+                blamed(source_node.node, source_node.source.check)
             except ConduitError as error:
                 return Check("sources", "fail", f"{error.node}: {error.message}", error.fix)
             finally:

@@ -19,7 +19,6 @@ from conduit_dagster.engine.reading import SourceReadError, quiet_collector, rea
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
-from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Block, ReadOptions, Split
@@ -126,7 +125,7 @@ class _Appending:
             try:
                 for split in self._task.splits:
                     for block in read_or_fail(
-                        read_blocks(self._pipeline, source_node.id, source_node.source, split, _OPTIONS)
+                        read_blocks(source_node.node, source_node.source, self._pipeline.clock, split, _OPTIONS)
                     ):
                         self._block(block)
             except SourceReadError as failed:
@@ -150,9 +149,9 @@ class _Appending:
             self._offset += len(records)
 
     def _encoded(self, records: list[Record], nacks: Nacks) -> Batch:
-        source, now = self._source_node.id, self._pipeline.clock.now_ns // 1000
-        encode = partial(encode_block, source, self._offset, modes=None, timestamp_us=now)
-        return encode_loggable(encode, node_id(self._pipeline.program.pipeline, source), records, nacks)[0]
+        node, now = self._source_node, self._pipeline.clock.now_ns // 1000
+        encode = partial(encode_block, node.id, self._offset, modes=None, timestamp_us=now)
+        return encode_loggable(encode, node.node, records, nacks)[0]
 
     def _processed(self, block: Block) -> tuple[list[Record], Nacks]:
         """Return the records of a block to log: those that passed the processors, and the nacked ones in place."""

@@ -17,7 +17,6 @@ from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, 
 from conduit_dagster.engine.plugin_results import latest_of, splits_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
-from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
@@ -114,7 +113,7 @@ class Appender:
 
     def _new(self, node: SourceNode, horizon: Any) -> Append | None:
         state = self.state(node.id)
-        end = latest_of(self._node(node), node.source, state.position, self._settings.limit, horizon)
+        end = latest_of(node.node, node.source, state.position, self._settings.limit, horizon)
         return None if end == state.position else self.to(node, state.position, end, state.next_offset)
 
     def to(self, node: SourceNode, start: Position, end: Position, offset: int) -> Append:
@@ -130,7 +129,7 @@ class Appender:
 
     def split(self, append: Append, n: int) -> list[Split]:
         """Return the append's range cut into about ``n`` splits, counted ones: offsets of the log are final."""
-        node, source = self._node(append.node), append.node.source
+        node, source = append.node.node, append.node.source
         splits = splits_of(node, source, append.start, append.end, n)
         if any(split.assumed for split in splits):
             return splits_of(node, source, append.start, append.end, 1)
@@ -138,7 +137,7 @@ class Appender:
 
     def verify(self, append: Append) -> None:
         """Raise ``FatalError`` if the source's data has changed since it was read."""
-        blamed(self._node(append.node), append.node.source.verify, append.start, append.end)
+        blamed(append.node.node, append.node.source.verify, append.start, append.end)
 
     def _tasks(self, append: Append) -> list[AppendTask]:
         """Return the tasks of an append; more than one only if each knows its first offset before it reads."""
@@ -194,9 +193,6 @@ class Appender:
             for part in parts:
                 append.folder.publish_name(append.segment, part.name)
             self.rolled = self.rolled or (append.segment == append.offset and append.offset > 0)
-
-    def _node(self, node: SourceNode) -> str:
-        return node_id(self._name, node.id)
 
 
 def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[LogPart]] | None:

@@ -57,9 +57,8 @@ class CompiledPipeline:
     """Inputs of a step: the sources, or their logs."""
     nodes: Sequence[Step]
     outputs: Sequence[DestinationNode]
-    dead_letters: Destination
-    letter_nodes: Sequence[Step]
-    """The processors of the dead-letter queue."""
+    dead_letters: DestinationNode
+    """The dead-letter queue, with the processors of the letters."""
     redaction: Redaction
     reads_keys: Keys
     """Which record keys any part of the pipeline may read."""
@@ -118,7 +117,7 @@ class CompiledPipeline:
     def consumers(self) -> dict[str, Destination]:
         """Return all destinations by id, the dead-letter queue first: it is published first (DELIVERY.md, Publish)."""
         return {
-            DEAD_LETTERS: self.dead_letters,
+            DEAD_LETTERS: self.dead_letters.destination,
             **{destination_node.id: destination_node.destination for destination_node in self.outputs},
         }
 
@@ -177,8 +176,8 @@ class _Maker:
         inputs = inputs_of(program, sources)
         inputs = [*inputs, *replay_inputs(program, inputs, self._edits())]
         nodes = [self._node(spec) for spec in program.processors]
-        outputs = [self._destination_node(spec) for spec in program.destinations]
-        letters, letter_nodes = self._destination(program.dead_letters), self._around(program.dead_letters)
+        outputs = [self._destination_node(spec, spec.id) for spec in program.destinations]
+        queue = self._destination_node(program.dead_letters)
         redaction = self._redaction
         keys = max(_keys_read_by(destination_node.destination) for destination_node in outputs)
         # a condition may read the key as well
@@ -188,7 +187,7 @@ class _Maker:
             keys = max(keys, Keys.POSITIONS)
         idempotency, stateful = self._idempotency, self._stateful
         return CompiledPipeline(
-            program, self._clock, idempotency, sources, inputs, nodes, outputs, letters, letter_nodes, redaction, keys,
+            program, self._clock, idempotency, sources, inputs, nodes, outputs, queue, redaction, keys,
             stateful, self._queries,
         )  # fmt: skip
 
@@ -212,25 +211,23 @@ class _Maker:
         kind = SOURCES.find(spec.plugin, self._plugins.sources)
         if kind is None:
             raise _missing(SOURCES, spec.plugin, self._plugins.sources)
-        with _naming(node_id(self._program.pipeline, spec.id)):
+        node = node_id(self._program.pipeline, spec.id)
+        with _naming(node):
             source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
-        return SourceNode(spec.id, source, self._around(spec))
+        return SourceNode(spec.id, node, source, self._around(spec))
 
     def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
         before = filter_nodes(node_id(self._program.pipeline, spec.id), spec.namespace, spec.condition, self._clock)
         return [*before, *(self._node(processor, consumer) for processor in spec.processors)]
 
-    def _destination_node(self, spec: ConnectorSpec) -> DestinationNode:
-        return DestinationNode(
-            spec.id, node_id(self._program.pipeline, spec.id), self._destination(spec), self._around(spec, spec.id)
-        )
-
-    def _destination(self, spec: ConnectorSpec) -> Destination:
+    def _destination_node(self, spec: ConnectorSpec, consumer: str = "") -> DestinationNode:
         kind = DESTINATIONS.find(spec.plugin, self._plugins.destinations)
         if kind is None:
             raise _missing(DESTINATIONS, spec.plugin, self._plugins.destinations)
-        with _naming(node_id(self._program.pipeline, spec.id)):
-            return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+        node = node_id(self._program.pipeline, spec.id)
+        with _naming(node):
+            destination = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+        return DestinationNode(spec.id, node, destination, self._around(spec, consumer))
 
     def _node(self, spec: ProcessorSpec, consumer: str = "") -> Node:
         processor = self._instead.get(spec.node) or self._processor(spec, consumer)

@@ -16,7 +16,6 @@ from conduit_dagster.engine.reading import read_blocks, read_or_fail
 from conduit_dagster.engine.record_faults import loggable
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import LogRequest, LogResult
-from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Block, Keys, PayloadIds, Payloads, PlainBlock, ReadOptions, Split
 
@@ -32,7 +31,7 @@ class LogWriter:
     def __init__(self, pipeline: CompiledPipeline, node: SourceNode, to: LogRequest, ordinal: int) -> None:
         assert isinstance(node.source, LogSource)
         self._pipeline, self._real = pipeline, node.source.real
-        self.source, self._ordinal = node.id, ordinal
+        self.source, self._node, self._ordinal = node.id, node.node, ordinal
         self._next = to.first + ordinal
         # random per attempt: a retry never collides with the file of an earlier attempt
         self._file = PartFile(to.folder, self._next, secrets.token_hex(8))
@@ -50,7 +49,7 @@ class LogWriter:
         # plain blocks share a batch of the log, so each can stay small enough for the CPU cache
         plain = self._real.gives_plain and keys < Keys.ALL
         options = (ReadOptions(payloads=not self._pipeline.redaction) if plain else _OPTIONS)._replace(keys=keys)
-        for block in read_or_fail(read_blocks(self._pipeline, self.source, self._real, split, options)):
+        for block in read_or_fail(read_blocks(self._node, self._real, self._pipeline.clock, split, options)):
             if block.plain is not None:
                 yield self._logged_plain(block, block.plain())
             else:
@@ -103,13 +102,8 @@ class LogWriter:
         if block.complete is not None:
             for i, record in enumerate(block.records):
                 block.complete(i, record)
-        node = node_id(self._pipeline.program.pipeline, self.source)
-        return encode_loggable(
-            partial(encode_block, self.source, self._next, modes=None, timestamp_us=self._now_us),
-            node,
-            block.records,
-            block.nacks,
-        )
+        encode = partial(encode_block, self.source, self._next, modes=None, timestamp_us=self._now_us)
+        return encode_loggable(encode, self._node, block.records, block.nacks)
 
     def _flush(self) -> None:
         if self._batch is not None:

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.plugin_results import invalid_result, not_all_records, own_positions, require_list
 from conduit_dagster.engine.record_faults import source_faults, storable
-from conduit_dagster.node_ids import node_id
+from conduit_dagster.expressions import Clock
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record, change_metadata, copy, share_documents
 from conduit_dagster.recovery.classify import blamed, blamed_each
 from conduit_dagster.recovery.errors import FatalError
@@ -52,11 +51,8 @@ def read_or_fail(blocks: Iterator[Block]) -> Iterator[Block]:
         raise SourceReadError from error
 
 
-def read_blocks(
-    pipeline: CompiledPipeline, name: str, source: Source, split: Split, options: ReadOptions
-) -> Iterator[Block]:
-    """Yield the split's records with their metadata; no block is empty. Errors name the source ``name``."""
-    node = node_id(pipeline.program.pipeline, name)
+def read_blocks(node: str, source: Source, clock: Clock, split: Split, options: ReadOptions) -> Iterator[Block]:
+    """Yield the split's records with their metadata; no block is empty. Errors name the source's ``node``."""
     # the engine completes metadata on records only
     options = options._replace(payloads=options.payloads and source.sets_metadata)
     given: Any = blamed(node, source.read, split, options)
@@ -70,7 +66,7 @@ def read_blocks(
             if isinstance(block.records, Payloads):
                 _check_payloads(node, source, block.records)
             elif not source.sets_metadata:
-                _label(pipeline.program.pipeline, name, pipeline.clock.now_ns, block.records)
+                _label(block.records, node, clock.now_ns)
                 block = block._replace(again=None)
             yield block
 
@@ -121,7 +117,7 @@ def _own_documents(block: Block) -> Block:
     return block._replace(records=[copy(record) for record in block.records], again=None)
 
 
-def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> None:
+def _label(records: list[Record], node: str, now_ns: int) -> None:
     """Add a record's source and read time, in Conduit's metadata keys; values set by the source take precedence."""
-    own = {SOURCE_CONNECTOR_ID: node_id(pipeline, source), READ_AT: str(now_ns)}
+    own = {SOURCE_CONNECTOR_ID: node, READ_AT: str(now_ns)}
     change_metadata(records, lambda given: {**own, **given})

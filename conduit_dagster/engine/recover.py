@@ -120,7 +120,7 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     plan, started = step.plan, time.monotonic()
     loop.refusals.recall(plan, decision)
     for letter in step.letters:
-        _require_same(plan, DEAD_LETTERS, loop.context.pipeline.dead_letters, letter.queue)
+        _require_same(plan, DEAD_LETTERS, loop.context.pipeline.dead_letters.destination, letter.queue)
     shipments = prepared(loop, step, decision)
     # recorded dead letters that are not published yet come before any destination continues
     for letter in step.letters:

@@ -224,7 +224,7 @@ class Refusals:
         first, *others = fresh
         more = [(one.place, one.nack.code, one.nack.message) for one in others]
         nack = first.nack.code, first.nack.message
-        queue = planned_target(self._context.pipeline.dead_letters)
+        queue = planned_target(self._context.pipeline.dead_letters.destination)
         return LateLetter(staged, shipment.consumer, first.place, nack, (part.name, 0), more, queue)
 
     def _publish(self, shipment: Shipment, letter: LateLetter) -> None:

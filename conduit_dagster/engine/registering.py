@@ -123,11 +123,7 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 def _initials(pipeline: CompiledPipeline) -> dict[str, Position]:
     """Return each source's initial position. Called before the transaction: a source may be slow to answer."""
-    name = pipeline.program.pipeline
-    return {
-        source_node.id: initial_of(node_id(name, source_node.id), source_node.source)
-        for source_node in pipeline.sources
-    }
+    return {node.id: initial_of(node.node, node.source) for node in pipeline.sources}
 
 
 def _register_sources(
@@ -163,18 +159,14 @@ def attach_kept(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """Attach to each source the values that its positions refer to, for the owner of the pipeline's lease."""
     for source_node in pipeline.sources:
         values = store.kept_values(source_node.id)
-        _attach(pipeline, source_node, KeptValues(values.get, values.put))
+        blamed(source_node.node, source_node.source.attach_kept, KeptValues(values.get, values.put))
 
 
 def attach_kept_to_look(pipeline: CompiledPipeline, database: sa.Engine) -> None:
     """Attach to each source the values that its positions refer to, for a read-only command."""
     for source_node in pipeline.sources:
         values = KeptReader(database, pipeline.program.pipeline, source_node.id)
-        _attach(pipeline, source_node, KeptValues(values.get))
-
-
-def _attach(pipeline: CompiledPipeline, source_node: SourceNode, values: KeptValues) -> None:
-    blamed(node_id(pipeline.program.pipeline, source_node.id), source_node.source.attach_kept, values)
+        blamed(source_node.node, source_node.source.attach_kept, KeptValues(values.get))
 
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
 from conduit_dagster.engine.join_source import JoinSource
@@ -19,6 +19,7 @@ class SourceNode:
     """A source with the nodes that its records pass before the fan-in."""
 
     id: str
+    node: str
     source: Source
     nodes: Sequence[Step]
     edits: int = 0
@@ -56,10 +57,11 @@ def replay_inputs(program: Program, inputs: Sequence[SourceNode], edits: Sequenc
     if replay is None:
         return []
     return [
-        SourceNode(
+        _input(
+            program,
             replay_id(node.id),
             ReplaySource(node.source, node.id, replay.id, replay.start == "node"),
-            [*edits, SourceCheck(node_id(program.pipeline, node.id)), *node.nodes],
+            [*edits, SourceCheck(node.node), *node.nodes],
             len(edits),
         )
         for node in inputs
@@ -74,17 +76,17 @@ def inputs_of(program: Program, sources: Sequence[SourceNode]) -> Sequence[Sourc
     logged = {node.id: LogSource(node.source) for node in sources}
     if program.fan_in == "join":
         # the sources' own processors ran when the records were logged
-        return [SourceNode(input_id("+".join(logged), "join"), JoinSource(logged), ())]
+        return [_input(program, input_id("+".join(logged), "join"), JoinSource(logged), ())]
     late = [spec.id for spec in program.destinations if spec.from_log]
     return [
-        *(SourceNode(node.id, logged[node.id], node.nodes) for node in sources),
-        *(_catch_up(node, consumer) for consumer in late for node in sources),
+        *(replace(node, source=logged[node.id]) for node in sources),
+        *(
+            _input(program, catch_up_id(node.id, name), CatchUpSource(node.source, node.id, name), node.nodes)
+            for name in late
+            for node in sources
+        ),
     ]
 
 
-def _catch_up(node: SourceNode, consumer: str) -> SourceNode:
-    return SourceNode(
-        catch_up_id(node.id, consumer),
-        CatchUpSource(node.source, node.id, consumer),
-        node.nodes,
-    )
+def _input(program: Program, name: str, source: Source, nodes: Sequence[Step], edits: int = 0) -> SourceNode:
+    return SourceNode(name, node_id(program.pipeline, name), source, nodes, edits)

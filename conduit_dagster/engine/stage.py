@@ -191,7 +191,7 @@ class _Task:
         return options._replace(block_records=_ASKED_RECORDS, block_bytes=_ASKED_BYTES)
 
     def _read(self, source_node: SourceNode, split: Split, options: ReadOptions) -> Iterator[Block]:
-        return read_blocks(self._pipeline, source_node.id, source_node.source, split, options)
+        return read_blocks(source_node.node, source_node.source, self._pipeline.clock, split, options)
 
     def _log_writer(self, source_node: SourceNode, to: LogRequest, ordinal: int) -> LogWriter:
         """Return the log writer of a source: consecutive splits share one file."""

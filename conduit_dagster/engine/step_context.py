@@ -31,8 +31,7 @@ from conduit_dagster.state.store import PipelineStore
 class SourceAcks:
     """Acker of a run's sources, until it refuses. Safe to call from several threads."""
 
-    def __init__(self, pipeline: CompiledPipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self) -> None:
         self._closed = threading.Event()
 
     def ack(self, source_node: SourceNode, position: Position, generation: int) -> None:
@@ -41,10 +40,11 @@ class SourceAcks:
         Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: code still running then belongs to an
         abandoned run, and the next one may decide differently.
         """
-        node = node_id(self._pipeline.program.pipeline, source_node.id)
         if self._closed.is_set():
-            raise TransientError("the source is closed: its run was abandoned", code="source.closed", node=node)
-        blamed(node, source_node.source.ack, position, generation)
+            raise TransientError(
+                "the source is closed: its run was abandoned", code="source.closed", node=source_node.node
+            )
+        blamed(source_node.node, source_node.source.ack, position, generation)
 
     def refuse(self) -> None:
         """Refuse all further acks."""

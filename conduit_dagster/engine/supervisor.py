@@ -27,7 +27,6 @@ from conduit_dagster.engine.run_options import Observe, RunOptions, RunRequest, 
 from conduit_dagster.engine.run_status import AWAY, RunStatusWriter, unrecorded
 from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed, survivable
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
@@ -126,7 +125,7 @@ class _Run:
         self._request, self._opener, self._store, self._status = request, opener, store, status
         self._bound, self._options, self._stop = request.bound, request.options, request.stop
         self._pipeline = request.bound.compiled
-        self.acks = SourceAcks(self._pipeline)
+        self.acks = SourceAcks()
         self._watch: Watch | None = None
         self._jobs: Jobs | None = None
 
@@ -160,7 +159,7 @@ class _Run:
             self._bound = with_open_work(self._bound, state)
             self._pipeline = self._bound.compiled
             attach_kept(self._pipeline, self._store)
-            self.acks = SourceAcks(self._pipeline)
+            self.acks = SourceAcks()
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)
             try:
@@ -251,8 +250,7 @@ class _Run:
         return not self._stop.forced and (since is None or time.monotonic() - since < limit)
 
     def _horizons(self) -> dict[str, Any]:
-        sources = self._pipeline.sources
-        return {node.id: blamed(node_id(self._bound.id, node.id), node.source.horizon) for node in sources}
+        return {node.id: blamed(node.node, node.source.horizon) for node in self._pipeline.sources}
 
     def _report(self, step: StepReport) -> None:
         self._status.progress.add(step)

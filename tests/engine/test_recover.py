@@ -201,7 +201,7 @@ def test_an_old_owner_cleans_nothing_of_a_newer_one(lab: Lab, crash: Callable[[s
     def clean(epoch: int) -> None:
         with lab.store() as database:
             lease = Lease(database, "p", epoch, 10)
-            store, acks = PipelineStore(database, lease), SourceAcks(bound.compiled)
+            store, acks = PipelineStore(database, lease), SourceAcks()
             Stager(make_context(bound, store, no_jobs, options, lambda: 1, acks)).clean([])
             lease.release()
 

@@ -37,7 +37,8 @@ class LateLetters:
 
     def __init__(self, context: StepContext, originals: StepOriginals) -> None:
         self._context, self._originals = context, originals
-        self._pipeline, self._node = context.pipeline, context.node(DEAD_LETTERS)
+        self._pipeline = context.pipeline
+        self._queue, self._node = self._pipeline.dead_letters.destination, self._pipeline.dead_letters.node
 
     # -- stage --------------------------------------------------------------------------------------------------
 
@@ -47,7 +48,7 @@ class LateLetters:
         Raises the error of the queue or of one of its processors if it refuses a letter.
         """
         context, plan, decision = self._context, shipment.plan, shipment.decision
-        queue, first = self._pipeline.dead_letters, refused[0][0]
+        first, _ = refused[0]
         skip = LETTERS + base_of(plan, decision.sources, first.source) + first.ordinal
         name = context.hashes.child(plan, DEAD_LETTERS, DeliveryChild(skip, len(refused)))
         # the queue's own processors run here, as they do in a task
@@ -55,14 +56,14 @@ class LateLetters:
         # next to the step's own dead letters: the queue may have to rename the folder into place
         beside = next(d.staging for d in decision.deliveries if d.consumer == DEAD_LETTERS)
         staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
-        writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.idempotency))
+        writer = self._queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.idempotency))
         for _, some in groupby(refused, lambda one: one[0].source):
             self._write(writer, shipment, list(some), name)
         part: Part | None = writer.finish()
         if part is not None:
             storage.sync(staging)
             storage.sync(staging.rsplit("/", 1)[0])
-        target = blamed(self._node, queue.target, context.state.targets.get(DEAD_LETTERS))
+        target = blamed(self._node, self._queue.target, context.state.targets.get(DEAD_LETTERS))
         return StagedDelivery(DEAD_LETTERS, "dlq", name, staging, [part] if part else [], target, skip)
 
     def _write(
@@ -86,8 +87,7 @@ class LateLetters:
         context, plan = self._context, shipment.plan
         offset = offset_of(plan, record.source, record.ordinal)
         origin = NackOrigin(context.name, origin_of(plan, record.source), offset, name)
-        is_printed = self._pipeline.dead_letters.prints
-        failed = self._pipeline.redaction.record(record.record) if is_printed else record.record
+        failed = self._pipeline.redaction.record(record.record) if self._queue.prints else record.record
         return dead_letter(origin, context.node(shipment.consumer), nack, failed, plan.clock_ns)
 
     def stage_again(self, plan: Plan, decision: Decision, letter: LateLetter) -> StagedDelivery:
@@ -111,7 +111,7 @@ class LateLetters:
 
     def publish(self, staged: StagedDelivery, plan: Plan) -> None:
         """Publish the letters of one delivery. Idempotent under its hash."""
-        queue, target = self._pipeline.dead_letters, staged.target
+        queue, target = self._queue, staged.target
         if not staged.parts:
             pass  # filtered by the queue's own processors
         elif isinstance(queue, StagedDestination):
@@ -145,7 +145,7 @@ class LateLetters:
         self.publish(staged, plan)
 
     def _settle(self, staged: StagedDelivery, plan: Plan) -> bool:
-        queue, delivery = self._pipeline.dead_letters, as_delivery(staged, plan.step)
+        queue, delivery = self._queue, as_delivery(staged, plan.step)
         if not blamed(self._node, queue.holds, delivery):
             return False
         target = blamed(self._node, queue.settled, delivery)
@@ -155,7 +155,7 @@ class LateLetters:
     def _retargeted(self, letter: LateLetter, plan: Plan) -> LateLetter:
         """Return the letter with a new target if its own is lost and the settings allow it; stored before any write."""
         staged = letter.delivery
-        target = blamed(self._node, self._pipeline.dead_letters.retarget, as_delivery(staged, plan.step))
+        target = blamed(self._node, self._queue.retarget, as_delivery(staged, plan.step))
         if target is None:
             return letter
         letter = msgspec.structs.replace(letter, delivery=msgspec.structs.replace(staged, target=target))

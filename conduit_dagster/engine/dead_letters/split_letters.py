@@ -126,7 +126,7 @@ def processed(
 
     Raises ``FatalError`` (``dead_letters.refused``) for a letter that such a processor nacks: it has no further queue.
     """
-    for node in pipeline.letter_nodes:
+    for node in pipeline.dead_letters.nodes:
         letters, origins = node.run(letters, origins, _NoQueue())
     return letters, origins
 
@@ -236,7 +236,7 @@ class SplitLetters:
     # -- the queue ----------------------------------------------------------------------------------------------
 
     def _stage(self, nacks: BlockNacks, places: Sequence[int], ordinal: int) -> None:
-        node, found = node_id(self._pipeline.program.pipeline, DEAD_LETTERS), dict(nacks)
+        node, found = self._pipeline.dead_letters.node, dict(nacks)
         made = [self._dead_letter(found[place], ordinal + place) for place in places]
         letters, origins = processed(self._pipeline, made, places)
         self._queue.place(self._source_node.id, ordinal, origins)
@@ -246,7 +246,7 @@ class SplitLetters:
 
     def _dead_letter(self, nacked: Nacked, ordinal: int) -> Record:
         pipeline, record = self._pipeline, nacked.record
-        if pipeline.dead_letters.prints:
+        if pipeline.dead_letters.destination.prints:
             record = pipeline.redaction.record(record)
         source = NackOrigin(pipeline.program.pipeline, self._source_node.origin, self._offset + ordinal, self._hash)
         return dead_letter(source, nacked.node, nacked.nack, record, pipeline.clock.now_ns)

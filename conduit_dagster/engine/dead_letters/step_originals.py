@@ -84,4 +84,6 @@ class StepOriginals:
         node.source.verify(span.start, span.end)
         tasks = from_rows(decision.splits)
         for split in (one.split for task in tasks for one in task if one.source == source):
-            yield from read_blocks(self._pipeline, source, node.source, node.source.relocate(split), ReadOptions())
+            yield from read_blocks(
+                node.node, node.source, self._pipeline.clock, node.source.relocate(split), ReadOptions()
+            )

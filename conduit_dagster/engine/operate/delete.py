@@ -24,7 +24,6 @@ from conduit_dagster.engine.reads_same import reads_same, unit_of
 from conduit_dagster.engine.registering import attach_kept, attach_logs
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_nodes import SourceNode
-from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, TransientError, from_os_error
 from conduit_dagster.recovery.kill_points import reached
@@ -196,7 +195,7 @@ class _Cleanup:
         as a run does when it begins: if they were lost, delivered records would count as unread."""
         made = cls([], [], [])
         for node, one in held.sources:
-            name, position = node_id(held.id, node.id), held.read_up_to(node.id)
+            name, position = node.node, held.read_up_to(node.id)
             try:
                 for source, upto, generation in held.acks(node.id) if acks else ():
                     blamed(name, source.ack, upto, generation)
@@ -234,7 +233,7 @@ def _would_lose(held: _Held, lost: list[str], left: list[str]) -> Exception:
 def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     # servers first: as long as the state is there, the command can be repeated and finds them again
     for node, position in found.sources:
-        blamed(node_id(held.id, node.id), node.source.remove_leftovers, position)
+        blamed(node.node, node.source.remove_leftovers, position)
     reached("after-servers", held.id)
     delete_state(held.store.transactions, held.id)
     reached("after-state", held.id)

@@ -80,7 +80,7 @@ class PipelineLock(StoreLock):
         """Return the engine's own loop in its current state; starts nothing."""
         options = self.options
         attach_logs(self.pipeline, self.store, options.log_url)
-        acks = SourceAcks(self.pipeline)
+        acks = SourceAcks()
 
         def slots() -> int:
             return options.parallelism or 1

@@ -15,7 +15,6 @@ from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.trace import TracedNode, trace
-from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit, ReadOptions
@@ -54,12 +53,12 @@ def dry_run(bound: BoundPipeline, records: int) -> Iterator[TriedRecord]:
 
 
 def _read(pipeline: CompiledPipeline, source_node: SourceNode, records: int) -> Iterator[Record]:
-    node, source = node_id(pipeline.program.pipeline, source_node.id), source_node.source
+    node, source = source_node.node, source_node.source
     pipeline.begin_step(time.time_ns())
     start = initial_of(node, source)
     end = latest_of(node, source, start, Limit(records, _BYTES), None)
     for split in [] if end == start else splits_of(node, source, start, end, 1):
-        for block in read_blocks(pipeline, source_node.id, source, split, ReadOptions()):
+        for block in read_blocks(node, source, pipeline.clock, split, ReadOptions()):
             yield from block.records
 
 
