@@ -12,16 +12,14 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
-import pyarrow as pa
-
 from benchmarks import engine
 from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.spark_tasks import Task
 from conduit_dagster.recovery import kill_points
 from conduit_dagster.spark.session import close_session, open_session
 from conduit_dagster.spark.spark_settings import SparkSettings
@@ -59,14 +57,12 @@ class Trace:
         if self._passed[point] == STEP and point in ("before-plan", "after-ack"):
             self._is_on = point == "before-plan"
 
-    def run_tasks(self, count: int, function: Any, schema: str, queries: Any = None) -> list[bytes]:
+    def run_tasks(self, count: int, task: Task, queries: Any = None) -> list[bytes]:
         """Stand in for ``Jobs.each``: run the tasks sequentially in this process."""
-        del schema, queries
+        del queries
         self._tasks.inside = True
         try:
-            rows = pa.RecordBatch.from_pydict({"id": pa.array(range(count))})
-            made: Iterable[pa.RecordBatch] = function(iter([rows]))
-            return [value for batch in made for value in batch.column(0).to_pylist()]
+            return [task(number) for number in range(count)]
         finally:
             self._tasks.inside = False
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from conduit_dagster.commit_log.entries import Batch, Nacks, encode_block
 from conduit_dagster.commit_log.segment_layout import Written
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.log_writer import encode_loggable
-from conduit_dagster.engine.reading import SourceReadError, quiet_collector, read_blocks, read_or_fail
+from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail
 from conduit_dagster.engine.redaction import Redaction
+from conduit_dagster.engine.spark_tasks import quiet_collector
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Nack, Record
@@ -25,7 +25,6 @@ from conduit_dagster.sdk import Block, ReadOptions, Split
 
 _OPTIONS = ReadOptions(block_bytes=262_144)
 """Larger blocks than a stage's, because columns are built one block at a time."""
-APPENDED_SCHEMA = "appended binary"
 
 
 class AppendTask(msgspec.Struct, frozen=True):
@@ -63,15 +62,10 @@ class Appended(msgspec.Struct):
     """
 
 
-def run_append(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """Run an append's tasks: the function for the job's ``mapInArrow``. Task numbers in, one report row each out."""
-    decoded = msgspec.msgpack.decode(job, type=AppendJob)
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            with quiet_collector():
-                report = append(program, decoded, int(number))
-            data = msgspec.msgpack.encode(report)
-            yield pa.RecordBatch.from_pydict({"appended": pa.array([data], pa.binary())})
+@quiet_collector()
+def append_task(program: bytes, job: bytes, number: int) -> bytes:
+    """Run one task of an :class:`AppendJob`; return its encoded :class:`Appended`."""
+    return msgspec.msgpack.encode(append(program, msgspec.msgpack.decode(job, type=AppendJob), number))
 
 
 def append(program: bytes, job: AppendJob, number: int) -> Appended:

@@ -13,12 +13,12 @@ import sqlalchemy as sa
 from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
-from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
+from conduit_dagster.engine.append import Appended, AppendJob, AppendTask, append_task
 from conduit_dagster.engine.plugin_results import latest_of, splits_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
-from conduit_dagster.recovery.errors import ConduitError, TransientError
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
@@ -157,12 +157,9 @@ class Appender:
         return next((self._context.state.sources[name].generation for name in joined), 0)
 
     def _run(self, job: AppendJob) -> list[Appended]:
-        count = len(job.tasks)
-        function = partial(run_append, self._context.program, msgspec.msgpack.encode(job))
-        rows = self._context.jobs.each(count, function, APPENDED_SCHEMA, self._pipeline.queries)
+        task = partial(append_task, self._context.program, msgspec.msgpack.encode(job))
+        rows = self._context.jobs.each(len(job.tasks), task, self._pipeline.queries)
         reports = sorted((msgspec.msgpack.decode(row, type=Appended) for row in rows), key=lambda r: r.task)
-        if len(reports) != count:
-            raise TransientError(f"{count - len(reports)} of {count} tasks did not report", code="spark.ledger_lost")
         for report in reports:
             if report.error is not None:
                 raise report.error.as_error()

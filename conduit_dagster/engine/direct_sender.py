@@ -11,7 +11,7 @@ import msgspec
 
 from conduit_dagster.engine.acks import Acked, newest
 from conduit_dagster.engine.offset_updates import generations
-from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, run_sender
+from conduit_dagster.engine.sending import SendJob, Sent, send_task
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.state.steps import DeliveryChild, Plan, StagedDelivery
 
@@ -35,12 +35,12 @@ def send_directly(
         delivery.consumer, plan.step, plan.clock_ns, delivery, piece.skip, piece.take, skipped, piece.single, interval,
         token, plan.hashes, generations(plan),
     )  # fmt: skip
-    function, ended = partial(run_sender, context.program, msgspec.msgpack.encode(job)), threading.Event()
+    task, ended = partial(send_task, context.program, msgspec.msgpack.encode(job)), threading.Event()
     follow = partial(_follow, delivery.staging, job, flushed, ended)
     thread = threading.Thread(target=follow, name=f"acks-of-{delivery.consumer}", daemon=True)
     thread.start()
     try:
-        (row,) = context.jobs.each(1, function, SENT_SCHEMA)
+        (row,) = context.jobs.each(1, task)
     finally:
         ended.set()
         thread.join()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from conduit_dagster.engine.plugin_results import invalid_result, not_all_records, own_positions, require_list
@@ -15,28 +12,6 @@ from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record, change_
 from conduit_dagster.recovery.classify import blamed, blamed_each
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, LazyRecords, Payloads, Position, ReadOptions, Source, Split
-
-
-@contextmanager
-def quiet_collector() -> Generator[None]:
-    """Disable garbage collection in the ``with`` block. For tasks, whose records form no cycles."""
-    # a block takes about a third less time without it
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        _keep_imports()
-
-
-@cache
-def _keep_imports() -> None:
-    """Exempt everything imported so far from garbage collection, after the process's first task.
-
-    PySpark collects after every task, and would traverse the modules of numpy, pandas and pyarrow each time.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class SourceReadError(Exception):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from conduit_dagster.engine.package_version import PACKAGE_VERSION, in_same_version
+from conduit_dagster.engine.spark_tasks import PACKAGE_VERSION, ROW_SCHEMA, Task, run_tasks
 from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.executors import on_cluster
 from conduit_dagster.spark.jobs import JobCancelled, cancel_jobs_of, run_job, tag_of
 from conduit_dagster.spark.owner_jobs import end_jobs_of, owner_tag, whereabouts
@@ -19,9 +20,6 @@ from conduit_dagster.spark.sql.sql_session import sql_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    # of Arrow's record batches
-    Task = Callable[[Iterator[Any]], Iterator[Any]]
 
 T = TypeVar("T")
 
@@ -42,28 +40,28 @@ class Jobs:
         """The session."""
         return self._opener()
 
-    def each(
-        self, count: int, function: Task, schema: str, queries: Mapping[str, SqlQuery] | None = None
-    ) -> list[bytes]:
-        """Run one task for each number from 0 to ``count`` - 1; return their first column, in no particular order.
+    def each(self, count: int, task: Task, queries: Mapping[str, SqlQuery] | None = None) -> list[bytes]:
+        """Run one task for each number from 0 to ``count`` - 1; return their results, in no particular order.
 
-        ``queries``: SQL that the function may run in Spark, by node. Raises like
-        :func:`~conduit_dagster.spark.jobs.run_job` and :meth:`run`; ``FatalError`` (``sql.query``) for a query that
-        Spark rejects.
+        ``queries``: SQL that the task may run in Spark, by node. Raises like
+        :func:`~conduit_dagster.spark.jobs.run_job` and :meth:`run`; ``FatalError``: ``sql.query`` for a query that
+        Spark rejects, ``spark.version_differs``; ``TransientError`` (``spark.ledger_lost``) if a result is missing.
         """
-
-        function = partial(in_same_version, PACKAGE_VERSION, function)
+        function = partial(run_tasks, PACKAGE_VERSION, task)
 
         def action() -> list[bytes]:
             # the frame is built here too: that contacts a Connect server, which may end meanwhile
             if queries:
-                frame = with_queries(session, count, function, schema, queries)
+                frame = with_queries(session, count, function, ROW_SCHEMA, queries)
             else:
-                frame = session.range(0, count, 1, count).mapInArrow(function, schema)
+                frame = session.range(0, count, 1, count).mapInArrow(function, ROW_SCHEMA)
             return frame.toArrow().column(0).to_pylist()
 
         session = self.run(lambda: sql_session(self.spark)) if queries else self.spark
-        return self.run(action, session)
+        rows = self.run(action, session)
+        if len(rows) != count:
+            raise TransientError(f"{count - len(rows)} of {count} tasks did not report", code="spark.ledger_lost")
+        return rows
 
     @lazy_property
     def _is_on_cluster(self) -> bool:

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, cast
 
 import msgspec
-import pyarrow as pa
 
 from conduit_dagster.engine.acks import Acked, AckFile, Acks
 from conduit_dagster.engine.closing import close
@@ -33,8 +32,6 @@ from conduit_dagster.sdk import (
 )
 from conduit_dagster.secret_values import hide
 from conduit_dagster.state.steps import StagedDelivery
-
-SENT_SCHEMA = "sent binary"
 
 
 class SendJob(msgspec.Struct, frozen=True):
@@ -70,12 +67,9 @@ class Sent(msgspec.Struct):
     """Whether the error names no record and is no outage."""
 
 
-def run_sender(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """Send in one task, which preserves the order of the records: the function for the job's ``mapInArrow``."""
-    for _ in batches:
-        sent = send(compile_encoded(program), msgspec.msgpack.decode(job, type=SendJob))
-        data = msgspec.msgpack.encode(sent)
-        yield pa.RecordBatch.from_pydict({"sent": pa.array([data], pa.binary())})
+def send_task(program: bytes, job: bytes, _: int) -> bytes:
+    """Send in one task, which preserves the order of the records; return the encoded :class:`Sent`."""
+    return msgspec.msgpack.encode(send(compile_encoded(program), msgspec.msgpack.decode(job, type=SendJob)))
 
 
 def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:

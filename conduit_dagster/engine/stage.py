@@ -6,17 +6,15 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_encoded
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile
-from conduit_dagster.engine.dead_letters.originals import Originals
-from conduit_dagster.engine.dead_letters.split_letters import SplitContext, SplitLetters
+from conduit_dagster.engine.dead_letters.split_letters import Originals, SplitContext, SplitLetters
 from conduit_dagster.engine.log_writer import LogWriter
 from conduit_dagster.engine.origins import TracedWriter, keeps_origins
 from conduit_dagster.engine.plugin_results import require_methods
-from conduit_dagster.engine.reading import SourceReadError, quiet_collector, read_blocks, read_or_fail
+from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.engine.spark_tasks import quiet_collector
 from conduit_dagster.engine.split_run import SplitRun
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob, TaskError, task_error
 from conduit_dagster.node_ids import node_id
@@ -25,19 +23,14 @@ from conduit_dagster.recovery.classify import ENDINGS, blamed
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.state.steps import Memory
 
-LEDGER_SCHEMA = "ledger binary"
 _ASKED_RECORDS, _ASKED_BYTES = 12_000, 262_144
 """Maximum block size if a processor queries Spark for each block."""
 
 
-def run_tasks(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """Run tasks by number: the function for the stage's ``mapInArrow``, one row with a ledger for each number."""
-    decoded = StageJob.decode(job)
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            with quiet_collector():
-                ledger = run_task(program, decoded, int(number))
-            yield pa.RecordBatch.from_pydict({"ledger": pa.array([ledger.encode()], pa.binary())})
+@quiet_collector()
+def stage_task(program: bytes, job: bytes, number: int) -> bytes:
+    """Run one task of a :class:`StageJob`; return its encoded ledger."""
+    return run_task(program, StageJob.decode(job), number).encode()
 
 
 def run_task(program: bytes, job: StageJob, number: int) -> Ledger:

@@ -13,11 +13,10 @@ from conduit_dagster import storage
 from conduit_dagster.discarded_folders import discard_folder
 from conduit_dagster.engine.offset_updates import generations
 from conduit_dagster.engine.plugin_results import splits_of
-from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
+from conduit_dagster.engine.stage import stage_task
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import MISCOUNTED, Part
 from conduit_dagster.state.steps import Plan, StagedDelivery
@@ -139,13 +138,9 @@ class Stager:
         return self._context.consumers[consumer].staging(self._base)
 
     def _run(self, job: StageJob) -> list[Ledger]:
-        count = len(job.tasks)
-        function = partial(run_tasks, self._context.program, job.encode())
-        queries = self._pipeline.queries
-        ledgers = [Ledger.decode(row) for row in self._context.jobs.each(count, function, LEDGER_SCHEMA, queries)]
-        if len(ledgers) != count:
-            raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")
-        return sorted(ledgers, key=lambda ledger: ledger.task)
+        task = partial(stage_task, self._context.program, job.encode())
+        rows = self._context.jobs.each(len(job.tasks), task, self._pipeline.queries)
+        return sorted(map(Ledger.decode, rows), key=lambda ledger: ledger.task)
 
     def _verify(self, plan: Plan) -> None:
         # verify the identity of the data again at the end: a missing range is fatal, never skipped

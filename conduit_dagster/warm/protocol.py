@@ -19,7 +19,6 @@ MODULES = {
         "pyspark.worker",
         "conduit_dagster.spark.worker_daemon",
         "conduit_dagster.engine.stage",
-        "conduit_dagster.engine.package_version",
         "pandas",
     ),
 }

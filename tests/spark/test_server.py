@@ -42,13 +42,13 @@ from conduit_dagster.spark.sql.sql_session import sql_session
 
 home = Path(sys.argv[1])
 
-def same(batches):
-    yield from batches
+def same(number):
+    return b"%d" % number
 
-def nap(batches):
+def nap(number):
     import time
     time.sleep(120)
-    yield from batches
+    return b"%d" % number
 
 def opened(**settings):
     global spark
@@ -56,11 +56,11 @@ def opened(**settings):
     return ServerFiles(home).read().pid
 
 def stage(task=same):
-    return len(Jobs(spark, 'p').each(10, task, "id long"))
+    return len(Jobs(spark, 'p').each(10, task))
 
 def sql_stage():
     query = SqlQuery("q", ("bigint",), "", ("1",))
-    return len(Jobs(spark, 'p').each(1, same, "id long", {"node": query}))
+    return len(Jobs(spark, 'p').each(1, same, {"node": query}))
 
 def read_by_a_connector():
     with asked("p", "text", "be read") as (session, _):

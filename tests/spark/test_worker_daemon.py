@@ -75,7 +75,7 @@ def test_what_tasks_need_is_imported_before_the_first_worker(module: str) -> Non
 COLLECTED = """
 import gc
 import conduit_dagster.engine.stage
-from conduit_dagster.engine.reading import quiet_collector
+from conduit_dagster.engine.spark_tasks import quiet_collector
 frozen = []
 for task in range(2):
     with quiet_collector():

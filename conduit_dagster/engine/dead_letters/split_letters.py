@@ -1,10 +1,11 @@
-"""Nacked records of a split, written to the archive and to the queue."""
+"""Nacked records of a split, and their originals: written to the archive and to the queue."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, is_edit
@@ -17,7 +18,6 @@ from conduit_dagster.engine.dead_letters.letter_layout import (
     encode_missed,
     said,
 )
-from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.delivery_errors import queue_refuses
 from conduit_dagster.engine.record_faults import SHOWN
 from conduit_dagster.engine.source_nodes import SourceNode
@@ -151,6 +151,33 @@ class SplitContext:
     """Index of its first record in the step's range of its source."""
     begin: Any
     """The boundary before that record."""
+
+
+class Originals:
+    """Original records from the source, for the few that were nacked after processors had changed them.
+
+    Reads the range a second time, only on request and only as far as needed: nothing without nacks.
+    """
+
+    def __init__(self, again: Callable[[], Iterator[Block]], first: int) -> None:
+        """``again`` reads the range from its beginning, whose first record has the ordinal ``first``."""
+        self._again, self._first = again, first
+        self._records: Iterator[Record] | None = None
+        self._next = first
+
+    def of(self, ordinals: Sequence[int]) -> list[Record]:
+        """Return the records with these ordinals, in order; a call can't go back before the previous one."""
+        if self._records is None:
+            self._records = chain.from_iterable(block.records for block in self._again())
+        found: list[Record] = []
+        for ordinal in ordinals:
+            record = None
+            while self._next <= ordinal:
+                record = next(self._records)
+                self._next += 1
+            assert record is not None, "asked twice"
+            found.append(record)
+        return found
 
 
 class SplitLetters:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from conduit_dagster.engine.dead_letters.archive import keep, kept
-from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
+from conduit_dagster.engine.dead_letters.split_letters import Originals
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import span_of
 from conduit_dagster.engine.reading import read_blocks
