@@ -170,9 +170,8 @@ def _as_markdown(findings: Iterable[Finding]) -> str:
 def _paragraph(finding: Finding) -> str:
     facts = (("got", finding.got), ("expected", finding.expected), ("fix", finding.fix))
     lines = [f"- {name}: {text}" for name, text in facts if text is not None]
-    place = f"{finding.file}:{finding.line}:{finding.column}"
     at = f" at `{finding.path}`" if finding.path else ""
-    return "\n".join([f"**{finding.message}** ({finding.code})", f"- {place}{at}", *lines])
+    return "\n".join([f"**{finding.message}** ({finding.code})", f"- {finding.place}{at}", *lines])
 
 
 def _table(findings: Iterable[Finding]) -> dg.TableMetadataValue:
@@ -182,9 +181,8 @@ def _table(findings: Iterable[Finding]) -> dg.TableMetadataValue:
 
 
 def _row(finding: Finding) -> dg.TableRecord:
-    place = f"{finding.file}:{finding.line}:{finding.column}"
     return dg.TableRecord(
-        {"severity": finding.severity, "code": finding.code, "place": place}
+        {"severity": finding.severity, "code": finding.code, "place": finding.place}
         | {"message": finding.message, "fix": finding.fix or ""}
     )
 

@@ -110,7 +110,7 @@ def _settings(project: Project) -> Check:
     errors = [finding for finding in project.findings if finding.is_error]
     if errors:
         first = errors[0]
-        fix = f"correct {first.file}:{first.line}:{first.column}"
+        fix = f"correct {first.place}"
         return Check("settings", "fail", f"{where}: {first.message}", fix)
     return Check("settings", "ok", where)
 

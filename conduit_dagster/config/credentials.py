@@ -1,4 +1,4 @@
-"""Credentials among a plugin's settings, wherever their values come from: they are masked like secrets."""
+"""Credentials among a plugin's settings: masked like secrets, and no part of a connector's identity."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ _WORD = re.compile(r"[a-z]{1,11}|[0-9.]{1,5}")
 spoil every text.
 """
 _SCHEMES = ("basic ", "bearer ", "token ")
+_LOGIN: Final = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?key|^user(name)?$", re.IGNORECASE)
+
+
+def names_credential(key: str) -> bool:
+    """Return whether a setting holds something to log in with, users included, as opposed to the name of something.
+
+    Wider than the settings that are masked: a changed login leaves a connector's data as they are.
+    """
+    return _LOGIN.search(key) is not None
 
 
 def remember_credentials(settings: Mapping[str, Any], plugin: str = "") -> None:

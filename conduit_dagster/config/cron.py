@@ -89,8 +89,3 @@ def _longest_gap(cron: str, now: datetime) -> timedelta:
 def first_tick(trigger: Trigger, now: datetime) -> datetime:
     """Return the first tick: now for ``every``, the next due time for ``cron``."""
     return now if trigger.every is not None else next_tick(trigger, now)
-
-
-def utc() -> datetime:
-    """Return the current time."""
-    return datetime.now(UTC)

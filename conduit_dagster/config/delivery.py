@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
+from conduit_dagster.config.cron import TIMED
 from conduit_dagster.config.findings import did_you_mean, refuse
 from conduit_dagster.config.model_findings import Section
 from conduit_dagster.config.scalars import ByteSize, Cron, Duration, PositiveAge, PositiveDuration
@@ -19,7 +20,6 @@ FanIn = Literal["merge", "join", "alternate"]
 TriggerKind = Literal["continuous", "available-now", "every", "cron"]
 
 _KINDS = ("continuous", "available-now")
-_TIMED = ("every", "cron")
 
 
 class LogRetention(Section):
@@ -134,10 +134,17 @@ class Recovery(Section):
         """Effective backoff factor."""
         return self.backoff_factor or 2.0
 
+    @property
+    def delays_problem(self) -> str | None:
+        """Why the two delays exclude each other; None if they don't."""
+        if self.min_delay <= self.max_delay:
+            return None
+        return f"min-delay ({self.min_delay:g}s) is longer than max-delay ({self.max_delay:g}s)"
+
     def over(self, base: Recovery) -> Recovery:
         """Return ``base``, overridden by the values set in this section.
 
-        Does not check ``min_delay <= max_delay``: parsing checks the combination that will run.
+        Does not check :attr:`delays_problem`: parsing checks the combination that will run.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set}
         return base.model_copy(update=own)
@@ -171,17 +178,17 @@ _EXPECTED = "continuous, available-now, {every: 5m} or {cron: 0 * * * *}"
 
 
 def _timed(data: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = [name for name in _TIMED if name in data]
+    chosen = [name for name in TIMED if name in data]
     if len(chosen) != 1:
-        word = next((key for key in data if key not in _TIMED), "")
+        word = next((key for key in data if key not in TIMED), "")
         message = "a trigger needs exactly one of every and cron"
         raise refuse(message, expected=_EXPECTED, fix=_trigger_fix(word))
     return {**data, "kind": chosen[0]}
 
 
 def _trigger_fix(word: str) -> str | None:
-    name = next((name for name in _TIMED if word.split()[:1] == [name]), None)
+    name = next((name for name in TIMED if word.split()[:1] == [name]), None)
     if name is not None:
         value = word.removeprefix(name).strip() or {"every": "5m", "cron": "0 * * * *"}[name]
         return f'write {{{name}: "{value}"}}'
-    return did_you_mean(word, [*_KINDS, *_TIMED]) if word else None
+    return did_you_mean(word, [*_KINDS, *TIMED]) if word else None

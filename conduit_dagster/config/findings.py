@@ -53,6 +53,11 @@ class Finding:
                 object.__setattr__(self, name, hide(text))
 
     @property
+    def place(self) -> str:
+        """``FILE:LINE:COLUMN``."""
+        return f"{self.file}:{self.line}:{self.column}"
+
+    @property
     def is_error(self) -> bool:
         """Whether the finding prevents its pipeline from running."""
         return self.severity == "error"
@@ -64,8 +69,8 @@ class Finding:
 
     def render(self, debug: bool = False) -> str:
         """Return the finding as text: one line with its place, then got, expected and fix; ``debug``: and its trace."""
-        place = f" at {self.path}" if self.path else ""
-        lines = [f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}{place}: {self.message}"]
+        path = f" at {self.path}" if self.path else ""
+        lines = [f"{self.place}: {self.severity} {self.code}{path}: {self.message}"]
         for label, text in (("got", self.got), ("expected", self.expected), ("fix", self.fix)):
             if text is not None:
                 lines.append(f"  {label + ':':<10}{text}")

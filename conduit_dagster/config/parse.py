@@ -210,9 +210,7 @@ def _parse_pipeline(checker: Checker, tree: Mapped, flaws: list[Finding], recove
 
 
 def _remember_credentials(config: Pipeline) -> None:
-    queue = config.dead_letter_queue
-    inner = [processor for connector in config.connectors for processor in connector.processors]
-    for section in (*config.connectors, *inner, *config.processors, queue, *queue.processors):
+    for section in (*config.connectors, config.dead_letter_queue, *config.all_processors):
         remember_credentials(section.settings, section.plugin)
 
 

@@ -196,6 +196,12 @@ class Pipeline(Section):
         """Destination connectors, as listed."""
         return [connector for connector in self.connectors if connector.type == "destination"]
 
+    @property
+    def all_processors(self) -> list[ProcessorConfig]:
+        """Processors of the pipeline, of its connectors and of its dead-letter queue."""
+        inner = [processor for connector in self.connectors for processor in connector.processors]
+        return [*self.processors, *inner, *self.dead_letter_queue.processors]
+
 
 class PipelineFile(Section):
     """One YAML document."""

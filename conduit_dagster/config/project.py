@@ -276,10 +276,8 @@ def _not_installed(settings: ProjectSettings, document: Document, env: Mapping[s
 
 
 def _delays(settings: ProjectSettings, document: Document, env: Mapping[str, str]) -> list[Finding]:
-    recovery = settings.recovery
-    if recovery.min_delay <= recovery.max_delay:
+    if (message := settings.recovery.delays_problem) is None:
         return []
-    message = f"min-delay ({recovery.min_delay:g}s) is longer than max-delay ({recovery.max_delay:g}s)"
     places = [(*_RECOVERY, name) for name in ("min-delay", "max-delay")]
     document = _written_in(document, env, *places)
     where = pointers.join("", places[0])

@@ -133,11 +133,9 @@ def _delays(pipeline: ParsedPipeline, base: Recovery) -> Iterator[Finding]:
     own = pipeline.config.recovery
     if pipeline.has_finding("/recovery") or not own.model_fields_set & {"min_delay", "max_delay"}:
         return
-    merged = own.over(base)
-    if merged.min_delay > merged.max_delay:
+    if (message := own.over(base).delays_problem) is not None:
         name = "min-delay" if "min_delay" in own.model_fields_set else "max-delay"
         where = pointers.join(pipeline.pointer, ("recovery", name))
-        message = f"min-delay ({merged.min_delay:g}s) is longer than max-delay ({merged.max_delay:g}s)"
         expected = "min-delay at most max-delay"
         yield pipeline.finding(where, "config.field_invalid", message, got=pipeline.written(where), expected=expected)
 

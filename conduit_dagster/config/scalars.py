@@ -14,14 +14,6 @@ from conduit_dagster.config.cron import cron_problem
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_reference
 
-_CREDENTIAL = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?key|^user(name)?$", re.IGNORECASE)
-
-
-def names_credential(key: str) -> bool:
-    """Return whether a setting with this name holds a credential, as opposed to the name of something."""
-    return _CREDENTIAL.search(key) is not None
-
-
 ID_BYTES = 128
 CONNECTOR_ID_BYTES = 256
 """Limit including the pipeline's id and the colon before it, as Conduit stores it."""

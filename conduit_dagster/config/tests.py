@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.model_findings import Section
 from conduit_dagster.config.tree import typed
+from conduit_dagster.record import Operation
 
 
 def _data(value: Any) -> Any:
@@ -19,7 +20,6 @@ def _data(value: Any) -> Any:
 
 
 Part = Annotated[dict[str, Any] | str | None, BeforeValidator(_data)]
-Operation = Literal["create", "update", "delete", "snapshot"]
 
 
 class RecordParts(Section):

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ from conduit_dagster.config.references import FoundSecret, marked
 from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins, failure_of, is_of_project
-from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
+from conduit_dagster.engine.program import ConnectorSpec, LogKind, ProcessorSpec, Program
 from conduit_dagster.engine.validation.guarantee_rules import GuaranteeRules, not_yet
 from conduit_dagster.engine.validation.owner_rules import check_owners
 from conduit_dagster.engine.validation.plugin_rules import PluginRules
@@ -168,14 +168,12 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins, upstreams: Upst
     )
 
 
-def _log_of(config: Pipeline, plugins: Plugins) -> Literal["records", "positions"]:
+def _log_of(config: Pipeline, plugins: Plugins) -> LogKind:
     kinds = [SOURCES.find(connector.plugin, plugins.sources) for connector in config.sources]
     return choose_log(config, [kind for kind in kinds if kind is not None])[0]
 
 
-def choose_log(
-    config: Pipeline, sources: Iterable[Source | type[Source]]
-) -> tuple[Literal["records", "positions"], str]:
+def choose_log(config: Pipeline, sources: Iterable[Source | type[Source]]) -> tuple[LogKind, str]:
     """Return the kind of log that makes steps repeatable, and the reason for the choice.
 
     Source: DESIGN.md, How records move.
@@ -197,12 +195,10 @@ def choose_log(
 
 def _used(config: Pipeline, plugins: Plugins) -> Iterator[type[Any]]:
     """Return the pipeline's plugins that are not built in."""
-    inner = [processor for connector in config.connectors for processor in connector.processors]
-    queue = config.dead_letter_queue
     for sections, kinds in (
         (config.sources, plugins.sources),
-        ([*config.destinations, queue], plugins.destinations),
-        ([*config.processors, *inner, *queue.processors], plugins.processors),
+        ([*config.destinations, config.dead_letter_queue], plugins.destinations),
+        (config.all_processors, plugins.processors),
     ):
         yield from (kinds[section.plugin] for section in sections if section.plugin in kinds)
 

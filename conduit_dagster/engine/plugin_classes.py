@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 from conduit_dagster.builtin_plugins import plain_name
-from conduit_dagster.sdk import Destination, Processor, Source
+from conduit_dagster.sdk import Destination, Processor, Source, Strategy
 from conduit_dagster.sdk.promises import is_built_in
 
 _BASES = (Processor, Source, Destination)
-_STRATEGIES = frozenset({"exactly-once", "at-least-once", "at-most-once"})
+_STRATEGIES = frozenset(get_args(Strategy))
 _NO_GENERATOR = frozenset({"initial", "latest", "ack", "process", "process_block", "deliver", "publish", "sender"})
 """Methods whose results are not iterated: a ``yield`` in one means that its body never runs."""
 

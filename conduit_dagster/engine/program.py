@@ -6,7 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from conduit_dagster.config.delivery import FanIn, Strategy
 from conduit_dagster.msgspec_warmup import learn
+
+LogKind = Literal["records", "positions"]
+"""What is kept so that a step can be read again."""
 
 
 class ProcessorSpec(msgspec.Struct, frozen=True):
@@ -56,9 +60,9 @@ class Program(msgspec.Struct, frozen=True):
     dead_letters: ConnectorSpec
     window_size: int
     window_threshold: int = 0
-    strategy: Literal["exactly-once", "at-least-once", "at-most-once"] = "at-least-once"
-    log: Literal["records", "positions"] = "positions"
-    fan_in: Literal["merge", "join", "alternate"] = "merge"
+    strategy: Strategy = "at-least-once"
+    log: LogKind = "positions"
+    fan_in: FanIn = "merge"
     plugins: dict[str, str] = {}
     """Module name to source text."""
     installed: bool = False

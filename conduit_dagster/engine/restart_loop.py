@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.config.cron import first_tick, next_tick, utc
+from conduit_dagster.config.cron import first_tick, next_tick
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, story_of
 from conduit_dagster.engine.run_options import RunRequest
@@ -152,7 +153,7 @@ class RestartLoop:
 
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
         """Run at every tick until stopped or degraded. A tick that comes during a run starts nothing."""
-        at = first_tick(trigger, utc()).timestamp()
+        at = first_tick(trigger, datetime.now(UTC)).timestamp()
         # a user's earlier stop must not prevent the first run at its time
         was_stopped = _stopped_by_user(self._database, self._bound.id)
         awaited = await_tick(self._database, self._bound.id, at, self._stop, was_stopped)
@@ -160,7 +161,7 @@ class RestartLoop:
         result = RunResult(self._bound.id, PipelineStatus.STOPPED, reason, None, self._progress)
         has_run = False
         while awaited in ("due", "now"):
-            began = utc()
+            began = datetime.now(UTC)
             result = self.run(session)
             is_held = has_run and _is_held(result)
             has_run = True

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from conduit_dagster import storage
+from conduit_dagster.config.delivery import Strategy
 from conduit_dagster.expressions import Clock
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
-
-Strategy = Literal["exactly-once", "at-least-once", "at-most-once"]
 
 
 class ConnectorSettings(BaseModel):

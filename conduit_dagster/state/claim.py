@@ -260,10 +260,9 @@ def require_known_place(project: Project) -> None:
         is_wrong = finding.code.startswith("config.") and finding.path in _PLACES
         if is_wrong or (finding.code in UNSET and finding.path.startswith("/state")):
             message = f"where the project's state is can't be told: {finding.message}"
-            place = f"{finding.file}:{finding.line}:{finding.column}"
             if finding.code == "config.secret_failed":
-                raise TransientError(message, code="secrets.unavailable", place=place, fix=finding.fix)
-            raise FatalError(message, code="state.url", place=place, fix=finding.fix)
+                raise TransientError(message, code="secrets.unavailable", place=finding.place, fix=finding.fix)
+            raise FatalError(message, code="state.url", place=finding.place, fix=finding.fix)
 
 
 def project_store(project: Project) -> sa.Engine:
