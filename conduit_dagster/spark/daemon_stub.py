@@ -16,11 +16,14 @@ from pathlib import Path
 from conduit_dagster.warm.client import NotWarmError, spawn
 from conduit_dagster.warm.protocol import ForkRequest
 
-_MODULE = "conduit_dagster.spark.server_daemon"
+_MODULE = "conduit_dagster.spark.worker_daemon"
+_IDLE, _SECONDS = "CONDUIT_WORKER_DAEMON_SECONDS", "60"
+"""Variable with which the daemon exits when it is idle. Its module is not imported here: that takes two seconds."""
 
 
 def main() -> None:
     """Exit with the exit code of the real daemon."""
+    os.environ.setdefault(_IDLE, _SECONDS)
     try:
         code = _lent()
     except NotWarmError:

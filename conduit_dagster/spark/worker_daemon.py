@@ -1,14 +1,19 @@
-"""The parent of Spark's Python workers on a local master; Spark runs it as a module (``spark.python.daemon.module``).
+"""The parent of Spark's Python workers; Spark runs it as a module (``spark.python.daemon.module``).
 
-It is PySpark's own with two differences. It imports what tasks need before it forks: each worker would import it in its
-first task. And a worker exits silently when its JVM is gone. PySpark's prints a stack trace, which on a local master
-sometimes reaches the terminal of the user who stopped the pipeline.
+It is PySpark's own with three differences. It imports what tasks need before it forks: each worker would import it in
+its first task. A worker exits silently when its JVM is gone: PySpark's prints a stack trace, which on a local master
+sometimes reaches the terminal of the user who stopped the pipeline. And with ``CONDUIT_WORKER_DAEMON_SECONDS`` in its
+environment it exits once it has had no workers for a while: Spark starts one parent per session (46 MB) and keeps it
+after the session's end, so a shared server that runs for weeks would accumulate them. Spark starts a new one when it
+finds the old one gone.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
+from types import FrameType
 from typing import IO
 
 from pyspark import daemon
@@ -17,6 +22,8 @@ from pyspark.serializers import write_int
 from conduit_dagster.warm.preload import preload
 from conduit_dagster.warm.protocol import MODULES
 
+_IDLE = "CONDUIT_WORKER_DAEMON_SECONDS"
+"""Environment variable: seconds between two checks for workers. Spark stops a worker that was idle for a minute."""
 _serve = daemon.worker
 
 
@@ -43,7 +50,32 @@ def _acknowledge(number: int, stream: IO[bytes]) -> None:
         os._exit(1)
 
 
+def _end_when_idle(seconds: float) -> None:
+    """Send this process SIGTERM after two consecutive checks without a worker. A fork has no timer."""
+    idle = 0
+
+    def check(number: int, frame: FrameType | None) -> None:
+        nonlocal idle
+        idle = 0 if _has_workers() else idle + 1
+        if idle > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+
+
+def _has_workers() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+
+
 if __name__ == "__main__":
+    # a warm process has already imported them
     preload(MODULES["workers"])
     patch()
+    # only now: however long the imports took, Spark has its full time to request a first worker
+    if _IDLE in os.environ:
+        _end_when_idle(float(os.environ[_IDLE]))
     daemon.manager()

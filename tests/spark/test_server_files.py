@@ -149,7 +149,7 @@ def test_a_parent_without_workers_ends_by_itself(socket_folder: Path) -> None:
         "SPARK_REUSE_WORKER": "1",
         "CONDUIT_WORKER_DAEMON_SECONDS": "0.5",
     }
-    command = [sys.executable, "-m", "conduit_dagster.spark.server_daemon", "pyspark.worker"]
+    command = [sys.executable, "-m", "conduit_dagster.spark.worker_daemon", "pyspark.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
         (size,) = struct.unpack("!i", parent.stdout.read(4))

@@ -59,10 +59,9 @@ def test_pysparks_own_prints_a_stack_trace(socket_folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks at a process's memory map")
-@pytest.mark.parametrize("module", ["conduit_dagster.spark.worker_daemon", "conduit_dagster.spark.server_daemon"])
-def test_what_tasks_need_is_imported_before_the_first_worker(module: str) -> None:
+def test_what_tasks_need_is_imported_before_the_first_worker() -> None:
     """Otherwise each worker imports pandas by itself, in its first task."""
-    command = [sys.executable, "-m", module, "pyspark.worker"]
+    command = [sys.executable, "-m", "conduit_dagster.spark.worker_daemon", "pyspark.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert daemon.stdout is not None
         assert daemon.stdout.read(4), "it tells its port once it takes workers"
