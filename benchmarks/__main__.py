@@ -13,8 +13,7 @@ from benchmarks.against import AGAINST
 from benchmarks.bench import Bench
 from benchmarks.measures import MEASURES
 from benchmarks.other_engines import Engine, recognise
-from benchmarks.picture import draw
-from benchmarks.results import Results
+from benchmarks.results import Results, draw
 
 # comparisons with another engine need its binary: --against
 _NAMES = [name for name in MEASURES if not name.startswith(AGAINST)]

@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.data import generate
-from benchmarks.kinds import KINDS, TABLE, needs_database, setup_of
 from benchmarks.processes import Peak, watching
+from benchmarks.setup import KINDS, TABLE, needs_database, setup_of
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
 _URL = "BENCHMARK_DATABASE"

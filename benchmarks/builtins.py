@@ -11,15 +11,14 @@ from textwrap import indent
 from typing import Any
 
 from pyspark.sql import functions as f
-from ruamel.yaml import YAML
 
-from benchmarks import engine, plain
+from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.builtin_cases import IN_ORDER, LOOP, MODULE, Case
 from benchmarks.compare import Side, compare
 from benchmarks.data import SCHEMA, generate, sound
-from benchmarks.files import counts
-from benchmarks.setup import to_file
+from benchmarks.files import clear, counts
+from benchmarks.setup import to_file, write_pipeline
 from benchmarks.sql_split import split_sides
 
 
@@ -53,7 +52,7 @@ def _select(bench: Bench, query: str, wanted: int) -> Side:
         bench.spark.sql(query).select(f.to_json(f.struct("*")).alias("value")).write.text(str(root / "out"))
         return time.perf_counter() - began
 
-    return Side("plain Spark job", partial(plain.clear, root), run, partial(counts, root, ["out"]), wanted)
+    return Side("plain Spark job", partial(clear, root), run, partial(counts, root, ["out"]), wanted)
 
 
 def _side(bench: Bench, name: str, case: Case, processors: Sequence[Mapping[str, Any]], wanted: int) -> Side:
@@ -75,8 +74,7 @@ def _source(bench: Bench, case: Case) -> Path:
 
 def _write(root: Path, source: Path, case: Case, processors: Sequence[Mapping[str, Any]]) -> None:
     shutil.rmtree(root, ignore_errors=True)
-    for folder in ("pipelines", "plugins"):
-        (root / folder).mkdir(parents=True)
+    (root / "plugins").mkdir(parents=True)
     (root / "transforms.py").write_text(MODULE)
     (root / "plugins" / "loop.py").write_text(_loop(case))
     pipeline = {
@@ -89,8 +87,7 @@ def _write(root: Path, source: Path, case: Case, processors: Sequence[Mapping[st
         "processors": [_with_condition(one) for one in processors],
         "dead-letter-queue": {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}, "window-size": 0},
     }
-    with (root / "pipelines" / "bench.yaml").open("w") as file:
-        YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+    write_pipeline(root, pipeline)
 
 
 def _loop(case: Case) -> str:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from ruamel.yaml import YAML
 
-from benchmarks import engine, plain
+from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.compare import Side, compare
 from benchmarks.data import SCHEMA, generate
+from benchmarks.files import clear
+from benchmarks.setup import write_pipeline
 
 _FILES = 4
 
@@ -32,7 +33,7 @@ def columnar(bench: Bench, plugin: str) -> dict[str, Any]:
         ),
         Side(
             "plain Spark",
-            partial(plain.clear, theirs),
+            partial(clear, theirs),
             lambda: _plain(bench, source, theirs),
             partial(_rows, theirs),
             bench.records,
@@ -52,7 +53,6 @@ def _source(bench: Bench) -> Path:
 
 def _write(root: Path, source: Path, plugin: str) -> None:
     shutil.rmtree(root, ignore_errors=True)
-    (root / "pipelines").mkdir(parents=True)
     connectors = [
         {"id": "in", "type": "source", "plugin": "builtin:parquet", "settings": {"path": str(source)}},
         {"id": "out", "type": "destination", "plugin": f"builtin:{plugin}", "settings": {"path": "./out"}},
@@ -64,8 +64,7 @@ def _write(root: Path, source: Path, plugin: str) -> None:
         "connectors": connectors,
         "dead-letter-queue": {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}},
     }
-    with (root / "pipelines" / "bench.yaml").open("w") as file:
-        YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+    write_pipeline(root, pipeline)
 
 
 def _plain(bench: Bench, source: Path, root: Path) -> float:

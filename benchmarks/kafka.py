@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from ruamel.yaml import YAML
 
 from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.compare import Side, compare
 from benchmarks.files import counts
+from benchmarks.setup import write_pipeline
 
 _PARTITIONS = 4
 _BATCH = 3_000
@@ -167,7 +167,6 @@ def _connector(plugin: str, settings: dict[str, str]) -> dict[str, Any]:
 
 def _write(root: Path, source: dict[str, Any], output: dict[str, Any], strategy: str) -> None:
     shutil.rmtree(root, ignore_errors=True)
-    (root / "pipelines").mkdir(parents=True)
     pipeline = {
         "id": "bench",
         "trigger": "available-now",
@@ -175,5 +174,4 @@ def _write(root: Path, source: dict[str, Any], output: dict[str, Any], strategy:
         "connectors": [{"id": "in", "type": "source", **source}, {"id": "out", "type": "destination", **output}],
         "dead-letter-queue": {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}, "window-size": 0},
     }
-    with (root / "pipelines" / "bench.yaml").open("w") as file:
-        YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+    write_pipeline(root, pipeline)

@@ -15,10 +15,10 @@ from benchmarks.builtins import builtin
 from benchmarks.columnar import columnar
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kafka import kafka_in, kafka_out, kafka_through
-from benchmarks.kinds import KINDS
 from benchmarks.letters import letters
 from benchmarks.other_engines import BENTHOS, CONDUIT, VECTOR
 from benchmarks.scale import scale
+from benchmarks.setup import KINDS
 from benchmarks.shapes import SHAPES, SIZES
 from benchmarks.sizes import seconds_of as sizes_take
 from benchmarks.sizes import sizes

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from ruamel.yaml import YAML
 
 from benchmarks import engine
 from benchmarks.bench import Bench
-from benchmarks.setup import to_table
+from benchmarks.setup import to_table, write_pipeline
 from tests.engine.frozen import ledger_plugin
 
 _TABLE = "refusing"
@@ -50,7 +49,6 @@ def _create(url: str, every: int) -> None:
 
 
 def _write(root: Path, output: dict[str, Any]) -> None:
-    (root / "pipelines").mkdir()
     pipeline = {
         "id": "bench",
         "trigger": "available-now",
@@ -62,8 +60,7 @@ def _write(root: Path, output: dict[str, Any]) -> None:
         "processors": [{"id": "decode", "plugin": "json.decode", "settings": {"field": ".Payload.After"}}],
         "dead-letter-queue": {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}, "window-size": 0},
     }
-    with (root / "pipelines" / "bench.yaml").open("w") as file:
-        YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+    write_pipeline(root, pipeline)
 
 
 def _arrived(bench: Bench, root: Path, kind: str) -> int:

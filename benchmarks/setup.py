@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ class Setup:
     def write(self, root: Path, source: Path) -> None:
         """Create a fresh project with this pipeline, which reads ``source``."""
         shutil.rmtree(root, ignore_errors=True)
-        (root / "pipelines").mkdir(parents=True)
         delivery = {"strategy": self.strategy, "log": self.log, "max-in-flight": self.in_flight}
         inputs = {"id": "in", "type": "source", "plugin": "builtin:file", "settings": {"path": str(source)}}
         queue = {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}, "window-size": 0}
@@ -51,8 +50,7 @@ class Setup:
             "processors": [*_PROCESSORS, *self.more],
             "dead-letter-queue": queue,
         }
-        with (root / "pipelines" / "bench.yaml").open("w") as file:
-            YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+        write_pipeline(root, pipeline)
 
 
 def to_file(name: str, layout: str) -> dict[str, Any]:
@@ -65,3 +63,28 @@ def to_table(name: str, url: str) -> dict[str, Any]:
     """Return a destination of rows in a table named ``name``."""
     settings = {"url": url, "table": name}
     return {"id": name, "type": "destination", "plugin": "builtin:postgres", "settings": settings}
+
+
+def write_pipeline(root: Path, pipeline: Mapping[str, Any]) -> None:
+    """Write the only pipeline file of a project."""
+    (root / "pipelines").mkdir(parents=True, exist_ok=True)
+    with (root / "pipelines" / "bench.yaml").open("w") as file:
+        YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+
+
+KINDS = ("file at least once", "file exactly once", "file exactly once, log: records", "postgres exactly once")
+"""The pipelines whose smallest step and memory are measured."""
+TABLE = "out0"
+
+
+def needs_database(kind: str) -> bool:
+    """Return whether :func:`setup_of` needs a database URL."""
+    return kind.startswith("postgres")
+
+
+def setup_of(kind: str, url: str = "", batch: int | None = None) -> Setup:
+    """Return one of :data:`KINDS`; ``url``: of the database with the table :data:`TABLE`."""
+    strategy = "at-least-once" if "at least once" in kind else "exactly-once"
+    log = "records" if "records" in kind else "positions"
+    destination = to_table(TABLE, url) if needs_database(kind) else to_file("out", "file")
+    return Setup([destination], strategy, log, batch=batch)

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine, plain
+from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.compare import Side, compare
 from benchmarks.data import SCHEMA, once
-from benchmarks.files import counts
+from benchmarks.files import clear, counts, plain_spark
 from benchmarks.setup import Setup, to_file
 from benchmarks.shapes import Shape
 
@@ -60,8 +60,8 @@ def _plain(bench: Bench, shape: Shape, source: Path, names: Sequence[str], recor
     schema = f"{SCHEMA}, {shape.schema}" if shape.schema else SCHEMA
     return Side(
         "plain Spark",
-        partial(plain.clear, root),
-        lambda: plain.run(root, bench.spark, source, names, schema),
+        partial(clear, root),
+        lambda: plain_spark(root, bench.spark, source, names, schema),
         partial(counts, root, names),
         records,
     )

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
-from ruamel.yaml import YAML
 
 from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.compare import Side, Taken, compare
 from benchmarks.processes import cpu_seconds, cpu_seconds_of
+from benchmarks.setup import write_pipeline
 from conduit_dagster.connectors.postgres.source import PostgresSource
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.expressions import Clock
@@ -148,7 +148,6 @@ def _source_alone(bench: Bench, changes: int) -> Taken:
 
 def _pipeline(bench: Bench, root: Path) -> Taken:
     shutil.rmtree(root, ignore_errors=True)
-    (root / "pipelines").mkdir(parents=True)
     connectors = [
         {"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": _settings(bench.database.url)},
         {"id": "out", "type": "destination", "plugin": "builtin:file", "settings": {"path": f"./{_OUTPUT}"}},
@@ -160,8 +159,7 @@ def _pipeline(bench: Bench, root: Path) -> Taken:
         "connectors": connectors,
         "dead-letter-queue": {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}},
     }
-    with (root / "pipelines" / "bench.yaml").open("w") as file:
-        YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+    write_pipeline(root, pipeline)
     return _taken(lambda: engine.drain(root, bench.spark))
 
 

@@ -20,11 +20,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from benchmarks import plain
 from benchmarks.bench import Bench
 from benchmarks.compare import Side
 from benchmarks.data import generate
-from benchmarks.files import counts
+from benchmarks.files import clear, counts
 from conduit_dagster.processors.common.spark_sql.answers import Answers
 from conduit_dagster.processors.common.spark_sql.block import Columns
 from conduit_dagster.processors.common.spark_sql.column_types import parse_columns
@@ -46,7 +45,7 @@ def split_sides(bench: Bench, settings: Mapping[str, str], wanted: int) -> list[
     return [
         Side(
             name,
-            partial(plain.clear, root),
+            partial(clear, root),
             partial(_timed, bench, partial(way, settings), root / "out", source),
             partial(counts, root, ["out"]),
             wanted,

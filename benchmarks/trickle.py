@@ -13,9 +13,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks import engine
 from benchmarks.bench import Bench
-from benchmarks.kinds import KINDS, TABLE, needs_database, setup_of
 from benchmarks.processes import Memory, memory
-from benchmarks.setup import Setup
+from benchmarks.setup import KINDS, TABLE, Setup, needs_database, setup_of
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.engine.stop import StopFlag
 
