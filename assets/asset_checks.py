@@ -67,15 +67,15 @@ def check_specs(keys: AssetKeys) -> list[dg.AssetCheckSpec]:
 
 
 def verdicts(
-    bound: BoundPipeline, look: RunSnapshot, max_wait: float, result: RunResult | None = None
+    bound: BoundPipeline, snapshot: RunSnapshot, max_wait: float, result: RunResult | None = None
 ) -> Iterator[CheckResult]:
     """Yield the results of all checks. ``result``: result of the run; None while it is in progress."""
     error = None if result is None else result.error
     yield status_verdict(bound.id, result)
-    yield from letter_verdicts(bound, look.open)
-    yield _nack_rate(look, bound.config.dead_letter_queue, error)
-    yield _ack_lag(look, max_wait, error)
-    yield _no_offset_gap(look)
+    yield from letter_verdicts(bound, snapshot.open)
+    yield _nack_rate(snapshot, bound.config.dead_letter_queue, error)
+    yield _ack_lag(snapshot, max_wait, error)
+    yield _no_offset_gap(snapshot)
 
 
 def as_evaluation(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckEvaluation:
@@ -84,6 +84,11 @@ def as_evaluation(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckEvaluat
         keys.of(verdict.asset), verdict.name, verdict.passed, verdict.metadata, severity=verdict.severity,
         description=verdict.description,
     )  # fmt: skip
+
+
+def log_check(context: Any, keys: AssetKeys, verdict: CheckResult) -> None:
+    """Log a result in the context of an op or asset, while the run is in progress."""
+    context.log_event(as_evaluation(keys, verdict))  # accepts it, against its type hints
 
 
 def as_result(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckResult:
@@ -157,8 +162,8 @@ def _open_dead_letters(letters: int, queue: DeadLetterQueue) -> CheckResult:
     return CheckResult(OPEN_DEAD_LETTERS, letters <= limit, text, {"open": letters, "limit": limit})
 
 
-def _nack_rate(look: RunSnapshot, queue: DeadLetterQueue, error: ConduitError | None) -> CheckResult:
-    nacked, read = look.progress.nacked, look.progress.read
+def _nack_rate(snapshot: RunSnapshot, queue: DeadLetterQueue, error: ConduitError | None) -> CheckResult:
+    nacked, read = snapshot.progress.nacked, snapshot.progress.read
     rate = nacked / read if read else 0.0
     metadata = {"nack_rate": rate, "records_nacked": nacked, "records_read": read}
     if not queue.window_size:
@@ -169,22 +174,22 @@ def _nack_rate(look: RunSnapshot, queue: DeadLetterQueue, error: ConduitError | 
     return CheckResult(NACK_RATE, rate <= limit and not exceeded, text, {**metadata, "limit": limit})
 
 
-def _ack_lag(look: RunSnapshot, max_wait: float, error: ConduitError | None) -> CheckResult:
-    metadata: dict[str, Any] = {f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in look.lag.items()}
-    metadata |= {"logged_undelivered": look.logged} if look.logged else {}
-    metadata |= {"seconds_waiting": round(look.waited, 1) if look.waiting else 0.0}
-    if not look.waiting:
-        text = "nothing waits" if look.lag else "lag unknown: no source reports it"
+def _ack_lag(snapshot: RunSnapshot, max_wait: float, error: ConduitError | None) -> CheckResult:
+    metadata: dict[str, Any] = {f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in snapshot.lag.items()}
+    metadata |= {"logged_undelivered": snapshot.logged} if snapshot.logged else {}
+    metadata |= {"seconds_waiting": round(snapshot.waited, 1) if snapshot.waiting else 0.0}
+    if not snapshot.waiting:
+        text = "nothing waits" if snapshot.lag else "lag unknown: no source reports it"
         return CheckResult(ACK_LAG, True, text, metadata)
     # a run that was refused because another one holds the lease proves nothing about the waiting records
     if error is not None and not error.code.startswith("lease."):
         return CheckResult(ACK_LAG, False, "records wait, and the run has failed", metadata)
-    text = f"records wait, for {look.waited:.1f} s without an ack; the limit is {max_wait:g} s"
-    return CheckResult(ACK_LAG, look.waited <= max_wait, text, metadata)
+    text = f"records wait, for {snapshot.waited:.1f} s without an ack; the limit is {max_wait:g} s"
+    return CheckResult(ACK_LAG, snapshot.waited <= max_wait, text, metadata)
 
 
-def _no_offset_gap(look: RunSnapshot) -> CheckResult:
-    text = "; ".join(look.gaps) or "every step begins where the one before it ended"
+def _no_offset_gap(snapshot: RunSnapshot) -> CheckResult:
+    text = "; ".join(snapshot.gaps) or "every step begins where the one before it ended"
     # records in a gap are never read, so they are lost
     severity = dg.AssetCheckSeverity.ERROR
-    return CheckResult(NO_OFFSET_GAP, not look.gaps, text, {"gaps": len(look.gaps)}, severity)
+    return CheckResult(NO_OFFSET_GAP, not snapshot.gaps, text, {"gaps": len(snapshot.gaps)}, severity)

@@ -109,7 +109,7 @@ class Observer:
         """Number of finished steps of this run."""
         return self._progress.steps
 
-    def look(self) -> RunSnapshot:
+    def snapshot(self) -> RunSnapshot:
         """Take a snapshot of the store and the sources."""
         with self._lock:
             progress, batch, acked, now = self._progress, self._batch, self._acked, time.monotonic()
@@ -165,51 +165,51 @@ Metadata = dict[str, Any]
 
 
 def materializations(
-    bound: BoundPipeline, keys: AssetKeys, look: RunSnapshot, contents: Mapping[str, Metadata]
+    bound: BoundPipeline, keys: AssetKeys, snapshot: RunSnapshot, contents: Mapping[str, Metadata]
 ) -> Iterator[dg.AssetMaterialization]:
     """Yield one event per asset, upstream first and the acks last: otherwise Dagster shows some as out of date."""
     for source in bound.config.sources:
-        yield dg.AssetMaterialization(keys.of(source.id), metadata=_source(source.id, look))
+        yield dg.AssetMaterialization(keys.of(source.id), metadata=_source(source.id, snapshot))
     for destination in bound.config.destinations:
-        metadata = {**_destination(destination.id, look), **contents.get(destination.id, {})}
+        metadata = {**_destination(destination.id, snapshot), **contents.get(destination.id, {})}
         yield dg.AssetMaterialization(keys.of(destination.id), metadata=metadata)
-    yield dg.AssetMaterialization(keys.of(DEAD_LETTERS), metadata=_dead_letters(look))
-    yield acks_materialization(keys, look)
+    yield dg.AssetMaterialization(keys.of(DEAD_LETTERS), metadata=_dead_letters(snapshot))
+    yield acks_materialization(keys, snapshot)
 
 
-def acks_materialization(keys: AssetKeys, look: RunSnapshot) -> dg.AssetMaterialization:
+def acks_materialization(keys: AssetKeys, snapshot: RunSnapshot) -> dg.AssetMaterialization:
     """Return the event of the acks only."""
-    return dg.AssetMaterialization(keys.of(ACKS), metadata=_acks(look))
+    return dg.AssetMaterialization(keys.of(ACKS), metadata=_acks(snapshot))
 
 
-def _source(source: str, look: RunSnapshot) -> Metadata:
-    row = look.sources.get(source, {})
-    lag = look.lag.get(source)
+def _source(source: str, snapshot: RunSnapshot) -> Metadata:
+    row = snapshot.sources.get(source, {})
+    lag = snapshot.lag.get(source)
     return {
-        "records_read": look.progress.sources.get(source, 0),
+        "records_read": snapshot.progress.sources.get(source, 0),
         "records_read_all_runs": row.get("records", 0),
         "position": _position(row.get("position")),
         **({f"lag_{lag[1]}": lag[0]} if lag else {}),
     }
 
 
-def _destination(destination: str, look: RunSnapshot) -> Metadata:
+def _destination(destination: str, snapshot: RunSnapshot) -> Metadata:
     return {
-        "records_delivered": look.progress.delivered.get(destination, 0),
-        "records_delivered_all_runs": look.consumers.get(destination, {}).get("delivered", 0),
-        "batch_seconds": round(look.batch_seconds, 3),
+        "records_delivered": snapshot.progress.delivered.get(destination, 0),
+        "records_delivered_all_runs": snapshot.consumers.get(destination, {}).get("delivered", 0),
+        "batch_seconds": round(snapshot.batch_seconds, 3),
     }
 
 
-def _dead_letters(look: RunSnapshot) -> Metadata:
+def _dead_letters(snapshot: RunSnapshot) -> Metadata:
     return {
-        "open": look.open,
-        "open_growth": look.open - look.open_before,
-        "records_dead_lettered": look.progress.dead_lettered,
-        "records_dead_lettered_all_runs": look.consumers.get(DEAD_LETTERS, {}).get("delivered", 0),
-        "newest": _newest(look.letters),
-        "nacks_by_reason": _reasons(look.progress.nacked_by),
-        **open_by_reason(look.reasons),
+        "open": snapshot.open,
+        "open_growth": snapshot.open - snapshot.open_before,
+        "records_dead_lettered": snapshot.progress.dead_lettered,
+        "records_dead_lettered_all_runs": snapshot.consumers.get(DEAD_LETTERS, {}).get("delivered", 0),
+        "newest": _newest(snapshot.letters),
+        "nacks_by_reason": _reasons(snapshot.progress.nacked_by),
+        **open_by_reason(snapshot.reasons),
     }
 
 
@@ -218,20 +218,20 @@ def open_by_reason(reasons: list[dict[str, Any]]) -> Metadata:
     return {f"open: {row['node']} {row['code']}": row["letters"] for row in reasons[:_PLOTS]}
 
 
-def _acks(look: RunSnapshot) -> Metadata:
-    progress = look.progress
+def _acks(snapshot: RunSnapshot) -> Metadata:
+    progress = snapshot.progress
     return {
         "records_read": progress.read,
         "records_acked": progress.acked,
         "records_filtered": progress.filtered,
         "records_nacked": progress.nacked,
         "records_dead_lettered": progress.dead_lettered,
-        "batch_seconds": round(look.batch_seconds, 3),
+        "batch_seconds": round(snapshot.batch_seconds, 3),
         "steps": progress.steps,
-        **_lags(look),
-        "positions": _position({source: row["position"] for source, row in look.sources.items()}),
+        **_lags(snapshot),
+        "positions": _position({source: row["position"] for source, row in snapshot.sources.items()}),
         "nacks_by_reason": _reasons(progress.nacked_by),
-        "history": _history(look.history),
+        "history": _history(snapshot.history),
     }
 
 
@@ -242,10 +242,10 @@ def _history(events: list[Event]) -> dg.TableMetadataValue:
     return _table({"time": "string", "event": "string"}, rows)
 
 
-def _lags(look: RunSnapshot) -> Metadata:
+def _lags(snapshot: RunSnapshot) -> Metadata:
     """Return the total lag per unit: bytes and records can't be added. Logged records that wait count as well."""
-    total = {"lag_records": look.logged} if look.logged else {}
-    for amount, unit in look.lag.values():
+    total = {"lag_records": snapshot.logged} if snapshot.logged else {}
+    for amount, unit in snapshot.lag.values():
         total[f"lag_{unit}"] = total.get(f"lag_{unit}", 0) + amount
     return total
 

@@ -63,9 +63,9 @@ class Heartbeat:
         """Record that the acks are materialised now."""
         self._shown = now
 
-    def is_due(self, look: RunSnapshot, now: float) -> bool:
+    def is_due(self, snapshot: RunSnapshot, now: float) -> bool:
         """Return whether the acks are due for materialisation, and may be materialised."""
-        return now >= self._shown + self._interval and look.keeps(self._max_lag)
+        return now >= self._shown + self._interval and snapshot.keeps(self._max_lag)
 
     def next_look(self, now: float) -> float:
         """Return when the run is to be checked again."""

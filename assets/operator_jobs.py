@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.assets.asset_checks import as_evaluation, stopped_verdict
+from conduit_dagster.assets.asset_checks import log_check, stopped_verdict
 from conduit_dagster.assets.names import ACKS, GROUP, NO_RETRIES, short
 from conduit_dagster.assets.run_op import failure, operator_of
 from conduit_dagster.assets.translator import AssetKeys
@@ -155,7 +155,7 @@ def _stop_op(reports: _Reports) -> dg.OpDefinition:
             reports.report(context, one, ACKS, stop_summary(one.id, stopped), {"stopped": stopped})
             if one.bound is not None and pipeline_rows(one.known())[one.id]["status"] == PipelineStatus.STOPPED:
                 # a pending restart is cancelled as well
-                context.log_event(_event(as_evaluation(reports.of(one.id), stopped_verdict("user"))))
+                log_check(context, reports.of(one.id), stopped_verdict("user"))
 
     return stop_pipeline
 
@@ -218,10 +218,6 @@ def _operating(
         raise failure(error, "") from None
     except SQLAlchemyError as error:
         raise failure(unreachable(None, error, AWAY), "") from None
-
-
-def _event(evaluation: dg.AssetCheckEvaluation) -> Any:
-    return evaluation  # log_event accepts it, against its type hints
 
 
 _JOBS = {

@@ -265,26 +265,26 @@ class _Run:
         stop = self._request.stop
         longest = self._bound.config.delivery.shutdown_timeout + _AFTER_STOP
         with Signals() as signals, ExitWatchdog(signals, longest):
-            warden = StopWatcher((self._context.instance, self._context.run.run_id), stop, signals, self._end_after)
+            watcher = StopWatcher((self._context.instance, self._context.run.run_id), stop, signals, self._end_after)
             self._reporter.begin()
-            result = self._move(spark, warden)
+            result = self._move(spark, watcher)
             yield from self._reporter.end(result)
-        self._conclude(result, warden.terminated)
+        self._conclude(result, watcher.terminated)
 
-    def _move(self, spark: "SparkSession", warden: StopWatcher) -> RunResult:
+    def _move(self, spark: "SparkSession", watcher: StopWatcher) -> RunResult:
         """Run the engine in a separate thread, so that this one is free for signals and for Dagster."""
         with ThreadPoolExecutor(1, "pipeline") as pool:
             restarts = RestartLoop(self._request)
             running = pool.submit(restarts.once, lambda: spark, restart_at(self._context.run))
             try:
-                self._attend(running, warden)
+                self._attend(running, watcher)
             finally:
                 self._request.stop.request("system")
             return running.result()
 
-    def _attend(self, running: Future[RunResult], warden: StopWatcher) -> None:
+    def _attend(self, running: Future[RunResult], watcher: StopWatcher) -> None:
         while not wait([running], _POLL).done:
-            warden.tick()
+            watcher.tick()
             self._reporter.tick()
 
     def _conclude(self, result: RunResult, terminated: bool) -> None:

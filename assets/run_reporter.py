@@ -11,8 +11,8 @@ import structlog
 
 from conduit_dagster.assets.asset_checks import (
     CheckResult,
-    as_evaluation,
     as_result,
+    log_check,
     status_observation,
     status_verdict,
     verdicts,
@@ -58,7 +58,7 @@ class RunReporter:
 
     def begin(self) -> None:
         """Log every check at once; otherwise the UI shows it as in progress for as long as the run lasts."""
-        self._check(self._verdicts(self._observer.look(), None))
+        self._check(self._verdicts(self._observer.snapshot(), None))
 
     def tick(self) -> None:
         """Write after the first step, then at most once per interval. Called a few times a second."""
@@ -74,16 +74,16 @@ class RunReporter:
             self._due = self._heartbeat.next_look(now)
 
     def _write(self, now: float) -> None:
-        look = self._observer.look()
-        if look.progress.steps != self._logged:
-            self._materialize(look)
+        snapshot = self._observer.snapshot()
+        if snapshot.progress.steps != self._logged:
+            self._materialize(snapshot)
             self._heartbeat.show(now)
-        elif self._heartbeat.is_due(look, now):
-            self._context.log_event(acks_materialization(self._keys, look))
+        elif self._heartbeat.is_due(snapshot, now):
+            self._context.log_event(acks_materialization(self._keys, snapshot))
             self._heartbeat.show(now)
             self._begun = True  # right after this event, the first step needs none of its own
-        self._check(self._verdicts(look, None))
-        self._check_sources(look)
+        self._check(self._verdicts(snapshot, None))
+        self._check_sources(snapshot)
 
     def end(self, result: RunResult) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
         """Yield the final numbers and the check results that Dagster requires of every run.
@@ -91,44 +91,43 @@ class RunReporter:
         The assets written by a successful run are yielded as outputs, so that downstream assets in the same run begin
         after it. A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
         """
-        look = self._observer.look()
-        self._check_sources(look, result)
+        snapshot = self._observer.snapshot()
+        self._check_sources(snapshot, result)
         if result.error is None:
-            yield from self._outputs(look)
+            yield from self._outputs(snapshot)
         else:
-            if look.progress.steps != self._logged:
-                self._materialize(look, is_failing=True)
+            if snapshot.progress.steps != self._logged:
+                self._materialize(snapshot, is_failing=True)
             self._observe_failure(result)
-        for verdict in self._verdicts(look, result):
+        for verdict in self._verdicts(snapshot, result):
             yield as_result(self._keys, verdict)
 
-    def _outputs(self, look: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
+    def _outputs(self, snapshot: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
         read = {self._keys.of(source.id) for source in self._bound.config.sources}
-        for event in materializations(self._bound, self._keys, look, self._contents.metadata()):
+        for event in materializations(self._bound, self._keys, snapshot, self._contents.metadata()):
             if event.asset_key in read:
                 self._context.log_event(event)  # an external asset: no output of this op
             else:
                 yield dg.MaterializeResult(asset_key=event.asset_key, metadata=event.metadata)
 
-    def _materialize(self, look: RunSnapshot, is_failing: bool = False) -> None:
+    def _materialize(self, snapshot: RunSnapshot, is_failing: bool = False) -> None:
         """``is_failing``: don't query destinations for their contents, since one may be the cause."""
         contents = {} if is_failing else self._contents.metadata()
-        for event in materializations(self._bound, self._keys, look, contents):
+        for event in materializations(self._bound, self._keys, snapshot, contents):
             self._context.log_event(event)
-        self._logged = look.progress.steps
+        self._logged = snapshot.progress.steps
 
     def _check(self, found: Iterable[CheckResult]) -> None:
         """Log only the checks that changed: Dagster keeps every event of a run in memory."""
         for verdict in found:
             check = verdict.asset, verdict.name
             if self._outcomes.get(check) is not verdict.passed:
-                event: Any = as_evaluation(self._keys, verdict)  # log_event accepts it, against its type hints
-                self._context.log_event(event)
+                log_check(self._context, self._keys, verdict)
                 self._outcomes[check] = verdict.passed
 
-    def _check_sources(self, look: RunSnapshot, result: RunResult | None = None) -> None:
+    def _check_sources(self, snapshot: RunSnapshot, result: RunResult | None = None) -> None:
         """Log the checks of the sources: these are external assets, so they are no output of this run."""
-        self._check(readable_verdicts(self._bound, look, result))
+        self._check(readable_verdicts(self._bound, snapshot, result))
 
     def _observe_failure(self, result: RunResult) -> None:
         """Replace a sensor's observation of the acks: its restart is no longer pending."""
@@ -136,5 +135,5 @@ class RunReporter:
         if not verdict.passed:
             self._context.log_event(status_observation(self._keys, verdict))
 
-    def _verdicts(self, look: RunSnapshot, result: RunResult | None) -> Iterator[CheckResult]:
-        return verdicts(self._bound, look, self._max_wait, result)
+    def _verdicts(self, snapshot: RunSnapshot, result: RunResult | None) -> Iterator[CheckResult]:
+        return verdicts(self._bound, snapshot, self._max_wait, result)

@@ -63,7 +63,7 @@ def _places(catalogue: Catalogue, every: Iterable[AssetKeys]) -> Iterator[tuple[
 
 
 def readable_verdicts(
-    bound: BoundPipeline, look: RunSnapshot, result: RunResult | None = None
+    bound: BoundPipeline, snapshot: RunSnapshot, result: RunResult | None = None
 ) -> Iterator[CheckResult]:
     """Yield the result for each source that the run has one for. ``result``: result of the run.
 
@@ -73,9 +73,9 @@ def readable_verdicts(
     for source in bound.config.sources:
         if error is not None and error.node == node_id(bound.id, source.id):
             yield _unreadable(source.id, error)
-        elif look.progress.sources.get(source.id) or (result is not None and result.drained):
+        elif snapshot.progress.sources.get(source.id) or (result is not None and result.drained):
             yield _readable(source.id, "it was read")
-        elif error is None and result is None and source.id in look.lag:
+        elif error is None and result is None and source.id in snapshot.lag:
             yield _readable(source.id, _TELLS)
 
 

@@ -178,8 +178,7 @@ def _file(bound: BoundPipeline, job: str, keys: AssetKeys, project: Project) -> 
 
 def _scripts(catalogue: Catalogue, config: Pipeline) -> Iterator[Path]:
     """Yield the files outside of plugins/ whose text is a part of the pipeline."""
-    own = [processor for connector in config.connectors for processor in connector.processors]
-    for processor in (*config.processors, *own, *config.dead_letter_queue.processors):
+    for processor in config.all_processors:
         kind = PROCESSORS.find(processor.plugin, catalogue.plugins.processors)
         if kind is not None:
             yield from kind.files(processor.settings, str(catalogue.project.root))
@@ -213,7 +212,7 @@ class Runs:
         self._all = False
         self._ahead = 0.0
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reload the newest runs."""
         records = self._instance.get_run_records(limit=_PAGE)
         self._all = len(records) < _PAGE
@@ -333,14 +332,14 @@ class HeartbeatMonitor:
         return now - seen[1]
 
 
-def stored(database: sa.Engine, silence: HeartbeatMonitor, lease_seconds: float) -> dict[str, Stored]:
+def stored(database: sa.Engine, heartbeats: HeartbeatMonitor, lease_seconds: float) -> dict[str, Stored]:
     """Return the stored state of every pipeline that ever ran or was asked to start, by id."""
     recoveries = recovery_rows(database)
     with reading(database) as connection:
         rows = connection.execute(sa.select(pipelines)).mappings().all()
     never_ran = {name: Stored(recovery=recovery) for name, recovery in recoveries.items()}
     return never_ran | {
-        row["pipeline"]: _stored(row, recoveries.get(row["pipeline"]), _is_owned(row, silence, lease_seconds))
+        row["pipeline"]: _stored(row, recoveries.get(row["pipeline"]), _is_owned(row, heartbeats, lease_seconds))
         for row in rows
     }
 
@@ -356,7 +355,7 @@ def _stored(row: Any, recovery: RecoveryState | None, owned: bool) -> Stored:
     )
 
 
-def _is_owned(row: Any, silence: HeartbeatMonitor, lease_seconds: float) -> bool:
+def _is_owned(row: Any, heartbeats: HeartbeatMonitor, lease_seconds: float) -> bool:
     if not row["owner"] or is_dead(json.loads(row["owner"])):
         return False
-    return silence.since(row["pipeline"], row["epoch"], row["heartbeat"]) < lease_seconds
+    return heartbeats.since(row["pipeline"], row["epoch"], row["heartbeat"]) < lease_seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import dagster as dg
@@ -46,7 +46,7 @@ class Tick:
         """``keys``: asset keys of each pipeline, by the name of its job."""
         self._decide, self._watches_files = decide, watches_files
         self._file_events = FileEvents()
-        self._files, self._silence = Files(project.root, keys), HeartbeatMonitor()
+        self._files, self._heartbeats = Files(project.root, keys), HeartbeatMonitor()
         # fixed, like the jobs' own tag: settings may change until the code location is loaded again
         self._project = project_name(project)
         self._store = CachedStore()
@@ -62,27 +62,27 @@ class Tick:
         """
         project, files = self._files.read()
         database = self._store.of(project)
-        attendant, runs = DecisionExecutor(context.instance, database), Runs(context.instance, self._project)
+        executor, runs = DecisionExecutor(context.instance, database), Runs(context.instance, self._project)
         end = time.monotonic() + stay
         seen: dict[str, Stored] | None = None
         while True:
-            rows = stored(database, self._silence, project.settings.state.lease)
+            rows = stored(database, self._heartbeats, project.settings.state.lease)
             if rows != seen:
-                runs.look()
+                runs.refresh()
                 seen = rows
-            before = len(attendant.requests)
-            self._attend(context, files, rows, attendant, runs)
+            before = len(executor.requests)
+            self._act_on(context, files, rows, executor, runs)
             # pipelines that fail together are restarted together: the next tick is seconds away
-            settled = before == len(attendant.requests) > 0
+            settled = before == len(executor.requests) > 0
             if settled or time.monotonic() + _POLL >= end:
                 break
             time.sleep(_POLL)
         if self._watches_files:
             self._deprovision(database, seen or {})
             if (changed := self._files.take_changed()) is not None:
-                attendant.events.extend(self._file_events.of(changed))
-        if attendant.requests or attendant.events:
-            return dg.SensorResult(run_requests=attendant.requests, asset_events=attendant.events)
+                executor.events.extend(self._file_events.of(changed))
+        if executor.requests or executor.events:
+            return dg.SensorResult(run_requests=executor.requests, asset_events=executor.events)
         return dg.SkipReason(f"nothing to do for {len(files)} pipelines")
 
     def _deprovision(self, database: sa.Engine, rows: Mapping[str, Stored]) -> None:
@@ -92,18 +92,18 @@ class Tick:
             deprovision(database, pipeline)
         self._away = found
 
-    def _attend(
+    def _act_on(
         self,
         context: dg.SensorEvaluationContext,
         files: list[File],
         rows: dict[str, Stored],
-        attendant: DecisionExecutor,
+        executor: DecisionExecutor,
         runs: Runs,
     ) -> None:
         # read once: a plugin that changed is a part of every pipeline
         digests = cache(self._files.current_digests)
         for file in files:
-            if attendant.has_requested(file.job):
+            if executor.has_requested(file.job):
                 continue
             # one broken pipeline must not delay the others
             try:
@@ -112,7 +112,7 @@ class Tick:
                 known = KnownPipeline(file, row, None if row.owned else runs.of(file))
                 decision = self._decide(known, time.time_ns())
                 if not self._is_renewed(known, decision, digests):
-                    attendant.carry_out(known, decision)
+                    executor.carry_out(known, decision)
             except Exception as error:  # noqa: BLE001
                 context.log.error(f"pipeline {file.pipeline} was left out of this tick: {error}")
 
@@ -138,7 +138,31 @@ class Tick:
         return True
 
 
-def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay: float = 0.0) -> dg.SensorDefinition:
+_RECOVERY = "Restarts failed pipelines with backoff, and finds runs that died without reporting an error."
+_LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start and stop, picks up changed files."
+_STAY = 4.25
+"""Seconds that a tick keeps polling. Dagster's loop calls a sensor at most every 5 s; a tick that took longer would
+miss the next one.
+"""
+_LEAD_NS = 10_000_000_000
+"""Lead time of a restart's launch: a tick, plus the few seconds that a run needs to start."""
+
+
+def define_sensors(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> list[dg.SensorDefinition]:
+    """Return the sensors. ``keys``: asset keys of each pipeline, by the name of its job.
+
+    The cursors of the first two are empty: the stores decide.
+    """
+    restarts = Tick(project, keys, partial(recovery, lead_ns=_LEAD_NS))
+    starts = Tick(project, keys, lifecycle, watches_files=True)
+    return [
+        _sensor(restarts, "conduit_recovery", _RECOVERY, jobs, _STAY),
+        _sensor(starts, "conduit_lifecycle", _LIFECYCLE, jobs),
+        alert_sensor(project),
+    ]
+
+
+def _sensor(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay: float = 0.0) -> dg.SensorDefinition:
     """Return the sensor that runs ``tick`` as often as Dagster allows, for ``stay`` seconds each time."""
 
     @dg.sensor(
@@ -152,36 +176,3 @@ def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay
         return tick.run(context, stay)
 
     return sensor
-
-
-_RECOVERY = "Restarts failed pipelines with backoff, and finds runs that died without reporting an error."
-_STAY = 4.25
-"""Seconds that a tick keeps polling. Dagster's loop calls a sensor at most every 5 s; a tick that took longer would
-miss the next one.
-"""
-_LEAD_NS = 10_000_000_000
-"""Lead time of a restart's launch: a tick, plus the few seconds that a run needs to start."""
-
-
-def recovery_sensor(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
-    """Return the recovery sensor of a code location. Its cursor is empty: the stores decide."""
-    tick = Tick(project, keys, _decide)
-    return sensor_of(tick, "conduit_recovery", _RECOVERY, jobs, _STAY)
-
-
-def _decide(known: KnownPipeline, now_ns: int) -> Decision:
-    return recovery(known, now_ns, _LEAD_NS)
-
-
-_LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start and stop, picks up changed files."
-
-
-def lifecycle_sensor(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
-    """Return the lifecycle sensor of a code location."""
-    tick = Tick(project, keys, lifecycle, watches_files=True)
-    return sensor_of(tick, "conduit_lifecycle", _LIFECYCLE, jobs)
-
-
-def define_sensors(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> list[dg.SensorDefinition]:
-    """Return the sensors. ``keys``: asset keys of each pipeline, by the name of its job."""
-    return [recovery_sensor(project, jobs, keys), lifecycle_sensor(project, jobs, keys), alert_sensor(project)]

@@ -110,14 +110,14 @@ def test_a_lag_is_kept_while_nothing_waits_or_for_a_while(
 
 def test_what_came_after_a_quiet_time_has_not_waited_as_long(folder: Folder, bound: BoundPipeline) -> None:
     observer = Observer(bound, folder.store)
-    wait_until(lambda: observer.look().waited > 0.2, "the pipeline has waited for a while", 10)
-    assert observer.look().waiting
+    wait_until(lambda: observer.snapshot().waited > 0.2, "the pipeline has waited for a while", 10)
+    assert observer.snapshot().waiting
     content = (folder.root / "in.jsonl").read_bytes()
     (folder.root / "in.jsonl").write_bytes(b"")
-    quiet = observer.look()
+    quiet = observer.snapshot()
     assert not quiet.waiting and quiet.waited > 0.2
     (folder.root / "in.jsonl").write_bytes(content)
-    assert observer.look().waited < quiet.waited
+    assert observer.snapshot().waited < quiet.waited
 
 
 def test_what_waits_after_a_failed_run_is_lag(bound: BoundPipeline) -> None:

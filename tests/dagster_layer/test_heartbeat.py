@@ -143,11 +143,11 @@ def test_what_is_read_and_not_delivered_waits(tmp_path: Path, spark: SparkSessio
     assert lab.run().error is not None
     [bound] = lab.catalogue().bound
     with lab.store() as database:
-        look = Observer(bound, database).look()
+        look = Observer(bound, database).snapshot()
     assert (look.waiting, look.keeps(0.0)) == (True, False)
     assert look.lag["in"] == (0 if log == "records" else 27, "bytes")
     script.says("out")
     assert lab.run().error is None
     with lab.store() as database:
-        look = Observer(bound, database).look()
+        look = Observer(bound, database).snapshot()
     assert (look.waiting, look.keeps(0.0)) == (False, True)
