@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import dagster as dg
 import structlog
+from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
 
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.secret_values import hide
@@ -115,15 +116,36 @@ class StopWatcher:
         """Check whether the run was cancelled: without a code server no signal reaches this process."""
         self._ask = time.monotonic() + _ASK_EVERY
         try:
-            run = self._instance.get_run_by_id(self._run_id)
+            record = self._instance.get_run_record_by_id(self._run_id)
         except Exception as error:  # noqa: BLE001  # a moment without Dagster's storage must not end the run
             log.warning("Dagster's storage does not answer", run=self._run_id, cause=hide(str(error)))
             return
-        if run is None:
+        if record is None:
             return
-        if run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED):
+        run = record.dagster_run
+        if was_terminated(self._instance, record):
             self.terminated = True
             self._stop.request("user")
-        elif run.is_finished:
+        elif run.is_finished or run.status is dg.DagsterRunStatus.CANCELING:
             # Dagster has given it up, for its runtime for example; nobody wanted the pipeline to stop
             self._stop.request("system")
+
+
+def was_terminated(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
+    """Return whether a user terminated the run. Dagster also cancels one that exceeds its maximum runtime."""
+    run = record.dagster_run
+    cancelled = run.status in (dg.DagsterRunStatus.CANCELING, dg.DagsterRunStatus.CANCELED)
+    return cancelled and not _is_too_long(instance, record)
+
+
+def _is_too_long(instance: dg.DagsterInstance, record: dg.RunRecord) -> bool:
+    """Return whether the run takes, or took, longer than Dagster's run monitoring allows."""
+    if not instance.run_monitoring_enabled or record.start_time is None:
+        return False
+    tags = record.dagster_run.tags
+    own = tags.get(MAX_RUNTIME_SECONDS_TAG) or tags.get("dagster/max_runtime_seconds")
+    try:
+        longest = float(own or instance.run_monitoring_max_runtime_seconds)
+    except ValueError:
+        return False  # Dagster ignores it too
+    return 0 < longest < (record.end_time or time.time()) - record.start_time

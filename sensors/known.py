@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.assets.names import PROJECT_TAG, job_name
 from conduit_dagster.assets.run_op import asked_of, restart_of
+from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.config.findings import Finding
@@ -221,13 +222,13 @@ class Runs:
         self._ahead = next((ahead for ahead in told if ahead is not None), 0.0)
         for record in records:
             if _is_of(record, self._project):
-                self._newest.setdefault(record.dagster_run.job_name, _last(record, self._ahead))
+                self._newest.setdefault(record.dagster_run.job_name, _last(self._instance, record, self._ahead))
 
     def of(self, file: File) -> LastRun | None:
         """Return the newest run of the pipeline's own job."""
         if file.job not in self._newest and not self._all:
             found = newest_run(self._instance, file.job, self._project)
-            self._newest[file.job] = None if found is None else _last(found, self._ahead)
+            self._newest[file.job] = None if found is None else _last(self._instance, found, self._ahead)
         return self._newest.get(file.job)
 
 
@@ -257,14 +258,15 @@ def clock_ahead(instance: dg.DagsterInstance, record: dg.RunRecord) -> float | N
     return None if begun is None else round((created - begun) / _OFFSETS) * _OFFSETS
 
 
-def _last(record: dg.RunRecord, ahead: float) -> LastRun:
+def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> LastRun:
     """``ahead``: see :func:`clock_ahead`."""
     run = record.dagster_run
+    terminated = was_terminated(instance, record)
     return LastRun(
         run.run_id,
         not run.is_finished,
-        run.status is dg.DagsterRunStatus.FAILURE,
-        run.status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.CANCELING),
+        run.status is dg.DagsterRunStatus.FAILURE or (run.status is dg.DagsterRunStatus.CANCELED and not terminated),
+        terminated,
         round((record.create_timestamp.timestamp() - ahead) * 1e9),
         restart_of(run),
         run.status is dg.DagsterRunStatus.QUEUED,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
 
 import dagster as dg
 import pytest
+from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
-from conduit_dagster.assets.stopping import Signals, StopWatcher
+from conduit_dagster.assets.stopping import Signals, StopWatcher, was_terminated
 from conduit_dagster.engine.stop import StopFlag
 
 
@@ -87,11 +90,49 @@ def test_a_run_that_dagster_ended_without_a_signal_is_noticed(
     assert (stop.requested, stop.reason, warden.terminated) == (True, by, by == "user")
 
 
+@pytest.mark.parametrize(("longest", "by"), [(1, "system"), (3600, "user")])
+def test_a_run_that_dagster_cancels_for_its_runtime_stops_as_the_system(
+    longest: int, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster cancels it and then lets it fail. The run may look between the two, or end as cancelled after both."""
+    with dg.DagsterInstance.ephemeral(settings={"run_monitoring": {"enabled": True}}) as instance:
+        tags = {"dagster/max_runtime": str(longest)}
+        run_id = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags).run_id
+        _begun(instance, run_id, seconds_ago=60)
+        signals = Signals()
+        warden, stop = _warden((instance, run_id), signals)
+
+        def interrupt(run_id: str) -> bool:
+            signals.count = 1
+            warden.tick()
+            return True
+
+        monkeypatch.setattr(instance.run_launcher, "terminate", interrupt)
+        check_run_timeout(instance, _record(instance, run_id), logging.getLogger(), 0.0)
+        if by == "user":
+            instance.report_run_canceling(_record(instance, run_id).dagster_run)
+            interrupt(run_id)
+        assert (stop.reason, warden.terminated) == (by, by == "user")
+        instance.report_run_canceled(_record(instance, run_id).dagster_run)
+        assert was_terminated(instance, _record(instance, run_id)) is (by == "user")
+
+
+def _begun(instance: dg.DagsterInstance, run_id: str, seconds_ago: float) -> None:
+    event = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "job")
+    instance.report_dagster_event(event, run_id, timestamp=time.time() - seconds_ago)
+
+
+def _record(instance: dg.DagsterInstance, run_id: str) -> dg.RunRecord:
+    record = instance.get_run_record_by_id(run_id)
+    assert record is not None
+    return record
+
+
 def test_a_moment_without_dagsters_storage_stops_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("conduit_dagster.assets.stopping._ASK_EVERY", 0.0)
     warden, stop = _warden(run, Signals())
     with monkeypatch.context() as away:
-        away.setattr(run[0], "get_run_by_id", _away)
+        away.setattr(run[0], "get_run_record_by_id", _away)
         warden.tick()
     assert not stop.requested
     run[0].report_run_canceled(run[0].get_run_by_id(run[1]))

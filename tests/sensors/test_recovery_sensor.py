@@ -180,6 +180,19 @@ def test_b09_a_run_that_a_user_terminated_is_not_restarted(location: Location) -
     assert location.tick() == location.tick("conduit_lifecycle") == []
 
 
+def test_a_run_that_dagster_cancels_for_its_runtime_before_it_began_is_restarted(location: Location) -> None:
+    """As while it opens Spark: no user terminated it, and its pipeline must not stay away."""
+    location.write()
+    with dg.DagsterInstance.ephemeral(settings={"run_monitoring": {"enabled": True}}) as location.instance:
+        run = location.run(**{"dagster/max_runtime": "1"})
+        began = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "orders")
+        location.instance.report_dagster_event(began, run.run_id, timestamp=time.time() - 60)
+        location.terminate(run)
+        assert location.tick() == location.tick("conduit_lifecycle") == []
+        assert location.status() == ("recovering", "")
+        assert [request.job_name for request in location.tick()] == ["orders"]
+
+
 def test_b10_a_restart_that_a_user_terminated_never_happens(location: Location) -> None:
     location.write()
     run = location.restart()
