@@ -64,7 +64,7 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     if stored.owned or not known.file.runnable:
         return None
     state = stored.recovery
-    if run is not None and _failed_as_asked(known, run):
+    if run is not None and (_failed_as_asked(known, run) or _is_lost(known, run, now_ns)):
         return Report(run.run_id, "never_began")
     if stored.status == PipelineStatus.RECOVERING and state.restart_at_ns:
         return _pending(known, now_ns, lead_ns)
@@ -98,8 +98,23 @@ def _launched(run: LastRun, due_ns: int, now_ns: int) -> Decision:
     """Return the decision for the restart's own run, which has not begun yet."""
     if run.cancelled:
         return Stopped(run.run_id)
-    late = not run.queued and now_ns - max(run.created_ns, run.changed_ns, due_ns) > _START_LIMIT_NS
+    late = _is_late(run, now_ns, due_ns)
     return Report(run.run_id, "never_began") if run.failed or (run.active and late) else None
+
+
+def _is_lost(known: KnownPipeline, run: LastRun, now_ns: int) -> bool:
+    """Return whether a start was never launched, or its process ended before it took the lease.
+
+    Dagster may count such a run as active for ever: nobody tells it, and without run monitoring nobody looks.
+    """
+    state = known.stored.recovery
+    is_restart = run.failure is not None and run.failure == state.failure
+    is_start = run.active and not run.cancelled and not is_restart and run.run_id != state.run
+    return is_start and _is_late(run, now_ns)
+
+
+def _is_late(run: LastRun, now_ns: int, due_ns: int = 0) -> bool:
+    return not run.queued and now_ns - max(run.created_ns, run.changed_ns, due_ns) > _START_LIMIT_NS
 
 
 def _without_owner(known: KnownPipeline) -> Decision:

@@ -83,6 +83,16 @@ def test_a_restart_in_dagsters_queue_has_time_until_it_is_launched() -> None:
     assert recover(waiting(-3600), replace(launched, changed_ns=NOW - 181 * SECOND)) == Report("r2", "never_began")
 
 
+@pytest.mark.parametrize("stored", [Stored(), began("stopped", "system"), began("degraded"), began(), waiting(-3600)])
+def test_a_start_that_was_lost_before_it_began_is_a_failure_too(stored: Stored) -> None:
+    """The daemon or the run's process was killed: Dagster counts it as active for ever."""
+    lost = replace(run("r2", "active"), created_ns=NOW - 190 * SECOND)
+    assert recover(stored, lost) == Report("r2", "never_began")
+    assert recover(stored, replace(lost, queued=True)) is None
+    assert recover(stored, replace(lost, changed_ns=NOW - 179 * SECOND)) is None
+    assert recover(replace(stored, owned=True), lost) is None
+
+
 def test_b10_a_restart_that_somebody_terminated_never_happens() -> None:
     assert recover(waiting(5), run("r2", "cancelled", failure=3)) == Stopped("r2")
 
