@@ -134,7 +134,8 @@ def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
     file, stored, run = known.file, known.stored, known.run
     if stored.owned:
         return _while_it_runs(known)
-    if run is not None and run.active:
+    # the last run may still be ending in Dagster: as long as a user's checks take, or for ever if it was killed there
+    if run is not None and run.active and run.run_id != stored.recovery.run:
         return None
     if not file.runnable or stored.recovery.stop_asked:
         return None

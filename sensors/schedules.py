@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
@@ -20,14 +21,15 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sensors.known import CachedStore, clock_ahead, newest_run
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.status_store import recovery_state
+from conduit_dagster.state.tables import pipelines
 
 _EACH_MINUTE = "* * * * *"
 Tick = Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]
 
 
-def define_schedules(pipelines: list[BoundPipeline], jobs: dict[str, Any]) -> list[dg.ScheduleDefinition]:
+def define_schedules(bound_pipelines: list[BoundPipeline], jobs: dict[str, Any]) -> list[dg.ScheduleDefinition]:
     """Return a schedule for each timed pipeline that has a job; it is on if the file has ``status: running``."""
-    timed = [bound for bound in pipelines if bound.config.trigger.kind in TIMED and job_name(bound.id) in jobs]
+    timed = [bound for bound in bound_pipelines if bound.config.trigger.kind in TIMED and job_name(bound.id) in jobs]
     store = CachedStore()
     return [_schedule(bound, jobs[job_name(bound.id)], store) for bound in timed]
 
@@ -52,7 +54,7 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         newest = newest_run(context.instance, job.name, job.tags[PROJECT_TAG])
         now = context.scheduled_execution_time
-        if newest and not newest.dagster_run.is_finished:
+        if newest and not newest.dagster_run.is_finished and not _has_left(bound, store, newest.dagster_run.run_id):
             return dg.SkipReason("the previous run is still at work")
         last = _created(context.instance, newest) if newest else None
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
@@ -73,6 +75,19 @@ def _restart_at_ns(bound: BoundPipeline, store: CachedStore) -> int:
             return recovery_state(connection, bound.id).restart_at_ns
     except (ConduitError, SQLAlchemyError):
         return 0
+
+
+def _has_left(bound: BoundPipeline, store: CachedStore, run: str) -> bool:
+    """Return whether the run has ended its pipeline; Dagster counts one that was killed right then as active for ever.
+
+    One that was killed earlier, the recovery sensor reports.
+    """
+    owners = sa.select(pipelines.c.owner).where(pipelines.c.pipeline == bound.id)
+    try:
+        with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
+            return recovery_state(connection, bound.id).run == run and connection.execute(owners).scalar_one() == ""
+    except (ConduitError, SQLAlchemyError):
+        return False
 
 
 def _created(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:

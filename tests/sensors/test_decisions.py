@@ -215,6 +215,13 @@ def test_nothing_is_started_twice() -> None:
     assert live(began("stopped", "system", asked="stop"), run(state="succeeded")) is None
 
 
+def test_a_start_does_not_wait_for_the_end_of_a_run_that_left_its_pipeline() -> None:
+    """It may have been killed before it told Dagster, which counts it as active for ever."""
+    assert isinstance(live(began("stopped", "system"), run("r1", "active")), Start)
+    assert isinstance(live(began("stopped", "user", asked="start"), run("r1", "active")), Start)
+    assert live(began("stopped", "system"), run("r2", "active")) is None
+
+
 def test_only_what_changed_is_restarted() -> None:
     running = began(owned=True)
     assert live(running, run(state="active")) is None

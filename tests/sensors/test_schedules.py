@@ -105,6 +105,17 @@ def test_a_tick_that_overlaps_a_run_starts_nothing(location: Location, trigger: 
     assert len(ticks(location, later)) == 1
 
 
+def test_a_tick_does_not_wait_for_the_end_of_a_run_that_left_its_pipeline(location: Location) -> None:
+    """It may have been killed before it told Dagster, which counts it as active for ever."""
+    location.write(trigger=NIGHTLY)
+    run = location.run()
+    location.begin(run=run.run_id, alive=True)
+    later = datetime.now(UTC) + timedelta(days=1)
+    assert ticks(location, later) == []
+    location.end("stopped", "system")
+    assert len(ticks(location, later)) == 1
+
+
 def test_a_tick_does_not_begin_the_backoff_anew(location: Location) -> None:
     """A start would reset the count: with a tick each minute no delay grew beyond it, and nothing was given up."""
     location.write(trigger=EVERY)
