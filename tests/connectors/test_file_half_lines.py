@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from lab.elsewhere import Elsewhere
+from lab.file_clock import FileClock
 from lab.file_reading import MUCH, Reader, append
 from structlog.testing import capture_logs
-
-from conduit_dagster.connectors.file import step_ranges
 
 AT_ONCE = {"unterminated-wait": "0s", "rotate-wait": "0s"}
 LONG = {"unterminated-wait": "1h", "rotate-wait": "1h"}
 
 
-def age(path: Path, seconds: float) -> None:
-    """As if it had been changed that long ago."""
-    then = time.time_ns() - int(seconds * 1e9)
-    os.utime(path, ns=(then, then))
-
-
-@contextmanager
-def writing(path: Path, *texts: str, pause: float = 0.15) -> Generator[None]:
-    """Somebody else appends, piece by piece."""
-
-    def write() -> None:
-        for text in texts:
-            time.sleep(pause)
-            append(path, text)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
-
-
 @pytest.fixture
-def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Every pause of a run that waits for lines."""
-    found, sleep = list[float](), time.sleep
-
-    def nap(seconds: float) -> None:
-        found.append(seconds)
-        sleep(seconds)
-
-    # the module's own: a writer of these tests pauses as well
-    monkeypatch.setattr(step_ranges, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
-    return found
+def clock(monkeypatch: pytest.MonkeyPatch) -> FileClock:
+    """The source's; others write while it waits."""
+    return FileClock(monkeypatch)
 
 
 # -- the last file --------------------------------------------------------------------------------------------------
@@ -74,71 +37,70 @@ def test_a_half_line_is_left_for_a_later_run(tmp_path: Path, log: Path) -> None:
     assert reader.step(drain=True) == ["half", "b"]
 
 
-def test_a_line_whose_end_comes_while_it_is_waited_for(tmp_path: Path, log: Path, naps: list[float]) -> None:
+def test_a_line_whose_end_comes_while_it_is_waited_for(tmp_path: Path, log: Path, clock: FileClock) -> None:
     """Counted from the last change: each piece restarts the wait."""
     reader = Reader(tmp_path, **{"unterminated-wait": "400ms"})
-    append(log, "a\nha")
-    began = time.monotonic()
-    with writing(log, "lf", " a ", "li", "ne\n"):
-        horizon = reader.source.horizon()
-    assert 0.5 < time.monotonic() - began < 5
-    assert set(naps) == {0.05}
+    clock.append(log, "a\nha")
+    clock.append_later(log, "lf", " a ", "li", "ne\n")
+    horizon = reader.source.horizon()
+    assert clock.seconds == pytest.approx(0.6, abs=0.06)
+    assert set(clock.naps) == {0.05}
     end = reader.source.latest(reader.position, MUCH, horizon)
     assert [r.after for r in reader.records(end)] == [b"a", b"half a line"]
 
 
-def test_a_line_that_stays_half_holds_a_run_up_only_so_long(tmp_path: Path, log: Path) -> None:
+def test_a_line_that_stays_half_holds_a_run_up_only_so_long(tmp_path: Path, log: Path, clock: FileClock) -> None:
+    clock.append(log, "a\nhalf")
+    assert Reader(tmp_path, **{"unterminated-wait": "300ms"}).step(drain=True) == ["a"]
+    assert clock.seconds == pytest.approx(0.3, abs=0.06)
+
+
+def test_the_wait_is_one_of_real_seconds(tmp_path: Path, log: Path) -> None:
     append(log, "a\nhalf")
     began = time.monotonic()
     assert Reader(tmp_path, **{"unterminated-wait": "300ms"}).step(drain=True) == ["a"]
-    assert 0.2 < time.monotonic() - began < 2
+    assert time.monotonic() - began > 0.2
 
 
-def test_a_writer_that_never_pauses_and_never_ends_its_line(
-    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is waited for ten times the wait; it writes whenever the run pauses, however slow the machine."""
-    sleep = time.sleep
-
-    def write(seconds: float) -> None:
-        append(log, ".")
-        sleep(seconds)
-
-    append(log, "a\n.")
-    monkeypatch.setattr(step_ranges, "time", SimpleNamespace(sleep=write, monotonic=time.monotonic))
-    began = time.monotonic()
+def test_a_writer_that_never_pauses_and_never_ends_its_line(tmp_path: Path, log: Path, clock: FileClock) -> None:
+    """It is waited for ten times the wait."""
+    clock.append(log, "a\n.")
+    clock.at_each_nap = lambda: clock.append(log, ".")
     assert Reader(tmp_path, **{"unterminated-wait": "100ms"}).step(drain=True) == ["a"]
-    assert 0.9 < time.monotonic() - began < 5
+    assert clock.seconds == pytest.approx(1.0, abs=0.06)
 
 
 @pytest.mark.parametrize("text", ["", "a\n", "a\nb\n\n"])
-def test_there_is_no_wait_where_every_line_has_its_end(tmp_path: Path, log: Path, naps: list[float], text: str) -> None:
-    append(log, text)
+def test_there_is_no_wait_where_every_line_has_its_end(tmp_path: Path, log: Path, clock: FileClock, text: str) -> None:
+    clock.append(log, text)
     Reader(tmp_path, **LONG).step(drain=True)
-    assert naps == []
+    assert clock.naps == []
 
 
-def test_there_is_no_wait_for_a_file_that_was_quiet_for_so_long(tmp_path: Path, log: Path, naps: list[float]) -> None:
+def test_there_is_no_wait_for_a_file_that_was_quiet_for_so_long(tmp_path: Path, log: Path, clock: FileClock) -> None:
     append(log, "a\nhalf")
-    age(log, 4000)
+    clock.age(log, 4000)
     assert Reader(tmp_path, **LONG).step(drain=True) == ["a"]
-    assert naps == []
+    assert clock.naps == []
 
 
-def test_a_file_whose_time_lies_in_the_future_does_not_hold_a_run_up(tmp_path: Path, log: Path) -> None:
+def test_a_file_whose_time_lies_in_the_future_does_not_hold_a_run_up(
+    tmp_path: Path, log: Path, clock: FileClock
+) -> None:
     append(log, "a\nhalf")
-    age(log, -86_400)
-    began = time.monotonic()
+    clock.age(log, -86_400)
     assert Reader(tmp_path, **{"unterminated-wait": "200ms"}).step(drain=True) == ["a"]
-    assert 0.15 < time.monotonic() - began < 2
+    assert clock.seconds == pytest.approx(0.2, abs=0.06)
 
 
-def test_only_the_lines_that_were_there_and_their_ends_are_waited_for(tmp_path: Path, log: Path) -> None:
+def test_only_the_lines_that_were_there_and_their_ends_are_waited_for(
+    tmp_path: Path, log: Path, clock: FileClock
+) -> None:
     """A writer that always has another line begun does not hold up the run."""
     reader = Reader(tmp_path, **LONG)
-    append(log, "a\nha")
-    with writing(log, "lf\nb\nnext"):
-        horizon = reader.source.horizon()
+    clock.append(log, "a\nha")
+    clock.append_later(log, "lf\nb\nnext")
+    horizon = reader.source.horizon()
     append(log, " line\n")
     end = reader.source.latest(reader.position, MUCH, horizon)
     assert [r.after for r in reader.records(end)] == [b"a", b"half", b"b"]
@@ -146,46 +108,40 @@ def test_only_the_lines_that_were_there_and_their_ends_are_waited_for(tmp_path: 
     assert reader.step(drain=True) == ["next line"]
 
 
-def test_a_file_that_is_renamed_while_its_line_is_waited_for(tmp_path: Path, log: Path) -> None:
+def test_a_file_that_is_renamed_while_its_line_is_waited_for(tmp_path: Path, log: Path, clock: FileClock) -> None:
     """It is the same file under another name, and its line is waited for there."""
     reader = Reader(tmp_path, **{**LONG, "rotate-wait": "2s"})
-    append(log, "a\n")
+    clock.append(log, "a\n")
     assert reader.step() == ["a"]
-    append(log, "ha")
+    clock.append(log, "ha")
 
     def rotate() -> None:
-        time.sleep(0.15)
         log.rename(tmp_path / "app.log.1")
-        append(log, "b\n")
-        time.sleep(0.15)
-        append(tmp_path / "app.log.1", "lf\n")
+        clock.append(log, "b\n")
 
-    thread = threading.Thread(target=rotate)
-    thread.start()
+    clock.later(0.15, rotate)
+    clock.later(0.3, lambda: clock.append(tmp_path / "app.log.1", "lf\n"))
     assert reader.step(drain=True) == ["half"]
-    thread.join()
     assert reader.step(drain=True) == ["b"]
 
 
-def test_a_file_that_goes_away_while_its_line_is_waited_for(tmp_path: Path, log: Path) -> None:
-    append(log, "a\nhalf")
-    thread = threading.Timer(0.15, log.unlink)
-    thread.start()
-    began = time.monotonic()
+def test_a_file_that_goes_away_while_its_line_is_waited_for(tmp_path: Path, log: Path, clock: FileClock) -> None:
+    clock.append(log, "a\nhalf")
+    clock.later(0.15, log.unlink)
     Reader(tmp_path, **LONG).source.horizon()
-    assert time.monotonic() - began < 5
-    thread.join()
+    assert clock.seconds == pytest.approx(0.15, abs=0.06)
 
 
 # -- read-unterminated ----------------------------------------------------------------------------------------------
 
 
-def test_a_half_line_is_a_record_where_that_is_asked_for(tmp_path: Path, log: Path) -> None:
+def test_a_half_line_is_a_record_where_that_is_asked_for(tmp_path: Path, log: Path, clock: FileClock) -> None:
     """After one wait; a pipeline that keeps running waits as before. There is no warning."""
     reader = Reader(tmp_path, **{"unterminated-wait": "300ms", "read-unterminated": "true"})
-    append(log, "a\nha")
+    clock.append(log, "a\nha")
     assert reader.step() == ["a"]
-    with writing(log, "lf"), capture_logs() as logs:
+    clock.append_later(log, "lf")
+    with capture_logs() as logs:
         assert reader.step(drain=True) == ["half"]
     assert reader.step(drain=True) == []
     assert logs == []
@@ -194,31 +150,35 @@ def test_a_half_line_is_a_record_where_that_is_asked_for(tmp_path: Path, log: Pa
 # -- files that another one follows ---------------------------------------------------------------------------------
 
 
-def test_a_renamed_file_s_last_line(tmp_path: Path, log: Path) -> None:
+def test_a_renamed_file_s_last_line(tmp_path: Path, log: Path, clock: FileClock) -> None:
     """It is complete once its file was unchanged for a while, and comes before the next file's lines."""
     reader = Reader(tmp_path, **{"rotate-wait": "300ms", "unterminated-wait": "1h"})
-    append(log, "a\n")
+    clock.append(log, "a\n")
     assert reader.step(drain=True) == ["a"]
-    append(log, "last")
+    clock.append(log, "last")
     log.rename(tmp_path / "app.log.1")
-    append(log, "b\n")
-    began = time.monotonic()
+    clock.append(log, "b\n")
     assert reader.step(drain=True) == ["last", "b"]
-    assert 0.1 < time.monotonic() - began < 5
+    assert clock.seconds == pytest.approx(0.3, abs=0.06)
 
 
-def test_the_next_file_waits_for_a_renamed_one_that_is_still_written_to(tmp_path: Path, log: Path) -> None:
+def test_the_next_file_waits_for_a_renamed_one_that_is_still_written_to(
+    tmp_path: Path, log: Path, clock: FileClock
+) -> None:
     """Otherwise a line would come before one that was begun earlier."""
     reader = Reader(tmp_path, **{"rotate-wait": "100ms"})
-    append(log, "a\n")
+    clock.append(log, "a\n")
     assert reader.step(drain=True) == ["a"]
-    append(log, "l")
+    clock.append(log, "l")
     log.rename(tmp_path / "app.log.1")
-    append(log, "b\n")
-    with writing(tmp_path / "app.log.1", *["."] * 40, pause=0.05):
-        assert reader.step(drain=True) == []
-    append(tmp_path / "app.log.1", "\n")
-    assert reader.step(drain=True) == ["l" + "." * 40, "b"]
+    clock.append(log, "b\n")
+    clock.at_each_nap = lambda: clock.append(tmp_path / "app.log.1", ".")
+    assert reader.step(drain=True) == []
+    dots = "." * len(clock.naps)
+    assert clock.seconds == pytest.approx(1.0, abs=0.06)
+    clock.at_each_nap = lambda: None
+    clock.append(tmp_path / "app.log.1", "\n")
+    assert reader.step(drain=True) == ["l" + dots, "b"]
 
 
 def test_a_file_of_a_folder_is_not_done_because_there_is_a_later_name(tmp_path: Path) -> None:
@@ -231,12 +191,12 @@ def test_a_file_of_a_folder_is_not_done_because_there_is_a_later_name(tmp_path: 
     assert reader.step() == ["half"]
 
 
-def test_a_file_of_a_folder_that_was_quiet_is_read_whole(tmp_path: Path) -> None:
+def test_a_file_of_a_folder_that_was_quiet_is_read_whole(tmp_path: Path, clock: FileClock) -> None:
     """The last one by name is not: it may still be written."""
     reader = Reader(tmp_path, "*.txt", **{"rotate-wait": "1h"})
     for name in "abc":
         append(tmp_path / f"{name}.txt", f"{name}1\n{name}2")
-        age(tmp_path / f"{name}.txt", 4000)
+        clock.age(tmp_path / f"{name}.txt", 4000)
     assert reader.step() == ["a1", "a2", "b1", "b2", "c1"]
     append(tmp_path / "d.txt", "d1\n")
     assert reader.step() == ["c2", "d1"]
@@ -244,12 +204,12 @@ def test_a_file_of_a_folder_that_was_quiet_is_read_whole(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("settings", "last"), [({}, []), ({"read-unterminated": "true"}, ["c2"])])
 def test_a_folder_of_files_whose_last_lines_have_no_end(
-    tmp_path: Path, settings: dict[str, str], last: list[str]
+    tmp_path: Path, clock: FileClock, settings: dict[str, str], last: list[str]
 ) -> None:
     """They were written a moment ago: a run that drains waits until each was unchanged long enough."""
     reader = Reader(tmp_path, "*.txt", **{"rotate-wait": "400ms", "unterminated-wait": "200ms"}, **settings)
     for name in "abc":
-        append(tmp_path / f"{name}.txt", f"{name}1\n{name}2")
+        clock.append(tmp_path / f"{name}.txt", f"{name}1\n{name}2")
     with capture_logs() as logs:
         assert reader.step(drain=True) == ["a1", "a2", "b1", "b2", "c1", *last]
     assert [line["bytes"] for line in logs] == ([] if last else ["3 to 5"])
@@ -269,16 +229,15 @@ def test_an_earlier_name_that_comes_later_is_not_the_last_file(tmp_path: Path) -
 # -- remote files ---------------------------------------------------------------------------------------------------
 
 
-def test_a_remote_file(tmp_path: Path) -> None:
+def test_a_remote_file(tmp_path: Path, clock: FileClock) -> None:
     """No inode, no times: known by name and content; unchanged since it was first seen like this."""
     url = "elsewhere://half-lines/app.log"
     elsewhere = Elsewhere()
     elsewhere.pipe("/half-lines/app.log", b"a\nhalf")
     try:
         reader = Reader(tmp_path, url, **{"unterminated-wait": "200ms"})
-        began = time.monotonic()
         assert reader.step(drain=True) == ["a"]
-        assert 0.15 < time.monotonic() - began < 2
+        assert clock.seconds == pytest.approx(0.2, abs=0.06)
         elsewhere.pipe("/half-lines/app.log", b"a\nhalf\nb\n")
         assert reader.step(drain=True, n=3) == ["half", "b"]
         assert reader.step(drain=True) == []
