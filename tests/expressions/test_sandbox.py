@@ -227,22 +227,22 @@ def test_bombs_fail_without_growing(text: str) -> None:
     """Whatever the record contains, an evaluation ends soon and with little memory."""
     compiled = compile_expression(text, CLOCK)
     tracemalloc.start()
-    began = time.monotonic()
+    began = time.thread_time()
     try:
         with pytest.raises(Exception, match=r".+"):
             compiled(RECORD)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - began < 3
+    assert time.thread_time() - began < 3
     assert peak < 100_000_000
 
 
 def test_a_regular_expression_takes_linear_time() -> None:
     compiled = compile_condition("regex('^(a+)+$', after.s + 'b')", CLOCK)
-    began = time.monotonic()
+    began = time.thread_time()
     assert compiled(RECORD) is False
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
 
 
 def test_generated_code_sees_no_builtins() -> None:
