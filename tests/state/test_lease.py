@@ -46,7 +46,7 @@ def test_of_two_contenders_one_wins(database: sa.Engine) -> None:
 
     def contend(_: int) -> None:
         try:
-            won.append(acquire(database, "p", 0.5))
+            won.append(acquire(database, "p", 6.0))  # the others look until its first heartbeat
         except ConduitError as error:
             refused.append(error)
 
@@ -122,14 +122,15 @@ def test_an_owner_that_decides_is_not_silent(database: sa.Engine) -> None:
 
 
 def test_of_two_who_find_the_owner_silent_at_the_same_moment_one_wins(database: sa.Engine) -> None:
-    first = acquire(database, "p", 0.4)
+    first = acquire(database, "p", 60.0)
     silence(first)
     change_owner(database, host="elsewhere", boot="other")
     won, refused = list[Lease](), list[str]()
 
     def contend(_: int) -> None:
         try:
-            won.append(acquire(database, "p", 0.4))
+            # the new owner's heartbeats come in time for one that looks late
+            won.append(acquire(database, "p", 3.0))
         except ConduitError as error:
             refused.append(error.code)
 
@@ -142,7 +143,7 @@ def test_of_two_who_find_the_owner_silent_at_the_same_moment_one_wins(database: 
 def test_an_owner_that_is_frozen_inside_a_transaction_blocks_nobody(postgres_url: str) -> None:
     """It holds the pipeline's row; the server ends its transaction, and it notices when it thaws."""
     patient = open_database(postgres_url)
-    hasty = open_database(f"{postgres_url}?options=-c%20idle_in_transaction_session_timeout%3D500ms")
+    hasty = open_database(f"{postgres_url}?options=-c%20idle_in_transaction_session_timeout%3D2s")
     frozen = acquire(hasty, "p", 0.4)
     silence(frozen)
     change_owner(patient, host="elsewhere", boot="other")
