@@ -75,7 +75,7 @@ def test_an_idle_connection_that_was_cut_is_made_anew(lab: PostgresLab, monkeypa
 
 @pytest.mark.parametrize(
     ("settings", "code"),
-    [({"lock_timeout": "50ms"}, "postgres.busy"), ({"statement_timeout": "50ms"}, "postgres.timeout")],
+    [({"lock_timeout": "2s"}, "postgres.busy"), ({"statement_timeout": "2s"}, "postgres.timeout")],
 )
 def test_a_lock_that_is_not_given_is_an_outage(lab: PostgresLab, settings: dict[str, str], code: str) -> None:
     lab.execute("CREATE TABLE t (id int)")
@@ -158,13 +158,15 @@ def test_a_fence_ends_the_transaction_of_a_frozen_owner(lab: PostgresLab) -> Non
     assert len(lab.rows()) == 3_000
     old.publish(delivery)
     assert len(lab.rows()) == 3_000
-    names = [
-        row[0]
-        for row in lab.execute("SELECT application_name FROM pg_stat_activity WHERE datname = current_database()")
-    ]
-    epochs = sorted(name.rpartition(":")[2] for name in names if name.startswith("conduit:"))
-    # the thawed owner is back and harmless; another pipeline's connection was never touched
-    assert epochs == ["1", "1", "2"]
+
+    def epochs() -> list[str]:
+        query = "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
+        names = [row[0] for row in lab.execute(query)]
+        return sorted(name.rpartition(":")[2] for name in names if name.startswith("conduit:"))
+
+    # the thawed owner is back and harmless; another pipeline's connection was never touched; a server process that
+    # was ended goes on for a moment after it has given up its locks
+    wait_until(lambda: epochs() == ["1", "1", "2"], "each owner has one connection", 30, said=lambda: str(epochs()))
 
 
 # -- what can't work ----------------------------------------------------------------------------------------------
