@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.sdk import ReadOptions
+from conduit_dagster.sdk import ReadOptions, Split
 
 PASSWORD, WRONG = "open-sesame-7", "open-barley-8"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -141,6 +142,10 @@ class Mistake(NamedTuple):
     fix: str
     is_fatal: bool = True
 
+    def is_said(self, error: ConduitError) -> bool:
+        """Return whether an error has the expected message."""
+        return re.search(self.said, str(error)) is not None
+
 
 def _wrong(mechanism: str) -> Mistake:
     said = "Invalid username or password" if mechanism == "PLAIN" else "invalid credentials"
@@ -195,24 +200,33 @@ def test_a_mistake_is_one_clear_error(mistake: str, secured: Secured, tmp_path: 
     good = lab.source(topic)
     start = good.initial()
     [split] = good.split(start, good.latest(start, ALL), 1)
-    settings = {**known.settings(secured), "timeout": "1500ms"}
+    settings = known.settings(secured)
+    errors = _errors(lab, topic, split, {**settings, "timeout": "1500ms"})
+    if not all(known.is_said(error) for error in errors):  # a busy machine takes longer for a handshake
+        errors = _errors(lab, topic, split, {**settings, "timeout": "20s"})
+    for error in errors:
+        assert isinstance(error, FatalError if known.is_fatal else TransientError)
+        assert known.is_said(error), error
+        assert (error.code, error.place) == (known.code, settings["servers"])
+        assert known.fix in (error.fix or "")
+        _require_masked(error, secured)
+
+
+def _errors(lab: KafkaLab, topic: str, split: Split, settings: Settings) -> list[ConduitError]:
     source, destination = lab.source(topic, **settings), lab.destination(topic, **settings)
 
     def fail(call: Callable[[], object]) -> ConduitError:
-        with pytest.raises(FatalError if known.is_fatal else TransientError, match=known.said) as error:
+        with pytest.raises(ConduitError) as error:
             call()
         return error.value
 
     calls = (source.horizon, lambda: list(source.read(split, ReadOptions())), destination.check)
     with ThreadPoolExecutor(len(calls)) as pool:
         errors = list(pool.map(fail, calls))
-    for error in errors:
-        assert (error.code, error.place) == (known.code, settings["servers"])
-        assert known.fix in (error.fix or "")
-        _require_masked(error, secured)
     for connector in (source, destination):
         connector.close()
         assert WRONG not in repr(connector.settings) and PASSWORD not in repr(connector.settings)
+    return errors
 
 
 def _require_masked(error: ConduitError, secured: Secured) -> None:
@@ -236,7 +250,7 @@ def test_a_password_that_was_changed_stops_the_destination(strategy: str, secure
 
 
 def _changed(secured: Secured) -> tuple[Settings, Settings]:
-    short = {"timeout": "2s", "deliveryTimeout": "2s"}
+    short = {"timeout": "6s", "deliveryTimeout": "6s"}
     return secured.both("SCRAM-SHA-256"), {**secured.both("SCRAM-SHA-256", WRONG), **short}
 
 

@@ -254,9 +254,9 @@ def test_a_broker_that_is_silent_is_an_outage(lab: KafkaLab) -> None:
     """On the driver and in a task, after a bounded time; then the same source continues."""
     topic = lab.server.topic()
     lab.server.send(topic, ROWS)
-    source = lab.source(topic, timeout="2s")
-    start = source.initial()
-    end = source.latest(start, ALL)
+    patient, source = lab.source(topic), lab.source(topic, timeout="3s")
+    start = patient.initial()
+    end = patient.latest(start, ALL)
     with lab.server.frozen():
         for call in (lambda: source.latest(start, ALL), lambda: lab.read(source, start, end)):
             with pytest.raises(TransientError) as error:
@@ -270,7 +270,7 @@ def test_a_broker_that_restarts_in_the_middle_of_a_range(lab: KafkaLab) -> None:
     topic = lab.server.topic()
     rows = [(None, b"%d" % i + b"x" * 5_000) for i in range(4_000)]
     lab.server.send(topic, rows)
-    source = lab.source(topic)
+    source = lab.source(topic, timeout="100s")  # a busy machine takes more than the usual half a minute for a start
     end = source.latest(source.initial(), ALL)
     [split] = source.split(source.initial(), end, 1)
     blocks = source.read(split, ReadOptions())

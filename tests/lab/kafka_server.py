@@ -61,7 +61,7 @@ log.retention.check.interval.ms=500
 log.initial.task.delay.ms=500
 log.segment.delete.delay.ms=100
 auto.create.topics.enable=false
-broker.session.timeout.ms=1500
+broker.session.timeout.ms=6000
 broker.heartbeat.interval.ms=200
 {more}
 """
@@ -125,10 +125,11 @@ class KafkaServer:
 
     @contextmanager
     def frozen(self) -> Generator[None]:
-        """Freeze the broker within the context: requests are neither answered nor refused."""
+        """Freeze the broker within the context: requests are neither answered nor refused until it ends."""
         assert self._process is not None
         with frozen(self._process.pid):
             yield
+        wait_until(self._answers, "the broker answers again")
 
     def close(self) -> None:
         """Stop the broker and remove its data."""
@@ -152,9 +153,7 @@ class KafkaServer:
         """Delete a topic and wait until it is gone."""
         admin = self.admin
         admin.delete_topics([topic])[topic].result(30)
-        deadline = time.monotonic() + 30
-        while topic in admin.list_topics(timeout=10).topics and time.monotonic() < deadline:
-            admin.poll(0.05)
+        wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} is gone")
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records before an offset, as retention does."""
@@ -329,7 +328,7 @@ def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> l
     return found
 
 
-def _await_markers(servers: str, topic: str, partition: int, longest: float = 3.0) -> None:
+def _await_markers(servers: str, topic: str, partition: int, longest: float = 10.0) -> None:
     """Wait until no transaction is open: the broker marks one as committed a moment after the commit was answered.
 
     One that a test leaves open is waited for in vain.
