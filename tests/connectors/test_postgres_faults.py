@@ -197,7 +197,7 @@ def test_no_error_tells_a_secret(lab: PostgresLab, parts: dict[str, Any], kind: 
     password = urlsplit(url).password
     assert password
     lab.url = url
-    destination = lab.destination(connect_timeout="2s")
+    destination = lab.destination(connect_timeout="30s")
     for call in (destination.check, lambda: destination.fence(1), lambda: lab.stage(destination, [create(1)])):
         with pytest.raises(kind) as error:
             call()
