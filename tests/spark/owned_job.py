@@ -12,7 +12,7 @@ from pathlib import Path
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.spark.session import SparkSettings, open_session
 
-SECONDS = 60
+SECONDS = 200
 
 
 def write(file: str, number: int) -> bytes:

@@ -118,8 +118,12 @@ def test_an_error_that_is_not_sparks_passes_unchanged(spark: SparkSession) -> No
         run_job(spark, "own", action)
 
 
+_NAP, _SOON = 120, 60
+"""Seconds that a task sleeps, and in which it is cancelled on a busy machine too."""
+
+
 class _Thread(threading.Thread):
-    """Run a job whose task reports its start and then sleeps for a minute."""
+    """Run a job whose task reports its start and then sleeps."""
 
     def __init__(self, spark: SparkSession, tag: str, mark: Path) -> None:
         super().__init__()
@@ -139,7 +143,7 @@ class _Thread(threading.Thread):
 def _sleeping(mark: str) -> Task:
     def task(batches: Iterator[Any]) -> Iterator[Any]:
         Path(mark).touch()
-        time.sleep(60)
+        time.sleep(_NAP)
         yield from batches
 
     return task
@@ -149,10 +153,8 @@ def test_a_long_job_is_cancelled_from_another_thread(spark: SparkSession, tmp_pa
     thread = _Thread(spark, "long", tmp_path / "started")
     thread.start()
     wait_until((tmp_path / "started").exists, "the task has started", over=lambda: not thread.is_alive())
-    start = time.monotonic()
     assert cancel_job(spark, "long")
-    thread.join(10)
-    assert time.monotonic() - start < 5
+    thread.join(_SOON)
     assert isinstance(thread.outcome, JobCancelled)
     assert thread.outcome.code == "spark.job_cancelled"
 
@@ -165,7 +167,7 @@ def test_only_the_job_with_the_tag_is_cancelled(spark: SparkSession, tmp_path: P
     cancel_job(spark, "other")
     assert thread.is_alive()
     assert cancel_job(spark, "one")
-    thread.join(10)
+    thread.join(_SOON)
     assert isinstance(thread.outcome, JobCancelled)
 
 
@@ -176,18 +178,18 @@ def test_a_run_between_two_of_its_jobs_is_cancelled_too(spark: SparkSession, tmp
 
     def action() -> int:
         between.set()
-        assert _runs[id(spark), "gap"].cancelled.wait(10)
+        assert _runs[id(spark), "gap"].cancelled.wait(_SOON)
         return spark.range(2).mapInArrow(_sleeping(str(tmp_path / "x")), "id long").count()
 
     def cancel() -> None:
-        assert between.wait(10)
+        assert between.wait(_SOON)
         cancelled.append(cancel_job(spark, "gap"))
 
     canceller = threading.Thread(target=cancel)
     canceller.start()
     with pytest.raises(JobCancelled):
         run_job(spark, "gap", action)
-    canceller.join(10)
+    canceller.join(_SOON)
     assert cancelled == [True]
 
 

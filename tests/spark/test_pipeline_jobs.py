@@ -16,11 +16,11 @@ def test_one_that_does_not_end_keeps_no_other_waiting(spark: SparkSession) -> No
 
     def stubborn() -> None:
         with jobs_of("p", spark):
-            go_on.wait(60)
+            go_on.wait(120)
 
     def obedient() -> bool:
         with jobs_of("p", spark) as cancelled:
-            return cancelled.wait(60)
+            return cancelled.wait(120)
 
     with ThreadPoolExecutor(3) as pool:
         try:
@@ -29,7 +29,7 @@ def test_one_that_does_not_end_keeps_no_other_waiting(spark: SparkSession) -> No
             second = pool.submit(obedient)
             wait_until(lambda: len(_running["p"]) == 2, "both are there")
             asked = pool.submit(cancel_jobs_of, "p")
-            assert second.result(5)
+            assert second.result(60)
             assert not first.done() and not asked.done()
         finally:
             go_on.set()

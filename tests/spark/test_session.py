@@ -150,6 +150,7 @@ def test_verbose_shows_sparks_own_log() -> None:
 
 _CONNECT = """
 import sys, threading, time
+from pathlib import Path
 import pyarrow as pa
 from conduit_dagster.spark import session
 from conduit_dagster.spark.jobs import JobCancelled, cancel_job, run_job
@@ -178,24 +179,31 @@ for task in fail, degrade:
     except (FatalError, TransientError) as error:
         print(type(error).__name__, error.code, error)
 
+started = Path(sys.argv[3])
 def sleep(batches):
-    time.sleep(60)
+    started.touch()
+    time.sleep(120)
     yield from batches
-threading.Timer(2, cancel_job, (spark, "nap")).start()
-start = time.monotonic()
+asked = []
+def cancel():
+    while not started.exists():
+        time.sleep(0.02)
+    asked.append(time.monotonic())
+    cancel_job(spark, "nap")
+threading.Thread(target=cancel, daemon=True).start()
 try:
     run_job(spark, "nap", lambda: spark.range(1).mapInArrow(sleep, "id long").toArrow())
 except JobCancelled:
-    print("cancelled", time.monotonic() - start < 10)
+    print("cancelled", time.monotonic() - asked[0] < 60)
 close_session(spark)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("asked", "got"), [(0, 2), (3, 3)])
-def test_a_connect_server_runs_jobs(connect_server: ConnectServer, asked: int, got: int) -> None:
+def test_a_connect_server_runs_jobs(connect_server: ConnectServer, tmp_path: Path, asked: int, got: int) -> None:
     """In a process of its own: one that has a classic session cannot also be a client."""
-    done = _run(_CONNECT, connect_server.url, str(asked), env=connect_server.env)
+    done = _run(_CONNECT, connect_server.url, str(asked), str(tmp_path / "started"), env=connect_server.env)
     assert done.stdout.splitlines() == [
         "connect True",
         f"parallelism {got}",
