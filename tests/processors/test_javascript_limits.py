@@ -8,11 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from typing import Any
 
 import psutil
 import pytest
+from lab.waiting import wait_until
 from processors.conftest import make
 from structlog.testing import capture_logs
 
@@ -116,14 +116,14 @@ def test_an_engine_process_that_is_killed_is_replaced() -> None:
 def test_a_record_at_which_the_process_is_killed_is_tried_again() -> None:
     """Whoever killed it: the record is not blamed the first time."""
     script = f"function process(r) {{ {NATIVE} return r }}"
-    subject = make("custom.javascript", {"script": script, "limit.time": "700ms"})
+    subject = make("custom.javascript", {"script": script, "limit.time": "3s"})
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(subject.process_block([Record("1", {}, {})])))
     pid = engine_pid()
-    thread.start()
     busy = psutil.Process(pid)
-    while busy.cpu_times().user < 0.3:
-        time.sleep(0.01)
+    before = busy.cpu_times().user
+    thread.start()
+    wait_until(lambda: busy.cpu_times().user > before + 0.1, "it is inside the call")
     os.kill(pid, signal.SIGKILL)
     thread.join()
     assert [nack.code for nack in found] == ["javascript.too_long"]
@@ -168,8 +168,7 @@ def test_the_engine_process_ends_with_a_parent_that_is_killed(where: str) -> Non
     if where == "idle":
         assert parent.stdout.readline() == "ready\n"
     else:
-        while engine.cpu_times().user < 0.2:
-            time.sleep(0.01)
+        wait_until(lambda: engine.cpu_times().user > 0.2, "it is inside the call")
     parent.kill()
     parent.wait()
     parent.stdout.close()
