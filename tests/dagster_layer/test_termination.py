@@ -20,6 +20,8 @@ from conduit_dagster.state.overview import source_rows
 from conduit_dagster.state.tables import steps
 
 ROOT = Path(__file__).parents[2]
+SECONDS = 150
+"""Limit for a run's end: it finishes its step, and its process and JVM end."""
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +105,7 @@ def terminated(tmp_path_factory: pytest.TempPathFactory, connect_server: Any) ->
     with started(tmp_path_factory.mktemp("terminated"), connect_server.settings) as live:
         live.instance.report_run_canceling(live.run)
         live.process.send_signal(signal.SIGINT)
-        live.process.wait(60)
+        live.process.wait(SECONDS)
         yield live
 
 
@@ -123,7 +125,7 @@ def test_a_terminated_run_drains_and_ends_as_cancelled(terminated: Live) -> None
 def test_a_signal_of_the_system_drains_and_the_pipeline_may_come_back(tmp_path: Path) -> None:
     with started(tmp_path, {"CONDUIT_SPARK_URL": "local[2]"}) as live:
         live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(60) == 0
+        assert live.process.wait(SECONDS) == 0
         assert live.run.status is dg.DagsterRunStatus.SUCCESS
         assert live.folder.status("numbers") == ("stopped", "system")
         _is_drained(live)

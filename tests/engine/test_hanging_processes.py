@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 TIMEOUT = 3.0
-LONGEST = TIMEOUT + 12
+LONGEST = TIMEOUT + 30
 """Two seconds more than the timeout on a machine of its own; beside other tests an interpreter alone takes several to
 end. What hangs would hang for ten minutes."""
 FULL = os.environ.get("CONDUIT_MATRIX") == "full"
@@ -136,13 +136,13 @@ def test_pipelines_stop_ends_it(lab: Lab, point: str) -> None:
         wait_until_it_hangs(lab, process)
         begun = time.monotonic()
         with started(lab, *conduit("pipelines", "stop", "p"), output="stop.log") as stopper:
-            stopper.wait(60)
+            stopper.wait(120)
             assert stopper.returncode == 0, (lab.root / "stop.log").read_text()
         # the command itself takes a second to start, and looks twice a second
         seconds = time.monotonic() - begun
         print(f"stopped after {seconds:.1f} s, of which {TIMEOUT:g} s may pass")
         assert seconds < LONGEST + 2
-        process.wait(20)
+        process.wait(60)
         assert process.returncode == 0
     was_left(lab)
 
@@ -185,7 +185,7 @@ def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
             with frozen(server.pid):
                 if busy:
                     lab.write("in.jsonl", [{"i": 2}], mode="a")
-                    wait_until(lambda: planned(lab) > 1, "it has begun a step", 20)
+                    wait_until(lambda: planned(lab) > 1, "it has begun a step")
                 assert seconds_to_end(process, signal.SIGTERM) < LONGEST
                 assert process.returncode == 0
     finally:
@@ -205,9 +205,9 @@ def test_a_jvm_of_its_own_that_is_frozen(lab: Lab, busy: bool) -> None:
         with frozen(jvm.pid):
             if busy:
                 lab.write("in.jsonl", [{"i": 2}], mode="a")
-                wait_until(lambda: planned(lab) > 1, "it has begun a step", 20)
+                wait_until(lambda: planned(lab) > 1, "it has begun a step")
             assert seconds_to_end(process, signal.SIGTERM) < LONGEST
-        jvm.wait(20)  # it ends with the process that started it
+        jvm.wait(60)  # it ends with the process that started it
     said = (lab.root / "output.log").read_text()
     assert ("still in" in said) == busy
 
@@ -257,7 +257,7 @@ def test_pipelines_stop_with_a_state_store_that_freezes(lab: Lab, server: Postgr
         wait_until_it_hangs(lab, process)
         with started(lab, *conduit("pipelines", "stop", "p"), output="stop.log", **env) as stopper:
             heard = lab.root / "output.log"
-            wait_until(lambda: "a stop was asked for" in heard.read_text(), "the run hears of it", 20)
+            wait_until(lambda: "a stop was asked for" in heard.read_text(), "the run hears of it")
             begun = time.monotonic()
             with server.frozen():
                 (lab.root / "hang-publish").unlink()

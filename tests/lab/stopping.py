@@ -25,7 +25,7 @@ def run_until(
             stop.force()
             raise
         then(stop)
-        return run.result(60)
+        return run.result(120)
 
 
 def forced_stop_once(lab: Lab, condition: Callable[[], object], what: str) -> None:

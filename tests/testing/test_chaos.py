@@ -20,6 +20,7 @@ from conduit_dagster.cli.reference import connector_pages
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.state.overview import source_rows
 from conduit_dagster.testing import failures
 
 pytestmark = pytest.mark.slow
@@ -55,6 +56,11 @@ def at(connector: str, **settings: Any) -> dict[str, Settings]:
 
 def ids(lab: Lab) -> list[int]:
     return [row["id"] for row in lab.documents("out.jsonl")]
+
+
+def acked(lab: Lab) -> int:
+    with lab.store() as database:
+        return sum(row["acked"] for row in source_rows(database, "p"))
 
 
 def failed(result: RunResult, code: str, node: str, fatal: bool = False) -> None:
@@ -205,9 +211,11 @@ def test_a_hang_in_a_task_ends_with_the_run(lab: Lab, connector: str) -> None:
     stop, results = StopFlag(), list[RunResult]()
     run = threading.Thread(target=lambda: results.append(lab.run(stop=stop)))
     run.start()
-    wait_until(lambda: failures(lab.root, "p", connector, point), "it hangs", over=lambda: not run.is_alive())
+    # the step before is delivered beside it
+    hangs = lambda: failures(lab.root, "p", connector, point) and acked(lab) == 100  # noqa: E731
+    wait_until(hangs, "it hangs", over=lambda: not run.is_alive())
     stop.request()
-    run.join(30)
+    run.join(120)
     assert [(result.status, result.error) for result in results] == [("stopped", None)]
     assert ids(lab) == list(range(1, 101))
     assert lab.run().error is None
@@ -223,7 +231,7 @@ def test_a_hang_ends_where_its_file_says(lab: Lab, connector: str, point: str) -
     wait_until(lambda: failures(lab.root, "p", connector, point), "it hangs", over=lambda: not run.is_alive())
     assert results == []
     (lab.root / "go").touch()
-    run.join(60)
+    run.join(120)
     assert [result.error for result in results] == [None]
     assert ids(lab) == ALL
 

@@ -58,7 +58,7 @@ def test_one_of_two_runs(attempt: int, tmp_path: Path, connect_server: Any) -> N
         assert str(winner.process.pid) in loser["error"]["message"]
         winner.tell()
         assert json.loads(winner.hear())["error"] is None
-        assert [racer.process.wait(30) for racer in racers] == [0, 0]
+        assert [racer.process.wait(90) for racer in racers] == [0, 0]
     finally:
         for racer in racers:
             racer.process.kill()
