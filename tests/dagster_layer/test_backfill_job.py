@@ -50,6 +50,17 @@ def _backfill(folder: Folder, key: str, **config: Any) -> dg.ExecuteInProcessRes
     return job.execute_in_process(ops, folder.instance, partition_key=key, raise_on_error=False)
 
 
+@pytest.fixture(autouse=True)
+def one_day() -> None:
+    """A test that would begin shortly before midnight waits for it: its records would be yesterday's at its end."""
+
+    def is_early() -> bool:
+        now = datetime.now(UTC)
+        return (now + timedelta(minutes=2)).date() == now.date()
+
+    wait_until(is_early, "midnight is over", 180)
+
+
 def _today() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d")
 
@@ -104,7 +115,7 @@ def test_an_hour_has_only_what_was_logged_in_it(folder: Folder, spark: Any) -> N
 
 
 def test_it_waits_for_a_pipeline_that_runs(ran: Folder) -> None:
-    (ran.root / "conduit.yaml").write_text("state: {lease: 1s}\n")
+    (ran.root / "conduit.yaml").write_text("state: {lease: 30s}\n")
     lease = acquire(ran.store, "orders", 1.0)
     try:
         failed = _backfill(ran, _today(), wait=0)

@@ -225,7 +225,7 @@ def test_a_rewind_names_one_place_of_a_pipeline_that_is_stopped(ran: Folder, ope
     assert none["error_code"] == both["error_code"] == "usage.position"
     assert none["fix"] == "give one of to_start, to_offset, to_position, to_time"
     assert operator.error("rewind", to_start=True, source="inn")["error_code"] == "usage.unknown_source"
-    (ran.root / "conduit.yaml").write_text("state: {lease: 1s}\n")
+    (ran.root / "conduit.yaml").write_text("state: {lease: 30s}\n")
     lease = acquire(ran.store, "numbers", 1.0)
     try:
         assert operator.error("rewind", to_start=True)["error_code"] == "lease.held"

@@ -235,7 +235,7 @@ def test_a_second_run_is_refused_while_the_first_one_lives(folder: Folder, evalu
     from conduit_dagster.state.lease import acquire
 
     folder.numbers()
-    (folder.root / "conduit.yaml").write_text("state: {lease: 1s}\n")
+    (folder.root / "conduit.yaml").write_text("state: {lease: 30s}\n")
     lease = acquire(folder.store, "numbers", 1.0)
     try:
         result = folder.run()
