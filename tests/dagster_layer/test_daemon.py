@@ -77,8 +77,7 @@ class Plant:
         return [event["event"] for event in self.events(name)]
 
     def ids(self, name: str) -> list[int]:
-        path = self._output(name)
-        return [json.loads(line)["id"] for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line)["id"] for line in whole_lines(self._output(name))]
 
     def _output(self, name: str) -> Path:
         return self.root / f"{name}.jsonl"
