@@ -21,10 +21,11 @@ from lab.kills import crashing
 from lab.one_statement_cache import share_statements
 from lab.postgres_server import PostgresServer, installations
 from lab.run_order import sort_files
+from lab.server_process import free_port
 from lab.support import Crashes, Lab
 from lab.waiting import wait_until
 
-from conduit_dagster.processes import free_port, is_up
+from conduit_dagster.processes import is_up
 from conduit_dagster.secret_values import forget
 from conduit_dagster.spark.class_data import archive_options
 from conduit_dagster.spark.java import java_environment
@@ -158,7 +159,7 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
         yield ConnectServer(f"sc://localhost:{port}", env)
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(120)
 
 
 @pytest.fixture

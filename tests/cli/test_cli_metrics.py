@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab.server_process import free_port
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
@@ -53,10 +54,8 @@ def taken() -> Iterator[str]:
 
 @pytest.fixture
 def free() -> str:
-    """An address that is free right now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    """An address that is free until a command takes it."""
+    return f"127.0.0.1:{free_port()}"
 
 
 def scraped(address: str) -> str:

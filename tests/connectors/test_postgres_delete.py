@@ -12,13 +12,13 @@ import pytest
 from lab.kills import crashing
 from lab.postgres_server import PostgresServer
 from lab.postgres_tables import drop_slots
+from lab.server_process import free_port
 from lab.support import Lab, destination, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.delete import delete
 from conduit_dagster.engine.operate.subject import subject
-from conduit_dagster.processes import free_port
 from conduit_dagster.recovery.errors import ConduitError
 
 pytestmark = pytest.mark.slow

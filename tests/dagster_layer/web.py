@@ -13,9 +13,8 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from dagster_layer.project_folder import Folder
+from lab.server_process import free_port
 from lab.waiting import wait_until
-
-from conduit_dagster.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 _JOBS = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } jobs { name } } } } }"
@@ -49,7 +48,7 @@ def web_server(folder: Folder, dagster: str = "", **environment: str) -> Generat
         yield url
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(120)
 
 
 def jobs(url: str) -> set[str]:

@@ -15,7 +15,10 @@ def guard_of(server: int, end: signal.Signals) -> subprocess.Popen[bytes]:
 
 
 def free_port() -> int:
-    """Return a port below the ephemeral range: it must still be free when the server restarts."""
+    """Return a port below the ephemeral range: it must still be free when the server starts, and restarts.
+
+    A client's connection may take any port of that range meanwhile.
+    """
     for _ in range(100):
         port = 20_000 + secrets.randbelow(12_000)
         with socket.socket() as probe:
