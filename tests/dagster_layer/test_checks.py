@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
 from dagster_layer.project_folder import Folder
-from lab.waiting import wait_until
 
+from conduit_dagster.assets import events
 from conduit_dagster.assets.asset_checks import CheckResult, verdicts
 from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization
 from conduit_dagster.assets.run_op import RunConfig
@@ -108,14 +110,19 @@ def test_a_lag_is_kept_while_nothing_waits_or_for_a_while(
     assert _look(waited, lag=lag, failing=failing).keeps(60) is kept
 
 
-def test_what_came_after_a_quiet_time_has_not_waited_as_long(folder: Folder, bound: BoundPipeline) -> None:
+def test_what_came_after_a_quiet_time_has_not_waited_as_long(
+    folder: Folder, bound: BoundPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(0, 100, 10))
+    own = SimpleNamespace(**{**vars(time), "monotonic": lambda: float(next(seconds))})
+    monkeypatch.setattr(events, "time", own)
     observer = Observer(bound, folder.store)
-    wait_until(lambda: observer.snapshot().waited > 0.2, "the pipeline has waited for a while", 10)
-    assert observer.snapshot().waiting
+    first, second = observer.snapshot(), observer.snapshot()
+    assert second.waiting and second.waited > first.waited
     content = (folder.root / "in.jsonl").read_bytes()
     (folder.root / "in.jsonl").write_bytes(b"")
     quiet = observer.snapshot()
-    assert not quiet.waiting and quiet.waited > 0.2
+    assert not quiet.waiting and quiet.waited > second.waited
     (folder.root / "in.jsonl").write_bytes(content)
     assert observer.snapshot().waited < quiet.waited
 
