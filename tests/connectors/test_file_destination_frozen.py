@@ -32,7 +32,7 @@ class Frozen:
         patch.setattr(kill_points, "hook", self._hook)
         self._pool = ThreadPoolExecutor(1, "frozen")
         self._future: Future[Any] = self._pool.submit(destination.publish, delivery)
-        wait_until(self._inside.is_set, "it stands in the middle", 30, over=self._future.done)
+        wait_until(self._inside.is_set, "it stands in the middle", over=self._future.done)
 
     def _hook(self, point: str, pipeline: str) -> None:
         if threading.current_thread().name.startswith("frozen"):

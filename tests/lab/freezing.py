@@ -34,7 +34,7 @@ def _stop(pid: int, stopped: list[int]) -> None:
     with suppress(ProcessLookupError):  # it has ended
         os.kill(pid, signal.SIGSTOP)
         stopped.append(pid)
-        wait_until(lambda: _states(pid) <= {"T", "Z", "X"}, f"process {pid} is frozen", 20)
+        wait_until(lambda: _states(pid) <= {"T", "Z", "X"}, f"process {pid} is frozen")
 
 
 def _states(pid: int) -> set[str]:

@@ -187,7 +187,7 @@ class KafkaServer:
         (producer.commit_transaction if commit else producer.abort_transaction)(30)
         # brokers answer before they write the mark that ends it
         ends_at = known + len(rows) + bool(rows)
-        wait_until(lambda: self._end_of(topic, partition) >= ends_at, "the transaction has its mark", 30)
+        wait_until(lambda: self._end_of(topic, partition) >= ends_at, "the transaction has its mark")
 
     def _end_of(self, topic: str, partition: int) -> int:
         asked = TopicPartition(topic, partition)

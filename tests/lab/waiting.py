@@ -39,7 +39,7 @@ def at_once(work: Callable[[int], T], count: int) -> list[T]:
     barrier = threading.Barrier(count)
 
     def one(number: int) -> T:
-        barrier.wait(30)
+        barrier.wait(120)
         return work(number)
 
     with ThreadPoolExecutor(count) as pool:

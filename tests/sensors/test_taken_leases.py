@@ -49,7 +49,7 @@ def digest(location: Location) -> str:
 def requests(location: Location, sensor: str = "conduit_recovery") -> list[Any]:
     """Return the requests of the first tick that has any."""
     found: list[Any] = []
-    wait_until(lambda: bool(found.extend(location.tick(sensor)) or found), "a run is requested", 20)
+    wait_until(lambda: bool(found.extend(location.tick(sensor)) or found), "a run is requested")
     return found
 
 

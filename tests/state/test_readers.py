@@ -171,7 +171,7 @@ def test_a_registration_waits_for_the_transaction_of_whoever_compacts(postgres_u
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         # each look is a transaction of its own: within one, that view stays as it was at the first
         with database.connect().execution_options(isolation_level="AUTOCOMMIT") as look:
-            wait_until(lambda: look.exec_driver_sql(waits).scalar(), "the registration waits", 30)
+            wait_until(lambda: look.exec_driver_sql(waits).scalar(), "the registration waits")
         assert not done.is_set()
         connection.execute(sa.select(pipelines.c.epoch)).all()
     thread.join(30)

@@ -300,7 +300,7 @@ def test_a_commit_that_is_still_under_way_is_waited_for(postgres_url: str, postg
     proxy = Proxy(postgres_server.port)
     with through(proxy, postgres_url) as (database, lease), psycopg.connect(postgres_url, autocommit=True) as watcher:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        proxy.until = lambda: wait_until(lambda: watcher.execute(waiting).fetchone(), "the repetition waits", 30)
+        proxy.until = lambda: wait_until(lambda: watcher.execute(waiting).fetchone(), "the repetition waits")
         proxy.lose = "late"
         number = Transactions(database, lease).run(note)
         assert proxy.cut == 1

@@ -220,7 +220,7 @@ def test_an_idle_parent_ends(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("CONDUIT_WARM_SECONDS", "0.5")
     parent = nursery.run()["parent"]
     started = started_at(parent)
-    wait_until(lambda: started is None or not is_alive(parent, started), "it ended", 30)
+    wait_until(lambda: started is None or not is_alive(parent, started), "it ended")
     assert not [path for path in Path(tempfile.gettempdir()).rglob("tests-*") if path.is_socket()]
 
 
