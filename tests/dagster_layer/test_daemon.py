@@ -106,7 +106,7 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     yield plant
     for name in (*STEADY, "ended", "patient"):
         if plant.row(name)["owner"] is not None:
-            stop(plant.store, name, "test", False, 10, 60)
+            stop(plant.store, name, "test", False, 10, 90)
     plant.daemon.stop()
     stop_server(plant.root / ".conduit")
 
@@ -167,7 +167,7 @@ def test_b09_a_run_that_a_user_terminates_stays_ended(plant: Plant) -> None:
 
 def test_b10_a_stop_during_backoff_wins_and_a_start_ends_it(plant: Plant) -> None:
     plant.wait(lambda: plant.recovery("patient").restart_at_ns, "a restart is pending")
-    assert stop(plant.store, "patient", "test", False, 10, 30)
+    assert stop(plant.store, "patient", "test", False, 10, 90)
     assert (plant.row("patient")["status"], plant.row("patient")["reason"]) == ("stopped", "user")
     assert "restarted" not in plant.names("patient")
     assert ask_start(plant.store, "patient", "test", 10.0)

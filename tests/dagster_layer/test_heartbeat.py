@@ -65,7 +65,7 @@ class Idle:
     def running(self, **config: str) -> Iterator[None]:
         """Run the pipeline's job, in a thread, until the block ends."""
         with ThreadPoolExecutor(1) as pool:
-            run = pool.submit(self.folder.run, end_after="60s", **config)
+            run = pool.submit(self.folder.run, end_after="280s", **config)
             wait_until(self._begun, "the run has begun", over=run.done)
             try:
                 yield

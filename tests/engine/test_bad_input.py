@@ -335,7 +335,7 @@ def test_a_destination_that_another_running_pipeline_owns(lab: Lab) -> None:
         assert set(connection.execute(sa.select(consumers.c.pipeline)).scalars()) == {"other"}
         assert set(connection.execute(sa.select(sources.c.pipeline)).scalars()) == {"other"}
     stop.request()
-    other.join(60)
+    other.join(120)
     assert lab.run().error is None
     assert lab.lines("out.jsonl") == ['{"i": 1}', '{"i":1}']
 

@@ -220,9 +220,9 @@ def test_b10_a_stop_while_a_restart_is_pending_wins(lab: Lab, how: str) -> None:
         flag.request("user")
     else:
         with lab.store() as database:
-            assert stop(database, "p", "operator", False, 10, 20)
-    thread.join(30)
-    assert time.monotonic() - began < 30 < NEVER.min_delay
+            assert stop(database, "p", "operator", False, 10, 90)
+    thread.join(120)
+    assert time.monotonic() - began < 120 < NEVER.min_delay
     assert [(one.status, one.reason, one.ending) for one in results] == [("stopped", "user", "stopped by the user")]
     assert status(lab) == ("stopped", "user")
     assert not waits(lab)
@@ -235,7 +235,7 @@ def test_a_pending_restart_can_be_had_at_once(lab: Lab) -> None:
     wait_until(lambda: waits(lab), "a restart is pending")
     with lab.store() as database:
         assert ask_start(database, "p", "operator", 10.0)
-    thread.join(60)
+    thread.join(120)
     assert [one.status for one in results] == ["stopped"]
     assert ids(lab) == ALL
 
@@ -253,10 +253,10 @@ def test_a_run_is_stopped_from_elsewhere(lab: Lab) -> None:
         thread, results = in_background(lambda: run_pipeline(bound, spark, database, options, flag))
         try:
             wait_until(lambda: lab.lines("out.jsonl"), "records arrive")
-            assert stop(database, "p", "operator", False, 10, 30)
+            assert stop(database, "p", "operator", False, 10, 90)
         finally:
             flag.request()
-            thread.join(60)
+            thread.join(120)
     assert [(one.status, one.reason) for one in results] == [("stopped", "user")]
     assert not stop_again(lab)
 
@@ -363,7 +363,7 @@ def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:
             assert status(lab)[0] == "running"
         finally:
             flag.request()
-            thread.join(60)
+            thread.join(120)
         rows = {row["event"]: row for row in newest_events(database, "p", 1000)}
     # the restart was recovering until its window was over, and not a step was made in it
     due = rows["waiting"]["detail"]["restart_at_ns"]

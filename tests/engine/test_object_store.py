@@ -122,7 +122,7 @@ def test_a_store_that_goes_away_is_waited_for(lab: Lab, s3: S3Server, point: str
             wait_until(lambda: names(lab).count("waiting") >= 2, "it was restarted while the store was away")
         finally:
             s3.start()
-        thread.join(100)
+        thread.join(120)
     assert [result.error for result in results] == [None]
     require_once(lab, s3)
 

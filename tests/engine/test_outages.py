@@ -58,7 +58,7 @@ def test_postgres_stops_and_starts_under_a_pipeline(lab: Lab, postgres_server: P
             wait_until(lambda: len(ids()) >= before + 40, "more records arrive")
         finally:
             flag.request()
-            thread.join(60)
+            thread.join(120)
     assert [(result.status, result.error) for result in results] == [("stopped", None)]
     found = ids()
     assert found == list(range(1, len(found) + 1))

@@ -46,6 +46,6 @@ def test_polls_go_on_after_one_whose_rows_are_gone(lab: Lab, postgres_server: Po
             wait_until(lambda: len(lab.lines("out.jsonl")) == 2, "a later row arrives")
         finally:
             flag.request()
-            thread.join(60)
+            thread.join(120)
     assert [one.status for one in results] == ["stopped"]
     assert lab.documents("out.jsonl") == [{"id": 1}, {"id": 3}]

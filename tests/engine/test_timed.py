@@ -36,7 +36,7 @@ def timed(lab: Lab, trigger: Trigger) -> Iterator[tuple[list[RunResult], Callabl
 
         def end() -> None:
             flag.request("user")
-            thread.join(60)
+            thread.join(120)
             assert not thread.is_alive()
 
         try:
@@ -76,7 +76,7 @@ def test_a_users_stop_between_two_ticks_ends_it(lab: Lab) -> None:
     with timed(lab, SELDOM) as (results, _):
         wait_until(lambda: names(lab)[-1:] == ["stopped"], "the first run has ended")
         with lab.store() as database:
-            assert stop(database, "p", "operator", False, 10, 20)
+            assert stop(database, "p", "operator", False, 10, 90)
         wait_until(lambda: bool(results), "it ended")
     assert starts(lab) == 1
     assert status(lab) == ("stopped", "user")
@@ -88,7 +88,7 @@ def test_a_users_stop_before_the_first_tick_ends_it(lab: Lab) -> None:
     assert lab.run().error is None
     with timed(lab, NIGHTLY) as (results, _):
         with lab.store() as database:
-            assert stop(database, "p", "operator", False, 10, 20)
+            assert stop(database, "p", "operator", False, 10, 90)
         wait_until(lambda: bool(results), "it ended")
     assert [(one.status, one.reason) for one in results] == [("stopped", "user")]
     with timed(lab, NIGHTLY) as (results, _):

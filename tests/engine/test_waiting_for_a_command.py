@@ -86,7 +86,7 @@ def test_it_leaves_a_pipeline_that_another_run_has_taken_meanwhile(lab: Lab) -> 
         with database.begin() as connection:
             owner = connection.execute(sa.select(pipelines.c.owner)).scalar_one()
             connection.execute(sa.update(pipelines).values(owner=owner.replace("command", "run")))
-        thread.join(60)
+        thread.join(120)
     assert (results[0].status, type(results[0].error), ids(lab)) == ("running", TransientError, [])
 
 

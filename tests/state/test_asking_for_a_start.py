@@ -66,9 +66,9 @@ def ended(database: sa.Engine, reason: str) -> None:
 
 def test_a_stop_withdraws_a_start_that_has_not_begun(database: sa.Engine) -> None:
     ended(database, "user")
-    assert not stop(database, "p", "operator", False, 10.0, 20.0)
+    assert not stop(database, "p", "operator", False, 10.0, 90.0)
     assert ask_start(database, "p", "operator", 10.0)
-    assert stop(database, "p", "operator", False, 10.0, 20.0)
+    assert stop(database, "p", "operator", False, 10.0, 90.0)
     assert recovery_rows(database)["p"].asked == ""
 
 

@@ -174,7 +174,7 @@ def test_a_registration_waits_for_the_transaction_of_whoever_compacts(postgres_u
             wait_until(lambda: look.exec_driver_sql(waits).scalar(), "the registration waits")
         assert not done.is_set()
         connection.execute(sa.select(pipelines.c.epoch)).all()
-    thread.join(30)
+    thread.join(120)
     assert done.is_set()
     for one in (lease, other):
         one.release()
