@@ -16,7 +16,7 @@ class Meeting:
     def place(self) -> int:
         """Wait for the other one."""
         self.computed += 1
-        return self._barrier.wait(20)
+        return self._barrier.wait(60)
 
 
 def test_two_instances_compute_at_the_same_time() -> None:

@@ -37,12 +37,12 @@ class Frozen:
     def _hook(self, point: str, pipeline: str) -> None:
         if threading.current_thread().name.startswith("frozen"):
             self._inside.set()
-            assert self._go_on.wait(30), "nobody thawed it"
+            assert self._go_on.wait(120), "nobody thawed it"
 
     def thaw(self) -> Any:
         self._go_on.set()
         try:
-            return self._future.result(30)
+            return self._future.result(120)
         finally:
             self._pool.shutdown()
 

@@ -29,6 +29,9 @@ from .server_process import free_port, guard_of
 from .waiting import wait_until
 
 Row = tuple[bytes | None, bytes | None]
+_PATIENCE = 90
+"""Seconds for an answer of a busy broker."""
+_WITHOUT_LEADER = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TIMED_OUT)
 VERSION = "4.1.0"
 JARS = JarSet(
     f"kafka-{VERSION}", (("org.apache.kafka", "kafka_2.13", VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")), 45
@@ -152,18 +155,18 @@ class KafkaServer:
     def delete(self, topic: str) -> None:
         """Delete a topic and wait until it is gone."""
         admin = self.admin
-        admin.delete_topics([topic])[topic].result(30)
+        admin.delete_topics([topic])[topic].result(_PATIENCE)
         wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} is gone")
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records before an offset, as retention does."""
         found = self.admin.delete_records([TopicPartition(topic, partition, offset)])
         for future in found.values():
-            future.result(30)
+            future.result(_PATIENCE)
 
     def grow(self, topic: str, partitions: int) -> None:
         """Increase the partitions of a topic to ``partitions``."""
-        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_PATIENCE)
 
     # -- records ------------------------------------------------------------------------------------------------
 
@@ -175,7 +178,7 @@ class KafkaServer:
         for key, value in rows:
             producer.produce(topic, value, key, partition, **more)
             producer.poll(0)
-        assert producer.flush(30) == 0
+        assert producer.flush(_PATIENCE) == 0
 
     def transaction(self, topic: str, rows: Sequence[Row], partition: int = 0, commit: bool = True) -> None:
         """Produce keys and values in a transaction, then commit or abort it."""
@@ -183,21 +186,20 @@ class KafkaServer:
         producer.begin_transaction()
         for key, value in rows:
             producer.produce(topic, value, key, partition)
-        producer.flush(30)
-        (producer.commit_transaction if commit else producer.abort_transaction)(30)
+        producer.flush(_PATIENCE)
+        (producer.commit_transaction if commit else producer.abort_transaction)(_PATIENCE)
         # brokers answer before they write the mark that ends it
         ends_at = known + len(rows) + bool(rows)
         wait_until(lambda: self._end_of(topic, partition) >= ends_at, "the transaction has its mark")
 
     def _end_of(self, topic: str, partition: int) -> int:
-        asked = TopicPartition(topic, partition)
-        return self.admin.list_offsets({asked: OffsetSpec.latest()})[asked].result(30).offset
+        return _end_offset(self.admin, topic, partition)
 
     @cached_property
     def _transactional(self) -> Producer:
         config = {"bootstrap.servers": self.servers, "transactional.id": "tests", "linger.ms": 0, "log_level": 0}
         producer = Producer(config)
-        producer.init_transactions(30)
+        producer.init_transactions(_PATIENCE)
         return producer
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Message]:
@@ -333,17 +335,28 @@ def _await_markers(servers: str, topic: str, partition: int, longest: float = 10
 
     One that a test leaves open is waited for in vain.
     """
-    admin, asked = AdminClient({"bootstrap.servers": servers}), TopicPartition(topic, partition)
+    admin = AdminClient({"bootstrap.servers": servers})
     levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
     deadline = time.monotonic() + longest
     while time.monotonic() < deadline:
-        ends = {
-            admin.list_offsets({asked: OffsetSpec.latest()}, isolation_level=level)[asked].result(30).offset
-            for level in levels
-        }
-        if len(ends) == 1:
+        if len({_end_offset(admin, topic, partition, level) for level in levels}) == 1:
             return
         time.sleep(0.01)
+
+
+def _end_offset(
+    admin: AdminClient, topic: str, partition: int, level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+) -> int:
+    asked, deadline = TopicPartition(topic, partition), time.monotonic() + _PATIENCE
+    while True:
+        try:
+            found = admin.list_offsets({asked: OffsetSpec.latest()}, isolation_level=level)[asked]
+            return found.result(_PATIENCE).offset
+        except KafkaException as error:
+            # a busy broker that was fenced for a moment leads no partition
+            if error.args[0].code() not in _WITHOUT_LEADER or time.monotonic() > deadline:
+                raise
+            admin.poll(0.1)
 
 
 def _until_end(consumer: Consumer) -> list[Message]:

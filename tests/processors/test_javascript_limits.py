@@ -108,7 +108,7 @@ def test_an_engine_process_that_is_killed_is_replaced() -> None:
     subject = make("custom.javascript", {"script": "function process(r) { return r }"})
     pid = engine_pid()
     os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=10)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=60)
     assert subject.process_block([Record("1", {}, {"a": 1})]) == [Record("1", {}, {"a": 1})]
     assert engine_pid() != pid
 
@@ -172,7 +172,7 @@ def test_the_engine_process_ends_with_a_parent_that_is_killed(where: str) -> Non
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    engine.wait(timeout=20)
+    engine.wait(timeout=60)
 
 
 def test_a_forked_process_has_an_engine_process_of_its_own() -> None:

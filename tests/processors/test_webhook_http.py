@@ -30,7 +30,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[str, str, bytes, dict[str, str]]] = []
-        self.gate = threading.Barrier(4, timeout=20)
+        self.gate = threading.Barrier(4, timeout=60)
         self.pause = threading.Event()
 
     @property

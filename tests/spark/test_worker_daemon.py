@@ -40,7 +40,7 @@ def told_by_a_worker_that_is_left(module: str, folder: Path, early: bool = False
             (worker,) = struct.unpack("!i", jvm.recv(4))
             held = os.pidfd_open(worker)
         # it ends by itself, before the daemon would kill it
-        assert select.select([held], [], [], 30)[0], "the worker did not end"
+        assert select.select([held], [], [], 90)[0], "the worker did not end"
         os.close(held)
         wait_until(lambda: not psutil.Process(daemon.pid).children(), "the other worker ends")
         _, told = daemon.communicate(timeout=30)

@@ -24,7 +24,7 @@ from lab.waiting import wait_until
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.state.pipeline_state import PipelineState, load
 
-_PATIENCE = 60.0
+_PATIENCE = 120.0
 Passage = tuple[str, int]
 """A point, and at which passage of it."""
 
