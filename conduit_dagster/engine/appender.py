@@ -20,7 +20,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Position, Split
+from conduit_dagster.sdk import MISCOUNTED, Position, Split
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 
 
@@ -61,6 +61,8 @@ class Appender:
         self._name, self._sources = context.name, context.pipeline.sources
         self._failure: ConduitError | None = None
         self._is_entered = False
+        self._uncounted = set[str]()
+        """Sources whose splits were miscounted: this run logs their ranges as one split each."""
         self.rolled = True
         """Whether a segment was closed since the last compaction; initially true, so a run starts with a compaction."""
 
@@ -73,6 +75,11 @@ class Appender:
         tasks = [task for append in appends for task in self._tasks(append)]
         once = any(not append.node.source.replayable for append in appends)
         reports = self._run(AppendJob(time.time_ns(), tasks, self._generation, once))
+        miscounted = {tasks[one.task].source for one in reports if one.failed and one.failed.code == MISCOUNTED}
+        if miscounted - self._uncounted:
+            # nothing of it counts: its records have other offsets than their own
+            self._uncounted |= miscounted
+            return self.append(appends)
         found = [
             _logged(append, [report for report in reports if tasks[report.task].source == append.node.id])
             for append in appends
@@ -128,22 +135,19 @@ class Appender:
         return self._store.transactions.read(lambda connection: self._log.state(connection, source))
 
     def split(self, append: Append, n: int) -> list[Split]:
-        """Return the append's range cut into about ``n`` splits, counted ones: offsets of the log are final."""
-        node, source = append.node.node, append.node.source
-        splits = splits_of(node, source, append.start, append.end, n)
-        if any(split.assumed for split in splits):
-            return splits_of(node, source, append.start, append.end, 1)
-        return splits
+        """Return the append's range cut into about ``n`` splits."""
+        return splits_of(append.node.node, append.node.source, append.start, append.end, n)
 
     def verify(self, append: Append) -> None:
         """Raise ``FatalError`` if the source's data has changed since it was read."""
         blamed(append.node.node, append.node.source.verify, append.start, append.end)
 
     def _tasks(self, append: Append) -> list[AppendTask]:
-        """Return the tasks of an append; more than one only if each knows its first offset before it reads."""
+        """Return the tasks of an append; more than one only if each knows its first offset before it reads, or assumes
+        it and tells in time where that was wrong: offsets of the log are final once they are committed."""
         node, folder = append.node, append.folder.segment(append.segment)
         alone = not node.source.replayable or (self._pipeline.program.fan_in == "join" and bool(node.nodes))
-        slots = 1 if alone else self._settings.slots()
+        slots = 1 if alone or node.id in self._uncounted else self._settings.slots()
         splits = self.split(append, slots)
         groups = [splits] if alone else _grouped(splits, slots)
         return [

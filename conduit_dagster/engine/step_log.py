@@ -150,8 +150,8 @@ class StepLog:
 
 
 def _count(splits: Sequence[Split]) -> int | None:
-    """Return how many records the splits hold; None if one of them does not know."""
-    if not splits or any(split.records is None for split in splits):
+    """Return how many records the splits hold; None if one of them does not know it for certain."""
+    if not splits or any(split.records is None or split.assumed for split in splits):
         return None
     return splits[-1].ordinal + (splits[-1].records or 0)
 

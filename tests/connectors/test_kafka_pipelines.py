@@ -20,6 +20,7 @@ from lab.support import Lab, destination, processor, queue
 from pyspark.sql import SparkSession
 
 from conduit_dagster.cli.main import main
+from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.dead_letters.letter_layout import DLQ_OFFSET
 from conduit_dagster.engine.stager import Stager
 from conduit_dagster.recovery.errors import TransientError
@@ -178,14 +179,15 @@ def test_several_tasks_read_a_topic_without_gaps(lab: Lab, kafka_server: KafkaSe
     assert _lines(lab) == list(range(104))
 
 
+@pytest.mark.parametrize(("log", "reader"), [("positions", Stager), ("records", Appender)])
 def test_a_large_step_is_shared_until_a_task_meets_a_gap(
-    lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch, log: str, reader: Any
 ) -> None:
     """Then one task reads it again: nothing is lost or duplicated, and dead letters are those of one task."""
     topic, tasks = kafka_server.topic(3), list[int]()
-    _refusing(lab, kafka_server, topic)
-    run = Stager._run
-    monkeypatch.setattr(Stager, "_run", lambda self, job: tasks.append(len(job.tasks)) or run(self, job))
+    _refusing(lab, kafka_server, topic, log)
+    run = reader._run
+    monkeypatch.setattr(reader, "_run", lambda self, job: tasks.append(len(job.tasks)) or run(self, job))
     kafka_server.send(topic, _long(range(700)))
     assert lab.run(parallelism=2).error is None
     kafka_server.send(topic, _long(range(700, 1300)), 0)
@@ -211,7 +213,7 @@ def _long(numbers: range) -> list[tuple[bytes | None, bytes | None]]:
     return [(None, b'{"i": %d, "text": "%s"}' % (i, b"x" * 8_000)) for i in numbers]
 
 
-def _refusing(lab: Lab, server: KafkaServer, topic: str) -> None:
+def _refusing(lab: Lab, server: KafkaServer, topic: str, log: str = "positions") -> None:
     own = {"servers": server.servers, "topics": topic, "readFromBeginning": "true"}
     lab.pipeline(
         connectors=[
@@ -223,7 +225,7 @@ def _refusing(lab: Lab, server: KafkaServer, topic: str) -> None:
             processor("short", "field.exclude", fields=".Payload.After.text"),
             processor("refuse", "error", "after.i % 40 == 7", message="unlucky"),
         ],
-        delivery={"strategy": "exactly-once", "batch-size": 10_000},
+        delivery={"strategy": "exactly-once", "batch-size": 10_000, "log": log},
         **{"dead-letter-queue": queue()},
     )
 

@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from lab.support import Crashes, Lab, destination, processor, queue
 from pyspark.sql import SparkSession
+
+from conduit_dagster.state.tables import log_parts
 
 GUESSING = """
 from conduit_dagster.sdk import MISCOUNTED, Block, ConnectorSettings, FatalError, Record, Source, Split
@@ -26,8 +29,8 @@ class Guessing(Source):
     def split(self, start, end, n):
         if start == end:
             return []
-        if n == 1:
-            return [Split(0, 0, None, 0, {"to": 9})]
+        if n == 1 or start:
+            return [Split(start, 0, None, 0, {"to": 9})]
         return [
             Split(0, 0, 5, 3_000_000, {"to": 5}, assumed=True),
             Split(5, 5, 4, 3_000_000, {"to": 9}, assumed=True),
@@ -76,6 +79,25 @@ def test_a_step_whose_splits_were_miscounted_is_staged_as_one(
     assert [row["n"] for row in lab.documents("out.jsonl")] == delivered
     [letter] = lab.documents("dead.jsonl")
     assert letter["metadata"]["conduit.dlq.offset"] == str(offset)
+
+
+@pytest.mark.parametrize(("gone", "files"), [("", 2), ("4", 1)])
+def test_the_log_is_written_by_several_tasks_where_the_assumption_holds(lab: Lab, gone: str, files: int) -> None:
+    """Otherwise by one, again: what was written at offsets that are not its own is in no manifest."""
+    build(lab, gone, "records")
+    assert lab.run(parallelism=2).error is None
+    with lab.store() as database, database.connect() as connection:
+        named = connection.execute(sa.select(log_parts.c.name, log_parts.c.first, log_parts.c.next)).all()
+    assert len(named) == files
+    assert (named[0].first, named[-1].next) == (0, 9 - len(gone.split()))
+
+
+def test_a_kill_while_several_tasks_log_loses_and_doubles_nothing(lab: Lab, crashes: Crashes) -> None:
+    build(lab, "4", "records")
+    for point in ("before-log", "after-log-stage", "after-log"):
+        crashes(lab, point)
+    assert lab.run(parallelism=2).error is None
+    assert [row["n"] for row in lab.documents("out.jsonl")] == [1, 2, 3, 5, 6, 7, 9]
 
 
 def test_a_lost_step_that_would_be_counted_otherwise_now_is_refused(lab: Lab, crashes: Crashes) -> None:
