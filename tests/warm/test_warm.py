@@ -217,7 +217,7 @@ def test_another_search_path_has_another_parent(nursery: Nursery, tmp_path: Path
 
 @pytest.mark.slow
 def test_an_idle_parent_ends(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONDUIT_WARM_SECONDS", "0.5")
+    monkeypatch.setenv("CONDUIT_WARM_SECONDS", "3")
     parent = nursery.run()["parent"]
     started = started_at(parent)
     wait_until(lambda: started is None or not is_alive(parent, started), "it ended")
