@@ -10,12 +10,19 @@ import pytest
 from lab.kafka_lab import KafkaLab
 from lab.kafka_server import KafkaServer
 
+from conduit_dagster.connectors.kafka import message_sizes
 from conduit_dagster.connectors.kafka.message_sizes import shares, within_bytes
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import MISCOUNTED, Limit, ReadOptions
 
 pytestmark = pytest.mark.slow
 ROWS = [(b"k%d" % i, b"%d" % i) for i in range(10)]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy broker takes longer for a sample than a step waits for it; the step would then be another one."""
+    monkeypatch.setattr(message_sizes, "_PATIENCE", 60.0)
 
 
 @pytest.fixture

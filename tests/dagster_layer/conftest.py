@@ -9,6 +9,8 @@ import dagster as dg
 import pytest
 from dagster_layer.project_folder import SETTINGS, Folder
 
+from conduit_dagster.assets import destination_contents
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
@@ -16,6 +18,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
         monkeypatch.delenv(name, raising=False)
     with dg.DagsterInstance.ephemeral() as instance:
         yield Folder(tmp_path, instance)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run waits for what its destinations show: on a busy machine that takes longer than the usual two seconds."""
+    monkeypatch.setattr(destination_contents, "_SECONDS", 60.0)
 
 
 @pytest.fixture
