@@ -133,7 +133,9 @@ class ConnectServer:
 
     def start(self, script: Path, *words: object, **more: Any) -> subprocess.Popen[Any]:
         """Start a script of the tests as a process of its own, with these arguments; ``more`` is for Popen."""
-        env = {**self.env, "PYTHONPATH": str(Path(__file__).parent)}
+        tests = Path(__file__).parent
+        # this checkout's package, as for the server; another one may be installed
+        env = {**self.env, "PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
         command = [sys.executable, "-X", "faulthandler", str(script), *map(str, words)]
         return subprocess.Popen(command, env=env, **more)
 

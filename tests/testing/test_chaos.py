@@ -248,7 +248,7 @@ def test_a_hang_lasts_as_long_as_it_is_told_to(lab: Lab) -> None:
 def test_a_kill_is_counted_once(lab: Lab) -> None:
     """A process killed while it hangs has used up its one time."""
     build(lab, **at("out", fail_on="ack", mode="hang", after=120, times="once"))
-    env = {**os.environ, "PYTHONPATH": str(ONE_RUN.parents[1])}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, ONE_RUN.parents[1:3]))}
     run = subprocess.Popen([sys.executable, ONE_RUN, lab.root, "local[2]"], env=env, stdout=subprocess.DEVNULL)
     try:
         wait_until(lambda: failures(lab.root, "p", "out", "ack"), "it hangs", 250, over=lambda: run.poll() is not None)
