@@ -135,12 +135,15 @@ def test_a_forced_stop_on_spark_connect(
         return connect_server.start(ONE_RUN, tmp_path, connect_server.url, stdout=subprocess.PIPE)
 
     with started() as process:
-        wait_until((tmp_path / "started").exists, "Spark is at it", 120, over=lambda: process.poll() is not None)
+        wait_until(
+            (tmp_path / "started").exists, "Spark is at it", 120, over=lambda: process.poll() is not None,
+            said=lambda: process.communicate()[0].decode() if process.poll() is not None else "",
+        )  # fmt: skip
         assert main(("pipelines", "stop", "p", "--force")) == 0
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=150)
     assert b"pipeline.forced_stop" in said
     (tmp_path / "go").touch()
     with started() as process:
-        said, _ = process.communicate(timeout=120)
-    assert b"'error': None" in said
+        said, _ = process.communicate(timeout=200)
+    assert b"'error': None" in said, said.decode()
     assert came(lab, waits)
