@@ -270,6 +270,7 @@ def test_a_range_is_read_again_until_it_is_acked(reading: PostgresReading) -> No
     for _ in range(2):
         assert records_of(reading.source(), start, end) == records
     source = reading.source()
+    reading.await_idle()
     source.ack(end, 1)
     source.close()
     with pytest.raises(FatalError) as caught:
@@ -323,6 +324,7 @@ def test_the_server_need_not_keep_what_is_not_ours(reading: PostgresReading) -> 
     further = source.latest(position, Limit(10, 10**9))
     assert further != position and records_of(source, position, further) == []
     before = reading.confirmed()
+    reading.await_idle()
     source.ack(further, 1)
     source.close()
     assert reading.confirmed() - before > 16 << 20

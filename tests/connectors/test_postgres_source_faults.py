@@ -29,6 +29,7 @@ def test_a_slot_that_is_gone_is_never_made_again_in_silence(reading: PostgresRea
     source = reading.source()
     _, position = drained(source)
     source.close()
+    reading.await_idle()
     reading.execute("SELECT pg_drop_replication_slot(%s)", reading.name)
     for look in (lambda s: s.latest(position, FAR), lambda s: s.verify(position, position)):
         with pytest.raises(FatalError) as caught:
@@ -42,6 +43,7 @@ def test_a_slot_that_somebody_else_read_on_is_fatal(reading: PostgresReading) ->
     _, position = drained(source)
     source.close()
     reading.execute("INSERT INTO a VALUES (1)")
+    reading.await_idle()
     reading.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", reading.name)
     with pytest.raises(FatalError) as caught:
         reading.source().latest(position, FAR)

@@ -16,6 +16,7 @@ from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, ConnectorContext, Keys, Limit, Position, ReadOptions, ResumeState, Source, Split
 
 from .postgres_tables import drop_slots
+from .waiting import wait_until
 
 WHOLE = Limit(10**6, 10**9)
 _MOST = 20
@@ -60,6 +61,14 @@ class PostgresReading:
         """Return the confirmed LSN of the slot as a number."""
         query = "SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = %s"
         return int(self.execute(query, self.name)[0][0])
+
+    def await_idle(self) -> None:
+        """Wait until no session reads the slot: the server ends one a moment after its reader has hung up.
+
+        Until then the slot can be neither confirmed nor dropped.
+        """
+        query = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND active"
+        wait_until(lambda: not self.execute(query, self.name), "the slot has no reader")
 
     def end_sources(self) -> None:
         """Close all sources, as their processes would: one that was in a copy holds a lock on its table."""
