@@ -152,7 +152,7 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
         wait_until(
             lambda: is_up(server.pid, port),
             "the Spark Connect server takes connections",
-            120,
+            240,
             over=lambda: server.poll() is not None,
             said=lambda: log.read_text()[-3000:],
         )

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 150
 """Limit for a run's end: it finishes its step, and its process and JVM end."""
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Live:
@@ -41,7 +41,7 @@ class Live:
         wait_until(
             self.moved,
             "records are moved",
-            120,
+            240,
             over=lambda: self.process.poll() is not None,
             said=lambda: (self.folder.root / "dagster.log").read_text()[-4000:],
         )

@@ -44,7 +44,7 @@ def web_server(folder: Folder, dagster: str = "", **environment: str) -> Generat
         )
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: jobs(url), "it has loaded the project", 120)
+        wait_until(lambda: jobs(url), "it has loaded the project", 240)
         yield url
     finally:
         process.terminate()

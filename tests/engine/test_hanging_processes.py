@@ -24,7 +24,7 @@ from conduit_dagster.spark.server import stop_server
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.state.overview import pipeline_rows, source_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 TIMEOUT = 3.0
@@ -104,7 +104,7 @@ def wait_until_it_hangs(lab: Lab, process: subprocess.Popen[bytes]) -> None:
     wait_until(
         lambda: (lab.root / "hangs").exists(),
         "it hangs",
-        120,
+        240,
         over=lambda: process.poll() is not None,
         said=lambda: (lab.root / "output.log").read_text()[-4000:],
     )
@@ -163,7 +163,7 @@ def test_a_source_whose_lag_hangs_is_delivered_and_stops_in_order(lab: Lab, way:
     command = conduit("run") if way == "run" else in_dagster(lab)
     with started(lab, *command, DAGSTER_HOME=str(lab.root / "dagster")) as process:
         acks = lab.root / "acks"
-        wait_until(lambda: acks.exists() and "5" in acks.read_text().split(), "all is acked", 120)
+        wait_until(lambda: acks.exists() and "5" in acks.read_text().split(), "all is acked", 240)
         assert seconds_to_end(process, signal.SIGTERM) < LONGEST
     with lab.store() as database:
         assert pipeline_rows(database)["p"]["status"] == "stopped"
@@ -179,7 +179,7 @@ def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
     home = lab.root / ".conduit"
     try:
         with started(lab, *conduit("run"), CONDUIT_SPARK_URL="shared", CI="") as process:
-            wait_until(lambda: (home / "state.db").exists() and acked(lab) == 1, "a record is acked", 150)
+            wait_until(lambda: (home / "state.db").exists() and acked(lab) == 1, "a record is acked", 240)
             server = ServerFiles(home).read()
             assert server is not None
             with frozen(server.pid):
@@ -200,7 +200,7 @@ def test_a_jvm_of_its_own_that_is_frozen(lab: Lab, busy: bool) -> None:
     delivery = {"shutdown-timeout": f"{TIMEOUT}s"}
     lab.pipeline(connectors=[source(), destination()], delivery=delivery, trigger="continuous")
     with started(lab, *conduit("run"), CONDUIT_SPARK_URL="local[1]") as process:
-        wait_until(lambda: (lab.root / ".conduit" / "state.db").exists() and acked(lab) == 1, "a record is acked", 150)
+        wait_until(lambda: (lab.root / ".conduit" / "state.db").exists() and acked(lab) == 1, "a record is acked", 240)
         [jvm] = [child for child in psutil.Process(process.pid).children() if child.name() == "java"]
         with frozen(jvm.pid):
             if busy:

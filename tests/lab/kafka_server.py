@@ -113,7 +113,7 @@ class KafkaServer:
         """Start the broker, with its existing data, and wait until it responds."""
         self._process = self._java("kafka.Kafka", str(self._folder / "server.properties"))
         self._guard = guard_of(self._process.pid, signal.SIGKILL)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 200
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"Kafka did not start:\n{self._log.read_text()[-3000:]}")

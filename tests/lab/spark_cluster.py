@@ -117,7 +117,7 @@ class SparkCluster:
     def _await(self, name: str, condition: Callable[[], object]) -> None:
         process = self._processes[name]
         wait_until(
-            condition, f"{name} is up", 120, over=lambda: process.poll() is not None, said=lambda: self._log(name)
+            condition, f"{name} is up", 240, over=lambda: process.poll() is not None, said=lambda: self._log(name)
         )
 
     def _log_of(self, name: str) -> Path:
