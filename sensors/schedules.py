@@ -10,6 +10,7 @@ from typing import Any
 
 import dagster as dg
 import sqlalchemy as sa
+from dagster._core.storage.tags import RUN_KEY_TAG
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
@@ -54,6 +55,11 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         newest = newest_run(context.instance, job.name, job.tags[PROJECT_TAG])
         now = context.scheduled_execution_time
+        tags = {"conduit/pipeline": short(pipeline), **NO_RETRIES}
+        request = dg.RunRequest(run_key=f"{pipeline}:{now.timestamp():.0f}", tags=tags)
+        # this tick's own: the daemon was killed meanwhile, and Dagster launches it unless it is launched already
+        if newest and newest.dagster_run.tags.get(RUN_KEY_TAG) == request.run_key:
+            return request
         if newest and not newest.dagster_run.is_finished and not _has_left(bound, store, newest.dagster_run.run_id):
             return dg.SkipReason("the previous run is still at work")
         last = _created(context.instance, newest) if newest else None
@@ -62,8 +68,7 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
         if newest and newest.dagster_run.is_failure and _restart_at_ns(bound, store) > time.time_ns():
             return dg.SkipReason("a restart is pending")
-        tags = {"conduit/pipeline": short(pipeline), **NO_RETRIES}
-        return dg.RunRequest(run_key=f"{pipeline}:{now.timestamp():.0f}", tags=tags)
+        return request
 
     return tick
 

@@ -59,6 +59,17 @@ def test_a_cron_is_dagsters_own(location: Location) -> None:
     assert ticks(location, now + timedelta(days=1)) != [key]
 
 
+@pytest.mark.parametrize("trigger", [EVERY, NIGHTLY])
+def test_a_tick_whose_run_was_not_launched_is_the_same_run(location: Location, trigger: str) -> None:
+    """The daemon was killed between the run's creation and its launch, and evaluates the tick again."""
+    location.write(trigger=trigger)
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    (key,) = ticks(location, now)
+    location.run(status="NOT_STARTED", **{"dagster/run_key": str(key)})
+    assert ticks(location, now) == [key]
+    assert ticks(location, now + timedelta(days=1)) == []
+
+
 @pytest.mark.parametrize(("status", "on"), [("running", "RUNNING"), ("stopped", "STOPPED")])
 def test_the_file_says_whether_it_runs(location: Location, status: str, on: str) -> None:
     location.write(status=status, trigger=EVERY)
