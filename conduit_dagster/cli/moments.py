@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_LATE = 60.0
 
 
 def span(seconds: float) -> str:
@@ -18,5 +19,8 @@ def ago(at_ns: int, now_ns: int) -> str:
 
 
 def due(at_ns: int, now_ns: int) -> str:
-    """Return when it is due: ``in 40 s``; ``now`` if it is past."""
-    return f"in {span((at_ns - now_ns) / 1e9)}" if at_ns > now_ns else "now"
+    """Return when it is due: ``in 40 s``, ``now``, or, once a minute has passed, ``due 5 min ago``."""
+    late = (now_ns - at_ns) / 1e9
+    if late < 0:
+        return f"in {span(-late)}"
+    return "now" if late < _LATE else f"due {ago(at_ns, now_ns)}"

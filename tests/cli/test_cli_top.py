@@ -27,6 +27,8 @@ def test_moments() -> None:
     now = 10**18
     assert (ago(now - 5 * 10**9, now), ago(0, now)) == ("5 s ago", "")
     assert (due(now + 40 * 10**9, now), due(now - 1, now)) == ("in 40 s", "now")
+    # nobody does it: the daemon or a sensor is off, or the file is gone
+    assert (due(now - 59 * 10**9, now), due(now - 7200 * 10**9, now)) == ("now", "due 2 h ago")
 
 
 def test_top_prints_the_table_once_in_a_pipe(run, failed: Path) -> None:
