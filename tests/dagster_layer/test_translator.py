@@ -91,6 +91,32 @@ def test_a_run_writes_to_the_translated_assets(folder: Folder) -> None:
     assert not untranslated
 
 
+class Automated(PipelineTranslator):
+    """As the page for existing projects has it."""
+
+    def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
+        spec = super().get_asset_spec(data)
+        if data.role in ("source", "destination"):
+            spec = spec.merge_attributes(deps=["landing"])
+        if data.role == "destination":
+            source = dg.AssetSelection.assets(dg.AssetKey(["numbers", "in"]))
+            return spec.replace_attributes(automation_condition=dg.AutomationCondition.eager().ignore(source))
+        return spec
+
+
+def test_an_automated_pipeline_is_requested_whole_once_its_upstream_is_there(folder: Folder) -> None:
+    """Also for the first time, when its source has no materialisation yet."""
+    folder.numbers()
+    landing = dg.Definitions(assets=[dg.asset(name="landing")(lambda: None)])
+    merged = dg.Definitions.merge(load_pipelines(folder.root, translator=Automated()), landing)
+    before = dg.evaluate_automation_conditions(merged, folder.instance)
+    assert before.total_requested == 0
+    folder.instance.report_runless_asset_event(dg.AssetMaterialization("landing"))
+    after = dg.evaluate_automation_conditions(merged, folder.instance, cursor=before.cursor)
+    requested = {key.path[-1] for key in merged.resolve_all_asset_keys() if after.get_num_requested(key)}
+    assert requested == {"out", "dead_letters", "acks"}
+
+
 def test_lineage_between_pipelines_follows(folder: Folder) -> None:
     folder.numbers()
     folder.write("later.yaml", CHAINED)
