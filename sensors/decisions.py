@@ -9,9 +9,6 @@ from conduit_dagster.config.cron import TIMED
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sensors.known import KnownPipeline, LastRun
 
-_START_LIMIT_NS = 180_000_000_000
-"""Time after which a launched run that has not begun counts as crashed, unless its restart is not due yet."""
-
 
 @dataclass(frozen=True)
 class Restart:
@@ -114,7 +111,7 @@ def _is_lost(known: KnownPipeline, run: LastRun, now_ns: int) -> bool:
 
 
 def _is_late(run: LastRun, now_ns: int, due_ns: int = 0) -> bool:
-    return not run.queued and now_ns - max(run.created_ns, run.changed_ns, due_ns) > _START_LIMIT_NS
+    return not run.queued and now_ns - max(run.created_ns, run.changed_ns, due_ns) > run.start_limit_ns
 
 
 def _without_owner(known: KnownPipeline) -> Decision:

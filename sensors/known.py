@@ -85,6 +85,8 @@ class LastRun:
     """Time of its last change of status, such as its launch from the queue."""
     asked_ns: int | None = None
     """Time of the newest request when a sensor launched it as a start."""
+    start_limit_ns: int = 180_000_000_000
+    """Time from its launch after which it counts as crashed if it has not begun, unless its restart is not due yet."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,12 @@ def clock_ahead(instance: dg.DagsterInstance, record: dg.RunRecord) -> float | N
     return None if begun is None else round((created - begun) / _OFFSETS) * _OFFSETS
 
 
+def start_limit_ns(instance: dg.DagsterInstance) -> int:
+    """Return the longest time that a launched run may take to begin: three minutes, or Dagster's own limit if longer,
+    as where a pod has to fetch its image first."""
+    return max(180, instance.run_monitoring_start_timeout_seconds) * 1_000_000_000
+
+
 def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> LastRun:
     """``ahead``: see :func:`clock_ahead`."""
     run = record.dagster_run
@@ -272,6 +280,7 @@ def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> L
         run.status is dg.DagsterRunStatus.QUEUED,
         round((record.update_timestamp.timestamp() - ahead) * 1e9),
         asked_of(run),
+        start_limit_ns(instance),
     )
 
 

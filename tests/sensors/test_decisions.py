@@ -90,6 +90,7 @@ def test_a_start_that_was_lost_before_it_began_is_a_failure_too(stored: Stored) 
     assert recover(stored, lost) == Report("r2", "never_began")
     assert recover(stored, replace(lost, queued=True)) is None
     assert recover(stored, replace(lost, changed_ns=NOW - 179 * SECOND)) is None
+    assert recover(stored, replace(lost, start_limit_ns=600 * SECOND)) is None
     assert recover(replace(stored, owned=True), lost) is None
 
 
