@@ -165,7 +165,7 @@ class StepLoop:
         seconds = time.monotonic() - started
         self._report(StepReport.of(plan, decision, nacks, self.refusals.take_rows(), delivered, seconds))
         self.restaged.discard()
-        context.memories.forget(plan.memory, decision.memory)
+        context.processor_states.forget(plan.memory, decision.memory)
 
 
 class InFlightSteps:

@@ -19,7 +19,7 @@ from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination, Position
 from conduit_dagster.state.connector_registrations import inside
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
-from conduit_dagster.state.steps import LoggedRange, Memory, Plan, Range
+from conduit_dagster.state.steps import LoggedRange, Plan, ProcessorState, Range
 
 
 def planned_target(destination: Destination) -> dict[str, str | None]:
@@ -96,13 +96,13 @@ class StepPlanner:
         """Log new records that could not be planned because steps read them from the log; return False if none."""
         return self._log is not None and not self._closed and self._log.log_first()
 
-    def memory(self) -> dict[str, Memory]:
+    def memory(self) -> dict[str, ProcessorState]:
         """Return the initial state of the stateful processors, by node."""
         if not self._pipeline.stateful:
             return {}
         state = self._context.state
         generations = {name: one.generation for name, one in state.sources.items() if not (one.late or one.is_replay)}
-        return {node: state.memory.get(node, Memory()).under(generations) for node in self._pipeline.stateful}
+        return {node: state.memory.get(node, ProcessorState()).under(generations) for node in self._pipeline.stateful}
 
     def _planned(self, ranges: list[Range], only: str, logs: dict[str, LoggedRange]) -> Plan | None:
         replay = self._pipeline.replay_of(ranges[0].source)

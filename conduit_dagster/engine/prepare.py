@@ -27,7 +27,7 @@ def prepare(context: StepContext, stager: Stager, plan: Plan, staged: Staged, re
     if letters:
         # the index must not name a file that a crash could remove
         context.archive.sync()
-    context.memories.sync(plan.memory, decision.memory)
+    context.processor_states.sync(plan.memory, decision.memory)
     reached("before-prepare", context.name)
     context.store.prepare(plan, decision, letters, offsets)
     reached("after-prepare", context.name)

@@ -1,4 +1,4 @@
-"""State ("memory") of stateful processors: files that tasks write and steps' decisions name.
+"""State of stateful processors: files that tasks write and steps' decisions name.
 
 ``LOG/PIPELINE/~memory/STEP-TOKEN.msgpack.zst``. A step's plan names the files of its initial state, so that a repeat
 begins with the same state; its decision names those of the next step. Files that neither names are left over.
@@ -20,7 +20,7 @@ import msgspec
 from conduit_dagster import storage
 from conduit_dagster.processors.common.stateful import Entries, StatefulProcessor
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.steps import Memory, MemoryPart
+from conduit_dagster.state.steps import ProcessorState, ProcessorStatePart
 from conduit_dagster.storage import Sink
 
 _FOLDER: Final = "~memory"
@@ -30,7 +30,7 @@ _MOST_PARTS: Final = 16
 """Number of files from which on all are merged into one."""
 
 
-def memory_folder(log_url: str, pipeline: str) -> str:
+def state_folder(log_url: str, pipeline: str) -> str:
     """Return the URL of the folder for the memory of a pipeline's processors."""
     return storage.join(log_url, storage.safe_name(pipeline), _FOLDER)
 
@@ -40,11 +40,11 @@ class StatefulNode:
 
     def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
-        self._at: Memory | None = None
+        self._at: ProcessorState | None = None
         """Current state; None while a step is running."""
-        self._began = Memory()
+        self._began = ProcessorState()
 
-    def recall(self, node: str, memory: Memory, folder: str) -> None:
+    def recall(self, node: str, memory: ProcessorState, folder: str) -> None:
         """Load the state that a step begins with. Raises ``FatalError`` (``memory.damaged``)."""
         before = _newest.get((folder, node))
         if before is not None and before is not self:
@@ -63,7 +63,7 @@ class StatefulNode:
         self._at = None
         self._processor.recall(0, Entries())
 
-    def keep(self, folder: str, step: int) -> Memory:
+    def keep(self, folder: str, step: int) -> ProcessorState:
         """Store additions; return the state that the next step begins with.
 
         The processor then knows exactly what those files hold: a worker that reads them must give the same results.
@@ -77,7 +77,7 @@ class StatefulNode:
         if fresh:
             parts.append(_write(folder, step, fresh, processor.basis))
         processor.settle()
-        self._at = Memory(parts, processor.count, self._began.generations)
+        self._at = ProcessorState(parts, processor.count, self._began.generations)
         return self._at
 
 
@@ -97,7 +97,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_File).decode
 
 
-def _write(folder: str, step: int, entries: Entries, basis: str) -> MemoryPart:
+def _write(folder: str, step: int, entries: Entries, basis: str) -> ProcessorStatePart:
     # imported late: validating a pipeline must not import pyarrow
     import pyarrow as pa
 
@@ -109,10 +109,10 @@ def _write(folder: str, step: int, entries: Entries, basis: str) -> MemoryPart:
     with pa.CompressedOutputStream(pa.PythonFile(Sink(file), "w"), "zstd") as stream:
         stream.write(_encode(_File(basis, entries.keys, *columns)))
     digest = file.finish()
-    return MemoryPart(name, len(entries), file.bytes, digest, entries.numbers[-1], entries.at_ns[-1])
+    return ProcessorStatePart(name, len(entries), file.bytes, digest, entries.numbers[-1], entries.at_ns[-1])
 
 
-def _read_into(entries: Entries, basis: str, node: str, folder: str, part: MemoryPart) -> None:
+def _read_into(entries: Entries, basis: str, node: str, folder: str, part: ProcessorStatePart) -> None:
     import pyarrow as pa
 
     url = storage.join(folder, part.name)
@@ -154,21 +154,21 @@ def _damaged(node: str, url: str, what: str) -> FatalError:
 
 
 @dataclass(frozen=True)
-class Memories:
+class ProcessorStateFiles:
     """State files of a pipeline's processors, as managed by the driver."""
 
     folder: str
 
-    def sync(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
+    def sync(self, before: Mapping[str, ProcessorState], after: Mapping[str, ProcessorState]) -> None:
         """Make the names of new files durable, before a decision names them."""
         if _names([after]) - _names([before]):
             storage.sync_levels(self.folder, _DEPTH)
 
-    def forget(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
+    def forget(self, before: Mapping[str, ProcessorState], after: Mapping[str, ProcessorState]) -> None:
         """Remove files of a done step's initial state that are no longer needed."""
         self._remove(_names([before]) - _names([after]))
 
-    def clean(self, kept: Iterable[Mapping[str, Memory]], decided: int) -> None:
+    def clean(self, kept: Iterable[Mapping[str, ProcessorState]], decided: int) -> None:
         """Remove files that none of these names: they are left over from executions that did not count.
 
         Only of steps up to ``decided``, the newest one that is prepared or done: a frozen owner that resumes knows of
@@ -182,5 +182,5 @@ class Memories:
             storage.remove(storage.join(self.folder, name))
 
 
-def _names(memories: Iterable[Mapping[str, Memory]]) -> set[str]:
-    return {part.name for memory in memories for one in memory.values() for part in one.parts}
+def _names(states: Iterable[Mapping[str, ProcessorState]]) -> set[str]:
+    return {part.name for state in states for one in state.values() for part in one.parts}

@@ -74,8 +74,8 @@ def recover(loop: StepLoop, plans: bool = True) -> AckedSources:
 def _finish_open(loop: StepLoop, plans: bool) -> None:
     context = loop.context
     open_steps = context.state.open_steps
-    memories = [context.state.memory, *(step.plan.memory for step in open_steps)]
-    context.memories.clean(memories, context.state.decided)
+    states = [context.state.memory, *(step.plan.memory for step in open_steps)]
+    context.processor_states.clean(states, context.state.decided)
     loop.stager.clean([d for step in open_steps if step.decision for d in _staged(step, step.decision)])
     for step in open_steps:
         if step.decision is not None:

@@ -21,7 +21,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import ENDINGS, blamed
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
-from conduit_dagster.state.steps import Memory
+from conduit_dagster.state.steps import ProcessorState
 
 _ASKED_RECORDS, _ASKED_BYTES = 12_000, 262_144
 """Maximum block size if a processor queries Spark for each block."""
@@ -82,10 +82,10 @@ class _Task:
 
     def run(self) -> Ledger:
         try:
-            self._recall()
+            self._recall_states()
             for split in self._job.tasks[self._number]:
                 self._run_split(split)
-            self._keep_memory()
+            self._keep_states()
             for consumer, writer in self._writers.items():
                 if part := blamed(self._node(consumer), writer.finish):
                     self._ledger.parts[consumer] = part
@@ -100,15 +100,15 @@ class _Task:
             raise
         return self._ledger
 
-    def _recall(self) -> None:
+    def _recall_states(self) -> None:
         for node, one in self._pipeline.stateful.items():
-            one.recall(node, self._job.memory.get(node, Memory()), self._job.memories)
+            one.recall(node, self._job.memory.get(node, ProcessorState()), self._job.state_folder)
 
-    def _keep_memory(self) -> None:
+    def _keep_states(self) -> None:
         folder, step = self._job.archive
         # for a prepared step the new state is already decided
         for node, one in self._pipeline.stateful.items() if folder else ():
-            self._ledger.memory[node] = one.keep(self._job.memories, step)
+            self._ledger.memory[node] = one.keep(self._job.state_folder, step)
 
     def _node(self, name: str) -> str:
         return node_id(self._pipeline.program.pipeline, name)

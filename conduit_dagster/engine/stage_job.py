@@ -15,7 +15,7 @@ from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Split
 from conduit_dagster.secret_values import hide
-from conduit_dagster.state.steps import LetterPart, Memory, Namespaces, Part, SourceCount
+from conduit_dagster.state.steps import LetterPart, Namespaces, Part, ProcessorState, SourceCount
 
 
 class LogRequest(msgspec.Struct, frozen=True):
@@ -66,9 +66,9 @@ class StageJob(msgspec.Struct, frozen=True):
     archive: tuple[str, int] = ("", 0)
     """Folder of the archive of nacked records, and the step's number; an empty folder archives nothing."""
 
-    memory: dict[str, Memory] = {}
+    memory: dict[str, ProcessorState] = {}
     """Initial state of stateful processors, by node (``Plan.memory``)."""
-    memories: str = ""
+    state_folder: str = ""
     """Folder of the state files."""
 
     def encode(self) -> bytes:
@@ -165,7 +165,7 @@ class Ledger(msgspec.Struct):
     namespaces: Namespaces = {}
     log_results: list[LogResult] = []
     """Records that the task also wrote to the log, in order."""
-    memory: dict[str, Memory] = {}
+    memory: dict[str, ProcessorState] = {}
     """By node, the new state of stateful processors."""
     error: TaskError | None = None
     failed: SourceFailure | None = None

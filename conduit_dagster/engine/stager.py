@@ -93,7 +93,7 @@ class Stager:
             {span.source: span.offset for span in plan.ranges},
             ("" if again else self._context.archive.folder, plan.step),
             plan.memory,
-            self._context.memories.folder,
+            self._context.processor_states.folder,
         )
         ledgers = self._run(job) if tasks else []
         for ledger in ledgers:

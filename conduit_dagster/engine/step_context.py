@@ -12,7 +12,7 @@ from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.engine.delivery_hash import DeliveryHashes
-from conduit_dagster.engine.processor_state import Memories, memory_folder
+from conduit_dagster.engine.processor_state import ProcessorStateFiles, state_folder
 from conduit_dagster.engine.reads_same import reads_same
 from conduit_dagster.engine.resolve import NackWindow
 from conduit_dagster.engine.run_jobs import Jobs
@@ -90,7 +90,7 @@ class StepContext:
     state: PipelineState = field(init=False)
     """Kept equal to the store: each transaction of a step is applied here as well."""
     archive: Archive = field(init=False)
-    memories: Memories = field(init=False)
+    processor_states: ProcessorStateFiles = field(init=False)
     hashes: DeliveryHashes = field(init=False)
     program: bytes = field(init=False)
     """The program as tasks receive it."""
@@ -99,7 +99,7 @@ class StepContext:
         self.name, self.consumers = self.pipeline.program.pipeline, self.pipeline.consumers()
         log = self.settings.log
         self.archive = Archive(archive_folder(log, self.name))
-        self.memories = Memories(memory_folder(log, self.name))
+        self.processor_states = ProcessorStateFiles(state_folder(log, self.name))
         self.hashes = DeliveryHashes(self.pipeline)
         self.program = self.pipeline.program.encode()
         self.reload()

@@ -9,7 +9,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.state.steps import Decision, DeliveryProgress, LateLetter, Memory, Plan, SourceCount, decode
+from conduit_dagster.state.steps import (
+    Decision,
+    DeliveryProgress,
+    LateLetter,
+    Plan,
+    ProcessorState,
+    SourceCount,
+    decode,
+)
 from conduit_dagster.state.tables import consumers, deliveries, pipelines, sources, steps
 
 OPEN = ("planned", "prepared")
@@ -80,7 +88,7 @@ class PipelineState:
     open_steps: list[OpenStep] = field(default_factory=list[OpenStep])
     last_plan: Plan | None = None
     """The newest step that is not void."""
-    memory: dict[str, Memory] = field(default_factory=dict[str, Memory])
+    memory: dict[str, ProcessorState] = field(default_factory=dict[str, ProcessorState])
     """State of stateful processors after the newest step that is prepared or done."""
     decided: int = 0
     """Number of that step when the state was loaded."""
@@ -157,7 +165,7 @@ def _progress(row: Any) -> DeliveryProgress:
     return decode(row["pending"], DeliveryProgress) if row["pending"] else DeliveryProgress(row["handled"])
 
 
-def _memory(connection: sa.Connection, pipeline: str) -> tuple[int, dict[str, Memory]]:
+def _memory(connection: sa.Connection, pipeline: str) -> tuple[int, dict[str, ProcessorState]]:
     mine = (steps.c.pipeline == pipeline, steps.c.state.in_(("prepared", "done")))
     newest = sa.select(steps.c.step, steps.c.decision).where(*mine).order_by(steps.c.step.desc()).limit(1)
     row = connection.execute(newest).first()

@@ -50,7 +50,7 @@ class LoggedRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     end: Any
 
 
-class MemoryPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProcessorStatePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A state file of a stateful processor: the additions of one step, or everything that still mattered then."""
 
     name: str
@@ -63,19 +63,19 @@ class MemoryPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time of the newest entry."""
 
 
-class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProcessorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """State of a stateful processor, in order of arrival."""
 
-    parts: list[MemoryPart] = []
+    parts: list[ProcessorStatePart] = []
     count: int = 0
     """Number of records with a key that the processor has received."""
     generations: dict[str, int] = {}
     """Generations of the sources at that time."""
 
-    def under(self, generations: Mapping[str, int]) -> Memory:
+    def under(self, generations: Mapping[str, int]) -> ProcessorState:
         """Return the state that a step begins with: without parts if a source was rewound or reads other data."""
         same = all(generations.get(source, was) == was for source, was in self.generations.items())
-        return Memory(self.parts if same else [], self.count, dict(generations))
+        return ProcessorState(self.parts if same else [], self.count, dict(generations))
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -99,7 +99,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """In a step whose records are logged while it is staged: by source, the range that it reads from the source."""
     replay: int = 0
     """The replay whose dead letters this step sends; positions in its ranges are then keys of letters. 0 means none."""
-    memory: dict[str, Memory] = {}
+    memory: dict[str, ProcessorState] = {}
     """State of stateful processors after the previous steps, by node: a repeat of the step starts with the same."""
     named: list[dict[str, Any]] = []
     """The ranges as used in delivery hashes: naming parts must not require the source, which may be gone."""
@@ -263,7 +263,7 @@ class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     namespaces: Namespaces = {}
     once: bool = False
     """At-most-once: positions and offsets moved with the decision, and it is never sent again."""
-    memory: dict[str, Memory] = {}
+    memory: dict[str, ProcessorState] = {}
     """State of stateful processors after this step, by node."""
 
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import conduit_dagster
-from conduit_dagster.engine.processor_state import Memories, StatefulNode
+from conduit_dagster.engine.processor_state import ProcessorStateFiles, StatefulNode
 from conduit_dagster.expressions import Clock
 from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import DROP, ProcessorContext
-from conduit_dagster.state.steps import Memory
+from conduit_dagster.state.steps import ProcessorState
 
 SECOND = 1_000_000_000
 OWN_LINES = str(Path(conduit_dagster.__file__).parent / "*")
@@ -34,7 +34,9 @@ class Worker:
         )
         self._remembers = StatefulNode(self.processor)
 
-    def step(self, number: int, began: Memory, now: int, values: list[int], first: int) -> tuple[list[bool], Memory]:
+    def step(
+        self, number: int, began: ProcessorState, now: int, values: list[int], first: int
+    ) -> tuple[list[bool], ProcessorState]:
         """Which records are dropped, and the memory of the next step."""
         self.clock.now_ns = now * SECOND
         self._remembers.recall(self._node, began, self._folder)
@@ -50,7 +52,7 @@ class Worker:
 def test_who_begins_answers_as_who_goes_on(steps: list[tuple[int, list[int], bool]], window: Any) -> None:
     """Whatever the clock does: a step repeated in another worker must give the same result."""
     with tempfile.TemporaryDirectory() as folder:
-        lasting, memory, first = Worker(folder, *window), Memory(), 0
+        lasting, memory, first = Worker(folder, *window), ProcessorState(), 0
         for number, (now, values, fails) in enumerate(steps):
             fresh = Worker(folder, *window, "p:another").step(number, memory, now, values, first)
             dropped, after = lasting.step(number, memory, now, values, first)
@@ -65,15 +67,15 @@ def test_who_begins_answers_as_who_goes_on(steps: list[tuple[int, list[int], boo
 @pytest.mark.parametrize(("records", "time"), [(1_000, None), (None, "20s"), (1_000, "1h"), (10_000, "20s")])
 def test_memory_holds_two_windows(tmp_path: Path, records: int | None, time: str | None) -> None:
     """About 200 bytes per key, and not the keys of all steps; fifty records per second, four seconds per step."""
-    worker, memory = Worker(str(tmp_path), records, time), Memory()
-    memories = Memories(str(tmp_path))
+    worker, memory = Worker(str(tmp_path), records, time), ProcessorState()
+    files = ProcessorStateFiles(str(tmp_path))
     try:
         for number in range(250):
             if number == 2:  # memory for the first ones' imports is not counted as theirs
                 tracemalloc.start()
             first = number * 200
             _, after = worker.step(number, memory, number * 4, list(range(first, first + 200)), first)
-            memories.forget({"x": memory}, {"x": after})
+            files.forget({"x": memory}, {"x": after})
             memory = after
         snapshot = tracemalloc.take_snapshot()
     finally:
@@ -87,7 +89,7 @@ def test_memory_holds_two_windows(tmp_path: Path, records: int | None, time: str
 def test_a_worker_has_one_memory_of_a_pipeline(tmp_path: Path) -> None:
     """A replay and a changed file are other programs, with their own processors."""
     first, second = (Worker(str(tmp_path), 100, None) for _ in range(2))
-    _, memory = first.step(0, Memory(), 0, [1, 2, 3], 0)
+    _, memory = first.step(0, ProcessorState(), 0, [1, 2, 3], 0)
     assert second.step(1, memory, 1, [3, 4], 3)[0] == [True, False]
     assert len(first.processor.entries()) == 0
     assert first.step(1, memory, 1, [3, 4], 3)[0] == [True, False]
@@ -95,7 +97,7 @@ def test_a_worker_has_one_memory_of_a_pipeline(tmp_path: Path) -> None:
 
 def test_another_generation_of_a_source_begins_without_a_memory(tmp_path: Path) -> None:
     worker = Worker(str(tmp_path), 100, None)
-    _, memory = worker.step(0, Memory().under({"a": 1, "b": 1}), 0, [1, 2], 0)
+    _, memory = worker.step(0, ProcessorState().under({"a": 1, "b": 1}), 0, [1, 2], 0)
     assert memory.under({"a": 1, "b": 1, "new": 5}).parts == memory.parts
     again = memory.under({"a": 2, "b": 1})
     assert (again.parts, again.count) == ([], 2)
