@@ -34,7 +34,7 @@ _STOP_SECONDS = 10.0
 _TICK = 0.1
 _TRIES = 3
 _PORT_TAKEN = ("BindException", "Address already in use")
-_keepers: list[subprocess.Popen[bytes]] = []
+_monitors: list[subprocess.Popen[bytes]] = []
 
 
 def join_server(settings: SparkSettings, name: str) -> tuple[SparkServer, SessionFile]:
@@ -47,8 +47,8 @@ def join_server(settings: SparkSettings, name: str) -> tuple[SparkServer, Sessio
     files = ServerFiles(settings.home)
     with files.locked(_START_SECONDS * 2):
         server = _running(files) or _started(files, settings)
-        if not server.is_kept():
-            server = _kept(files, settings)
+        if not server.is_monitored():
+            server = _monitored(files, settings)
         return server, files.hold_session(name)
 
 
@@ -173,10 +173,10 @@ def _attempt(files: ServerFiles, settings: SparkSettings) -> SparkServer | None:
     if files.log.exists():
         files.log.replace(files.log.with_suffix(".log.1"))
     plan = launch_plan(files, settings, archive=True)
-    keeper = _spawn_keeper(files, {**plan, "adopt": False, "idle": settings.idle})
+    monitor = _spawn_monitor(files, {**plan, "adopt": False, "idle": settings.idle})
     try:
         _meanwhile(plan["env"])
-        server = _wait(files, plan["server"]["token"], keeper)
+        server = _wait(files, plan["server"]["token"], monitor)
     finally:
         # it holds secrets, and the server has read it
         files.conf.unlink(missing_ok=True)
@@ -194,11 +194,11 @@ def _meanwhile(environment: dict[str, str]) -> None:
     import_module("pyspark.sql.connect.session")
 
 
-def _wait(files: ServerFiles, token: str, keeper: subprocess.Popen[bytes]) -> SparkServer | None:
+def _wait(files: ServerFiles, token: str, monitor: subprocess.Popen[bytes]) -> SparkServer | None:
     """Return the server once it listens, or its last known record if it ended. Stop one that takes too long."""
     deadline = time.monotonic() + _START_SECONDS
     found = None
-    while keeper.poll() is None:
+    while monitor.poll() is None:
         server = files.read()
         if server is not None and server.token == token:
             found = server
@@ -210,34 +210,30 @@ def _wait(files: ServerFiles, token: str, keeper: subprocess.Popen[bytes]) -> Sp
     return found
 
 
-def _kept(files: ServerFiles, settings: SparkSettings) -> SparkServer:
-    """Start a new keeper for a server whose keeper was killed."""
-    keeper = _spawn_keeper(files, {"adopt": True, "idle": settings.idle})
-    while keeper.poll() is None:
+def _monitored(files: ServerFiles, settings: SparkSettings) -> SparkServer:
+    """Start a new monitor for a server whose monitor was killed."""
+    monitor = _spawn_monitor(files, {"adopt": True, "idle": settings.idle})
+    while monitor.poll() is None:
         server = files.read()
-        if server is not None and server.is_kept():
+        if server is not None and server.is_monitored():
             return server
         time.sleep(_TICK)
     raise _failed(files)
 
 
-def _spawn_keeper(files: ServerFiles, plan: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start a keeper. It and the server inherit no stream and no lock: readers of our output don't wait for them."""
+def _spawn_monitor(files: ServerFiles, plan: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start a monitor. It and the server inherit no stream and no lock: readers of our output don't wait for them."""
     command = [sys.executable, "-m", "conduit_dagster.spark.server_monitor"]
     with files.log.open("ab") as log:
-        keeper = subprocess.Popen(
-            command, cwd=files.folder, env=_keeper_environment(), stdin=subprocess.PIPE, stdout=log, stderr=log,
-            start_new_session=True,
+        monitor = subprocess.Popen(
+            command, cwd=files.folder, env={**os.environ, "PYTHONPATH": package_path()}, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=log, stderr=log,
         )  # fmt: skip
-    assert keeper.stdin is not None
-    with keeper.stdin as stdin:
+    assert monitor.stdin is not None
+    with monitor.stdin as stdin:
         stdin.write(json.dumps({**plan, "home": str(files.home.absolute())}).encode())
-    _keepers[:] = [*(one for one in _keepers if one.poll() is None), keeper]
-    return keeper
-
-
-def _keeper_environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": package_path()}
+    _monitors[:] = [*(one for one in _monitors if one.poll() is None), monitor]
+    return monitor
 
 
 def _tail(log: Path) -> str:

@@ -37,6 +37,7 @@ class SparkServer:
     python: str
     conf: dict[str, str]
     keeper: int = 0
+    """Process of its monitor."""
     keeper_started: str = ""
     package: str = ""
     """The folder from which its workers import this package; empty in the record of an older version."""
@@ -50,8 +51,8 @@ class SparkServer:
         """Return whether the server's process is running."""
         return is_alive(self.pid, self.started)
 
-    def is_kept(self) -> bool:
-        """Return whether the server's keeper is running."""
+    def is_monitored(self) -> bool:
+        """Return whether the server's monitor is running."""
         return is_alive(self.keeper, self.keeper_started)
 
 

@@ -39,7 +39,7 @@ _NOT_INHERITED = (
 
 
 def launch_plan(files: ServerFiles, settings: SparkSettings, archive: bool) -> dict[str, Any]:
-    """Return the keeper's plan; write the server's configuration, readable by its user only."""
+    """Return the monitor's plan; write the server's configuration, readable by its user only."""
     conf = server_conf(settings)
     port, token = free_port(), secrets.token_urlsafe(24)
     own = {"spark.connect.grpc.binding.address": LOOPBACK, _PORT: str(port), _TOKEN: token}

@@ -1,4 +1,4 @@
-"""Health check of a server: a real call, with a deadline and the server's token."""
+"""The process that starts a shared server and stops it when it is idle; and a client's health check of a server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conduit_dagster.processes import end, started_at
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer
-
-if TYPE_CHECKING:
-    from conduit_dagster.spark.server_files import SparkServer
 
 
 def loopback_channel(server: SparkServer) -> Any:
@@ -43,7 +40,7 @@ def loopback_channel(server: SparkServer) -> Any:
 
 
 def answered(server: SparkServer, seconds: float) -> str | None:
-    """Return the server's Spark version; ``None`` if it does not answer in time or refuses the token."""
+    """Return the server's Spark version, by a real call; ``None`` if it is too late, or the token is refused."""
     import grpc
     from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc
 
@@ -76,11 +73,11 @@ class ServerMonitor:
     def run(self) -> None:
         """Watch the server until it ends, by itself or because it was idle."""
         while self._server.is_alive():
-            self._look()
+            self._check()
             time.sleep(_TICK)
         self._files.forget(self._server)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         _cut(self._files.log)
         now = time.monotonic()
         if not self._files.folder.is_dir():
@@ -142,7 +139,7 @@ _reaped: list[subprocess.Popen[bytes]] = []
 
 
 def main() -> None:
-    """Run the keeper for the server that the plan on stdin describes."""
+    """Run the monitor of the server that the plan on stdin describes."""
     plan = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     files = ServerFiles(Path(plan["home"]))

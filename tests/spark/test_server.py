@@ -222,10 +222,10 @@ def test_killed_it_is_said_at_once_and_replaced(home: Path, client: Callable[[],
 def test_a_keeper_that_was_killed_is_replaced(home: Path, client: Callable[[], Client]) -> None:
     server, _ = start_server(SparkSettings("shared", home=home))
     os.kill(server.keeper, signal.SIGKILL)
-    wait_until(lambda: not server.is_kept(), "the keeper ends", SECONDS)
+    wait_until(lambda: not server.is_monitored(), "the keeper ends", SECONDS)
     assert client().ask("opened()") == str(server.pid)
     kept = read(home)
-    assert kept.is_kept()
+    assert kept.is_monitored()
     assert (kept.pid, kept.token) == (server.pid, server.token)
 
 
@@ -299,7 +299,7 @@ def test_whoever_is_alone_on_a_server_of_another_configuration_gets_one_of_its_o
     assert one.ask("stage()") == "10"
     one.kill()
     wait_until(lambda: not server.is_alive(), "the idle server ends", SECONDS)
-    wait_until(lambda: not server.is_kept(), "its keeper ends", SECONDS)
+    wait_until(lambda: not server.is_monitored(), "its keeper ends", SECONDS)
     assert ServerFiles(home).read() is None
 
 
