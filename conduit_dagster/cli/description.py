@@ -254,7 +254,7 @@ def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine
 def _source(parsed: ParsedPipeline, one: ConnectorConfig, row: Facts | None, bound: BoundPipeline | None) -> Facts:
     counts = {name: 0 if row is None else row[name] for name in ("records", "acked", "filtered", "nacked")}
     position = None if row is None else row["position"]
-    node = None if bound is None else bound.compiled.known(one.id)
+    node = None if bound is None else bound.compiled.find_source(one.id)
     columnar = bound is not None and node is not None and bound.compiled.takes_rows(node)
     counts["undelivered"] = 0 if row is None else row["undelivered"]
     own = {"columnar": columnar, "position": position, **counts, **_lag(one.id, position, bound)}

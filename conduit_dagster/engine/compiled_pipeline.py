@@ -69,7 +69,7 @@ class CompiledPipeline:
 
     def source_node(self, source: str) -> SourceNode:
         """Return the node of a source. Raises ``FatalError`` if an open step needs a source removed from the file."""
-        if (source_node := self.known(source)) is not None:
+        if (source_node := self.find_source(source)) is not None:
             return source_node
         raise FatalError(
             f"an open step reads {source}, which the pipeline's file has no more",
@@ -87,10 +87,10 @@ class CompiledPipeline:
 
     def replay_of(self, source: str) -> int:
         """Return the id of the replay that a source of dead letters belongs to; 0 for any other source."""
-        source_node, replay = self.known(source), self.program.replay
+        source_node, replay = self.find_source(source), self.program.replay
         return replay.id if replay is not None and source_node is not None and source_node.is_replay else 0
 
-    def known(self, source: str) -> SourceNode | None:
+    def find_source(self, source: str) -> SourceNode | None:
         """Return the node of a source; None if it was removed from the file."""
         return next((source_node for source_node in self.inputs if source_node.id == source), None)
 

@@ -42,6 +42,6 @@ def _is_same(pipeline: CompiledPipeline, node: SourceNode, known: SourceState | 
 def changed_source(pipeline: CompiledPipeline, plan: Plan, state: PipelineState) -> str | None:
     """Return a source of the step that was removed or now refers to other data; None if all can still be read."""
     for span in plan.ranges:
-        if not reads_same(pipeline, pipeline.known(span.source), state):
+        if not reads_same(pipeline, pipeline.find_source(span.source), state):
             return span.source
     return None

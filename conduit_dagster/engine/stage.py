@@ -23,7 +23,7 @@ from conduit_dagster.recovery.classify import ENDINGS, blamed
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.state.steps import ProcessorState
 
-_ASKED_RECORDS, _ASKED_BYTES = 12_000, 262_144
+_QUERY_RECORDS, _QUERY_BYTES = 12_000, 262_144
 """Maximum block size if a processor queries Spark for each block."""
 
 
@@ -181,7 +181,7 @@ class _Task:
         """Return options with larger blocks if processors query Spark: the cost of a query is almost constant."""
         if not self._pipeline.queries:
             return options
-        return options._replace(block_records=_ASKED_RECORDS, block_bytes=_ASKED_BYTES)
+        return options._replace(block_records=_QUERY_RECORDS, block_bytes=_QUERY_BYTES)
 
     def _read(self, source_node: SourceNode, split: Split, options: ReadOptions) -> Iterator[Block]:
         return read_blocks(source_node.node, source_node.source, self._pipeline.clock, split, options)
