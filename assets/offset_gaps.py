@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.steps import Decision, Plan, Range, SourceCount
+from conduit_dagster.state.steps import Decision, Plan, SourceCount
 from conduit_dagster.state.tables import sources, steps
 
 
@@ -39,7 +39,8 @@ class _Chain:
     def follow(self, plan: Plan, decision: Decision) -> None:
         for span in plan.ranges:
             self._compare(span.source, span.generation, span.offset, f"step {plan.step} begins at")
-            self._next[span.source, span.generation] = span.offset + _read(decision, span)
+            read = decision.sources.get(span.source, SourceCount()).read
+            self._next[span.source, span.generation] = span.offset + read
 
     def arrive(self, row: Any) -> None:
         self._compare(row["source"], row["generation"], row["records"], "the source stands at")
@@ -48,7 +49,3 @@ class _Chain:
         expected = self._next.get((source, generation), offset)
         if offset != expected:
             self.gaps.append(f"{source}: {what} {offset}, the step before it ended at {expected}")
-
-
-def _read(decision: Decision, span: Range) -> int:
-    return decision.sources.get(span.source, SourceCount()).read

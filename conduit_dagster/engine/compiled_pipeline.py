@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
+
 from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, BuiltinPlugins
 from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.engine.nodes import Node, Step, filter_nodes, selects_of
@@ -138,7 +140,7 @@ def is_edit(node: str) -> bool:
 @lru_cache(maxsize=64)
 def compile_encoded(data: bytes) -> CompiledPipeline:
     """Return the compiled pipeline of an encoded program; compiled once per worker."""
-    return compile_program(Program.decode(data))
+    return compile_program(msgspec.msgpack.decode(data, type=Program))
 
 
 def compile_program(

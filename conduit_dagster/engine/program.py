@@ -73,14 +73,5 @@ class Program(msgspec.Struct, frozen=True):
     secrets: list[str] = []
     """Values that must not appear in any text from a task."""
 
-    def encode(self) -> bytes:
-        """Encode the program for the tasks."""
-        return msgspec.msgpack.encode(self)
-
-    @staticmethod
-    def decode(data: bytes) -> Program:
-        """Decode the result of :meth:`encode`."""
-        return msgspec.msgpack.decode(data, type=Program)
-
 
 learn(Program)

@@ -6,6 +6,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_encoded
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile
 from conduit_dagster.engine.dead_letters.split_letters import Originals, SplitContext, SplitLetters
@@ -30,7 +32,7 @@ _QUERY_RECORDS, _QUERY_BYTES = 12_000, 262_144
 @quiet_collector()
 def stage_task(program: bytes, job: bytes, number: int) -> bytes:
     """Run one task of a :class:`StageJob`; return its encoded ledger."""
-    return run_task(program, StageJob.decode(job), number).encode()
+    return msgspec.msgpack.encode(run_task(program, msgspec.msgpack.decode(job, type=StageJob), number))
 
 
 def run_task(program: bytes, job: StageJob, number: int) -> Ledger:

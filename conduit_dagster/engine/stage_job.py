@@ -71,15 +71,6 @@ class StageJob(msgspec.Struct, frozen=True):
     state_folder: str = ""
     """Folder of the state files."""
 
-    def encode(self) -> bytes:
-        """Encode the job for the tasks."""
-        return msgspec.msgpack.encode(self)
-
-    @staticmethod
-    def decode(data: bytes) -> StageJob:
-        """Decode the result of :meth:`encode`."""
-        return msgspec.msgpack.decode(data, type=StageJob)
-
 
 learn(StageJob)
 
@@ -170,15 +161,6 @@ class Ledger(msgspec.Struct):
     error: TaskError | None = None
     failed: SourceFailure | None = None
     """If set, nothing else of the task counts: the step is cut right before the failure."""
-
-    def encode(self) -> bytes:
-        """Encode the ledger for the driver."""
-        return msgspec.msgpack.encode(self)
-
-    @staticmethod
-    def decode(data: bytes) -> Ledger:
-        """Decode the output of :meth:`encode`."""
-        return msgspec.msgpack.decode(data, type=Ledger)
 
 
 def task_error(error: BaseException, doing: str) -> TaskError:

@@ -138,9 +138,9 @@ class Stager:
         return self._context.consumers[consumer].staging(self._base)
 
     def _run(self, job: StageJob) -> list[Ledger]:
-        task = partial(stage_task, self._context.program, job.encode())
+        task = partial(stage_task, self._context.program, msgspec.msgpack.encode(job))
         rows = self._context.jobs.each(len(job.tasks), task, self._pipeline.queries)
-        return sorted(map(Ledger.decode, rows), key=lambda ledger: ledger.task)
+        return sorted((msgspec.msgpack.decode(row, type=Ledger) for row in rows), key=lambda ledger: ledger.task)
 
     def _verify(self, plan: Plan) -> None:
         # verify the identity of the data again at the end: a missing range is fatal, never skipped

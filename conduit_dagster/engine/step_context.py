@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
@@ -101,7 +103,7 @@ class StepContext:
         self.archive = Archive(archive_folder(log, self.name))
         self.processor_states = ProcessorStateFiles(state_folder(log, self.name))
         self.hashes = DeliveryHashes(self.pipeline)
-        self.program = self.pipeline.program.encode()
+        self.program = msgspec.msgpack.encode(self.pipeline.program)
         self.reload()
 
     def reload(self) -> None:

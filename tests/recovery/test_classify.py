@@ -8,6 +8,7 @@ import pickle
 import traceback
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from conduit_dagster.engine.stage_job import Ledger, task_error
@@ -79,7 +80,8 @@ def test_b08_a_fatal_error_stays_fatal(wrapper: str) -> None:
 @pytest.mark.parametrize("wrapper", WRAPPED)
 def test_b08_through_a_tasks_ledger_and_blame(wrapper: str) -> None:
     """As the engine hands it on: out of a task, and out of a connector on the driver."""
-    ledger = Ledger.decode(Ledger(0, error=task_error(WRAPPED[wrapper](), "a task failed")).encode())
+    sent = msgspec.msgpack.encode(Ledger(0, error=task_error(WRAPPED[wrapper](), "a task failed")))
+    ledger = msgspec.msgpack.decode(sent, type=Ledger)
     assert ledger.error is not None
     for error in (ledger.error.as_error(), blame(WRAPPED[wrapper](), "p:in")):
         assert error.fatal
