@@ -100,7 +100,7 @@ class _Redacted:
     def __init__(self, fields: Sequence[str], paths: Sequence[Sequence[Step]], is_join: bool) -> None:
         references = [Reference.parse(text) for text in fields]
         self._names = {one.path[0] for one in references if one.path}
-        self._ways = paths
+        self._paths = paths
         # a whole part, or metadata: the columns it has gone into are unknown
         self._everything = any(is_join or not one.path or one.root == "metadata" for one in references)
 
@@ -108,7 +108,7 @@ class _Redacted:
         """Return whether the column of this field must be masked; also True if unknown."""
         if self._everything or not self._names:
             return self._everything
-        return field is None or any(self._is_made_of_one(nodes, field) for nodes in self._ways)
+        return field is None or any(self._is_made_of_one(nodes, field) for nodes in self._paths)
 
     def _is_made_of_one(self, nodes: Sequence[Step], field: str) -> bool:
         # a field is redacted by its name at any point of the path

@@ -68,6 +68,10 @@ class Stored:
     """Time of the last run's end, or later; 0 while an owner is alive, whose every transaction would change it."""
 
 
+_START_LIMIT = 180
+"""Seconds; also Dagster's default."""
+
+
 @dataclass(frozen=True)
 class LastRun:
     """The newest run of the pipeline's own job."""
@@ -85,7 +89,7 @@ class LastRun:
     """Time of its last change of status, such as its launch from the queue."""
     asked_ns: int | None = None
     """Time of the newest request when a sensor launched it as a start."""
-    start_limit_ns: int = 180_000_000_000
+    start_limit_ns: int = _START_LIMIT * 1_000_000_000
     """Time from its launch after which it counts as crashed if it has not begun, unless its restart is not due yet."""
 
 
@@ -263,7 +267,7 @@ def clock_ahead(instance: dg.DagsterInstance, record: dg.RunRecord) -> float | N
 def start_limit_ns(instance: dg.DagsterInstance) -> int:
     """Return the longest time that a launched run may take to begin: three minutes, or Dagster's own limit if longer,
     as where a pod has to fetch its image first."""
-    return max(180, instance.run_monitoring_start_timeout_seconds) * 1_000_000_000
+    return max(_START_LIMIT, instance.run_monitoring_start_timeout_seconds) * 1_000_000_000
 
 
 def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> LastRun:

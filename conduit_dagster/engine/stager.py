@@ -16,7 +16,6 @@ from conduit_dagster.engine.plugin_results import splits_of
 from conduit_dagster.engine.stage import stage_task
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
 from conduit_dagster.engine.step_context import StepContext
-from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import MISCOUNTED, Part
 from conduit_dagster.state.steps import Plan, StagedDelivery
@@ -117,9 +116,10 @@ class Stager:
     def _tasks(self, plan: Plan) -> Tasks:
         splits, slots = list[SplitOf](), self._context.step_slots
         for span in plan.ranges:
-            source, node = self._pipeline.source_node(span.source).source, node_id(self._context.name, span.source)
+            one = self._pipeline.source_node(span.source)
             n = 1 if span.source in self._uncounted else slots
-            splits.extend(SplitOf(span.source, split) for split in splits_of(node, source, span.start, span.end, n))
+            found = splits_of(one.node, one.source, span.start, span.end, n)
+            splits.extend(SplitOf(span.source, split) for split in found)
         return group(splits, slots)
 
     def relocated(self, tasks: Tasks) -> Tasks:

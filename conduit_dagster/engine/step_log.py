@@ -127,7 +127,7 @@ class StepLog:
         reached("after-log-stage", self._context.name)
         logged = [(append, _parts(append, staged.ledgers)) for append in appends]
         for append, parts in logged:
-            _require_whole(self._context.node(append.node.id), span_of(plan, append.node.id), parts)
+            _require_whole(append.node.node, span_of(plan, append.node.id), parts)
         # commit the log before the step can be prepared: the log consists only of files that the manifest names
         self._appender.commit(logged)
         reached("after-log", self._context.name)

@@ -61,12 +61,12 @@ class DestinationConformance:
     @pytest.fixture
     def make(self) -> Make:
         """Create the destination; instances may share nothing but the storage they write to."""
-        raise NotImplementedError("derive, and give a fixture make")
+        pytest.fail("derive, and give a fixture make")
 
     @pytest.fixture
     def delivered(self) -> Delivered:
         """Return the delivered records."""
-        raise NotImplementedError("derive, and give a fixture delivered")
+        pytest.fail("derive, and give a fixture delivered")
 
     @pytest.fixture
     def steps(self, make: Make, tmp_path: Path) -> Steps:
