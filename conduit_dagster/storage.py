@@ -214,6 +214,18 @@ def _is_torn(url: str, data: bytes) -> bool:
     return len(there) < len(data) and data.startswith(there)
 
 
+def link(source: Path, into: Path) -> None:
+    """Link a file under a second name; copy it durably if the file system has no hard links.
+
+    Raises ``OSError``. Does not sync the new directory entry, and ``source`` must already be durable.
+    """
+    try:
+        os.link(source, into)
+    except OSError:
+        shutil.copyfile(source, into)
+        sync(str(into))
+
+
 def open_read(url: str) -> IO[bytes]:
     """Open a file for reading."""
     path = local_path(url)

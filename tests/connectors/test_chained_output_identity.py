@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.file import birth
+from conduit_dagster.connectors.file import file_state
 from conduit_dagster.connectors.pipeline import output
 from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.connectors.pipeline.source import PipelineSource, PipelineSourceSettings
@@ -104,7 +104,7 @@ def one_file(tmp_path: Path) -> Iterator[Chain]:
 def births(monkeypatch: Patch) -> Callable[[int], None]:
     """Set every file's birth time; 0: the file system does not know it."""
     told = [1_000]
-    monkeypatch.setattr(birth, "birth_of", lambda file: told[0])
+    monkeypatch.setattr(file_state, "birth_of", lambda file: told[0])
     return lambda value: told.__setitem__(0, value)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.file_deliveries import make, next_one, publish_some
 
-from conduit_dagster.connectors.file.positioned import write_delivery
+from conduit_dagster.connectors.file.ordered_file import write_delivery
 from conduit_dagster.sdk import Delivery
 
 Fate = Literal["whole", "dropped", "torn", "holed", "late"]

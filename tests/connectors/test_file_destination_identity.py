@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from lab.file_deliveries import make, next_one, prepared, publish_some, rows, stage
 
-from conduit_dagster.connectors.file import birth, ordered
+from conduit_dagster.connectors.file import file_state, ordered_file
 from conduit_dagster.connectors.file.destination import FileDestination
-from conduit_dagster.connectors.file.opened import OpenFile
+from conduit_dagster.connectors.file.open_file import OpenFile
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Delivery, Strategy
 
@@ -67,7 +67,7 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
 def births(monkeypatch: Patch) -> Callable[[int], None]:
     """Set every file's birth time; 0: the file system does not know it."""
     told = [1_000]
-    monkeypatch.setattr(birth, "birth_of", lambda file: told[0])
+    monkeypatch.setattr(file_state, "birth_of", lambda file: told[0])
     return lambda value: told.__setitem__(0, value)
 
 
@@ -198,7 +198,7 @@ def test_without_births_late_bytes_of_at_most_once_are_no_foreign_ones(
     late, expected = next_one(destination, tmp_path, 1, [[1]], None)
     second, expected = next_one(destination, tmp_path, 2, [[2]], expected)
     with (tmp_path / "out.jsonl").open("r+b") as file:
-        ordered.write_delivery(file.fileno(), late, lambda: None)
+        ordered_file.write_delivery(file.fileno(), late, lambda: None)
     destination.publish(second)
     make(tmp_path, strategy="at-most-once").target(expected)
     assert rows(tmp_path / "out.jsonl") == [1, 2]
@@ -240,7 +240,7 @@ def test_a_path_that_changes_hands_before_the_bytes_are_written(tmp_path: Path, 
     """They go into the file that was judged; the other one keeps its own, and the next target names it."""
     destination, _, second = two(tmp_path, "exactly-once")
     path = tmp_path / "out.jsonl"
-    monkeypatch.setattr(ordered, "write_delivery", before(ordered.write_delivery, lambda: swap(path)))
+    monkeypatch.setattr(ordered_file, "write_delivery", before(ordered_file.write_delivery, lambda: swap(path)))
     expected = destination.publish(second)
     assert (path.read_bytes(), rows(path.with_name("kept"))) == (FOREIGN, [1, 2])
     changed(lambda: destination.target(expected))
@@ -251,7 +251,7 @@ def test_a_path_that_changes_hands_before_its_file_is_mended(tmp_path: Path, mon
     delivery, expected = next_one(destination, tmp_path, 1, [[1, 2, 3]], None)
     publish_some(destination, delivery)
     torn = path.read_bytes()
-    monkeypatch.setattr(ordered, "mend", before(ordered.mend, lambda: swap(path, b"\0\0\0")))
+    monkeypatch.setattr(ordered_file, "mend", before(ordered_file.mend, lambda: swap(path, b"\0\0\0")))
     destination.target(expected)
     assert path.read_bytes() == b"\0\0\0"
     assert path.with_name("kept").read_bytes() == torn + b"\n" * (delivery.bytes - len(torn))

@@ -11,7 +11,7 @@ import pytest
 from lab.file_changes import NEW, OLD, rotate, write
 from lab.file_reading import Reader, append
 
-from conduit_dagster.connectors.file import birth
+from conduit_dagster.connectors.file import file_state
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
@@ -34,30 +34,30 @@ def test_an_inode_that_is_given_to_the_next_file(tmp_path: Path, log: Path) -> N
         if (inbox / "2.jsonl").stat().st_ino == inode:
             break
         (inbox / "2.jsonl").rename(inbox / f".{attempt}")
-    if not (inbox / "2.jsonl").exists() or not birth.birth_of(str(inbox / "2.jsonl")):
+    if not (inbox / "2.jsonl").exists() or not file_state.birth_of(str(inbox / "2.jsonl")):
         pytest.skip("this file system does not give the inode again, or tells no births")
     assert source.step() == OLD
 
 
 def test_the_same_inode_with_another_birth(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As above, on any file system: the content is identical."""
-    monkeypatch.setattr(birth, "birth_of", lambda file: 1_000)
+    monkeypatch.setattr(file_state, "birth_of", lambda file: 1_000)
     write(log, OLD)
     source = Reader(tmp_path)
     assert source.step() == OLD
     assert source.step() == []
-    monkeypatch.setattr(birth, "birth_of", lambda file: 2_000)
+    monkeypatch.setattr(file_state, "birth_of", lambda file: 2_000)
     assert source.step() == OLD
 
 
 def test_the_same_inode_with_another_birth_and_lines_that_were_not_read(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(birth, "birth_of", lambda file: 1_000)
+    monkeypatch.setattr(file_state, "birth_of", lambda file: 1_000)
     write(log, OLD)
     source = Reader(tmp_path)
     assert source.step(Limit(2, 100)) == OLD[:2]
-    monkeypatch.setattr(birth, "birth_of", lambda file: 2_000)
+    monkeypatch.setattr(file_state, "birth_of", lambda file: 2_000)
     with pytest.raises(FatalError, match=r"bytes 10 to 25 of app\.log are gone"):
         source.step()
 
@@ -111,8 +111,8 @@ def test_a_position_of_the_version_before(tmp_path: Path, log: Path) -> None:
     rotate(log)
     assert source.step() == [*OLD[3:], *NEW]
     assert [file["birth"] for file in source.position["files"]] == [
-        birth.birth_of(f"{log}.1"),
-        birth.birth_of(str(log)),
+        file_state.birth_of(f"{log}.1"),
+        file_state.birth_of(str(log)),
     ]
 
 
@@ -124,7 +124,7 @@ def test_births_of_files_that_were_read_before(tmp_path: Path) -> None:
     source.position = as_stored_before(source.position)
     append(tmp_path / "b.txt", "2\n")
     assert source.step() == ["2"]
-    assert source.position["files"][0]["birth"] == birth.birth_of(str(tmp_path / "a.txt"))
+    assert source.position["files"][0]["birth"] == file_state.birth_of(str(tmp_path / "a.txt"))
 
 
 def test_what_a_look_happens_to_see_is_no_part_of_a_place(
@@ -135,7 +135,7 @@ def test_what_a_look_happens_to_see_is_no_part_of_a_place(
     source = Reader(tmp_path)
     seen = source.source.latest(source.position, Limit(2, 100))
     append(log, "more\n")
-    monkeypatch.setattr(birth, "birth_of", lambda file: 0)
+    monkeypatch.setattr(file_state, "birth_of", lambda file: 0)
     source.restart()
     later = source.source.latest(source.position, Limit(2, 100))
     assert seen != later
@@ -148,7 +148,7 @@ def test_what_a_look_happens_to_see_is_no_part_of_a_place(
 
 def test_without_births(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is followed and renamed as before; one with its inode that is older is a different one."""
-    monkeypatch.setattr(birth, "birth_of", lambda file: 0)
+    monkeypatch.setattr(file_state, "birth_of", lambda file: 0)
     write(log, OLD)
     source = Reader(tmp_path)
     assert source.step() == OLD
@@ -162,19 +162,19 @@ def test_without_births(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("file", [10**6, "/there/is/no/such/file"])
 def test_no_birth_is_no_error(file: int | str) -> None:
-    assert birth.birth_of(file) == 0
+    assert file_state.birth_of(file) == 0
 
 
 def test_a_c_library_without_statx(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(log, "a\n")
-    monkeypatch.setattr(birth, "_statx", lambda: None)
-    assert birth.birth_of(str(log)) == int(getattr(log.stat(), "st_birthtime", 0) * 1e9)
+    monkeypatch.setattr(file_state, "_statx", lambda: None)
+    assert file_state.birth_of(str(log)) == int(getattr(log.stat(), "st_birthtime", 0) * 1e9)
 
 
 def test_a_birth_is_the_file_s_under_every_name(tmp_path: Path, log: Path) -> None:
     append(log, "a\n")
-    was = birth.birth_of(str(log))
+    was = file_state.birth_of(str(log))
     log.rename(tmp_path / "b")
     append(tmp_path / "b", "b\n")
     with (tmp_path / "b").open("rb") as file:
-        assert birth.birth_of(file.fileno()) == was == birth.birth_of(str(tmp_path / "b"))
+        assert file_state.birth_of(file.fileno()) == was == file_state.birth_of(str(tmp_path / "b"))

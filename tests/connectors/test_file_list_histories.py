@@ -16,7 +16,7 @@ from lab.file_reading import Reader, append
 from lab.inbox import WAITS
 from lab.kept import MemoryValues, leave_at
 
-from conduit_dagster.connectors.file import entry_turns
+from conduit_dagster.connectors.file import folder_scan
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Limit, ReadOptions
 
@@ -221,7 +221,7 @@ def test_the_same_records_and_places_whether_files_leave_or_stay(
 def test_runs_that_drain_a_folder_with_many_files(moves: list[tuple[str, int, int]], on_gone: str) -> None:
     """As above, in folders where one look examines one file: a run's horizon examines all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entry_turns, "EXAMINED_AT_ONCE", 1)
+        patch.setattr(folder_scan, "EXAMINED_AT_ONCE", 1)
         compare(moves, on_gone, drain=True)
 
 

@@ -15,9 +15,8 @@ from lab.file_reading import MUCH, Reader, append
 from lab.inbox import WAITS, Inbox
 from lab.kept import MemoryValues
 
-from conduit_dagster.connectors.file.file_position import parse_position
+from conduit_dagster.connectors.file.file_position import FileLists, parse_position
 from conduit_dagster.connectors.file.file_state import TrackedFile
-from conduit_dagster.connectors.file.finished_files import FileLists
 from conduit_dagster.connectors.kept_lists import FinishedLists
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
@@ -126,8 +125,8 @@ def test_a_few_finished_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_file_without_a_birth_time_stays(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next file with its inode would be mistaken for it, long after it was deleted."""
-    monkeypatch.setattr("conduit_dagster.connectors.file.birth.birth_of", lambda file: 0)
-    monkeypatch.setattr("conduit_dagster.connectors.file.birth._known", {})
+    monkeypatch.setattr("conduit_dagster.connectors.file.file_state.birth_of", lambda file: 0)
+    monkeypatch.setattr("conduit_dagster.connectors.file.file_state._known", {})
     inbox.write("a", "1")
     inbox.step()
     inbox.leave()

@@ -10,7 +10,7 @@ import pytest
 from lab.file_changes import pack
 from lab.file_reading import ENDLESS, MUCH, Reader, append
 
-from conduit_dagster.connectors.file import birth, step_ranges
+from conduit_dagster.connectors.file import file_state, step_ranges
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Limit, ReadOptions
 
@@ -274,7 +274,7 @@ def test_another_file_beside_an_empty_one(tmp_path: Path, log: Path) -> None:
     before = log.stat().st_ctime_ns
     other = tmp_path / "app.log-errors"
     append(other, "error\n")
-    while birth.birth_of(str(other)) == before:  # the resolution of the file system's clock
+    while file_state.birth_of(str(other)) == before:  # the resolution of the file system's clock
         other.unlink()
         append(other, "error\n")
     assert reader.step() == []

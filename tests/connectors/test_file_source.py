@@ -9,7 +9,7 @@ import pytest
 from lab.file_reading import ENDLESS, MUCH, Reader, append
 from lab.file_rights import obeyed
 
-from conduit_dagster.connectors.file.opened import OpenFile
+from conduit_dagster.connectors.file.open_file import OpenFile
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Keys, Limit, ReadOptions
 

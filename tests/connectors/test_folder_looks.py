@@ -9,7 +9,7 @@ from lab.file_reading import append
 from lab.inbox import Inbox
 from structlog.testing import capture_logs
 
-from conduit_dagster.connectors.file import entry_turns
+from conduit_dagster.connectors.file import folder_scan
 from conduit_dagster.connectors.file.listing import FolderEntries
 from conduit_dagster.sdk import Limit
 
@@ -22,7 +22,7 @@ def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inbox:
 @pytest.fixture
 def large(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Inbox:
     """Twenty finished files in lists; a look examines three of them."""
-    monkeypatch.setattr(entry_turns, "EXAMINED_AT_ONCE", 3)
+    monkeypatch.setattr(folder_scan, "EXAMINED_AT_ONCE", 3)
     for number in range(20):
         inbox.write(f"{number:02d}", f"{number}")
     while inbox.step():

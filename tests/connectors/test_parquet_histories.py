@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lab.kept import MemoryValues
 from lab.parquet_inbox import NEVER, Inbox, Reader
 
-from conduit_dagster.connectors.file import entry_turns
+from conduit_dagster.connectors.file import folder_scan
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
@@ -107,7 +107,7 @@ def test_random_histories(moves: list[tuple[str, int, int]]) -> None:
 def test_runs_that_drain_a_folder_with_many_files(moves: list[tuple[str, int, int]]) -> None:
     """As above, in folders where one look examines one finished and one new file: a run's horizon examines all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entry_turns, "EXAMINED_AT_ONCE", 1)
+        patch.setattr(folder_scan, "EXAMINED_AT_ONCE", 1)
         compare(moves, drains=True)
 
 

@@ -10,7 +10,7 @@ import pytest
 from lab.kept import MemoryValues
 from lab.parquet_inbox import ALL, NEVER, Inbox, Reader, values
 
-from conduit_dagster.connectors.file import entry_turns
+from conduit_dagster.connectors.file import folder_scan
 from conduit_dagster.connectors.parquet import parquet_folder, parquet_scan
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
@@ -59,14 +59,14 @@ def test_many_finished_files_are_examined_in_turns(
     tmp_path: Path, inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replaced and deleted files show at once; overwritten ones in their turn, and in a drained run."""
-    monkeypatch.setattr(entry_turns, "EXAMINED_AT_ONCE", 2)
+    monkeypatch.setattr(folder_scan, "EXAMINED_AT_ONCE", 2)
     for name in "abcdefg":
         inbox.put(name, 1)
     reader.step()
     inbox.put("z", 1)
     reader.step()
-    looked, look = list[str](), entry_turns.examine
-    monkeypatch.setattr(entry_turns, "examine", lambda path: (looked.append(Path(path).name), look(path))[1])
+    looked, look = list[str](), folder_scan.examine
+    monkeypatch.setattr(folder_scan, "examine", lambda path: (looked.append(Path(path).name), look(path))[1])
     turns = list[set[str]]()
     for _ in range(5):
         looked.clear()
@@ -99,7 +99,7 @@ def test_new_files_of_a_large_folder_are_read_in_order_and_once(
     inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those that no look examines before they are reached, and an unexamined link to a finished file."""
-    monkeypatch.setattr(entry_turns, "EXAMINED_AT_ONCE", 2)
+    monkeypatch.setattr(folder_scan, "EXAMINED_AT_ONCE", 2)
     for name in "abcdefg":
         inbox.put(name, 1)
     reader.step()

@@ -16,7 +16,7 @@ from lab.support import DECODE, Crashes, Lab, destination, processor, queue, sou
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from conduit_dagster.connectors.file.ordered import OrderedFile
+from conduit_dagster.connectors.file.ordered_file import OrderedFile
 from conduit_dagster.sdk import Delivery
 from conduit_dagster.state.overview import consumer_rows
 

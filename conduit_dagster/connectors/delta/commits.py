@@ -20,7 +20,6 @@ from deltalake.transaction import AddAction, RemoveAction
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema
 from conduit_dagster.connectors.delta.table import DeltaTableLog
-from conduit_dagster.connectors.hardlink import link
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Delivery, Part
@@ -102,7 +101,7 @@ def _replace(staged: Path, final: Path) -> None:
     """Hard-link the staged file and move the link to its final name atomically."""
     # not a hidden name: vacuum then removes what a crash leaves here
     ready = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
-    link(staged, ready)
+    storage.link(staged, ready)
     _renew(ready)
     ready.replace(final)
     ready.unlink(missing_ok=True)  # renaming a hard link onto another link to the same file leaves both

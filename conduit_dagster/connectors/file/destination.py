@@ -1,16 +1,21 @@
-"""The ``file`` destination: one ordered file, or a folder of parts."""
+"""The ``file`` destination: one ordered file, or a folder of parts; and the history of its output, in its target."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.file.ordered import OrderedFile
-from conduit_dagster.connectors.file.output_history import moved, planned, published, without_history
-from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout, count_lines, last_documents
-from conduit_dagster.connectors.file.parts import PartsFolder
+from conduit_dagster.connectors.file.ordered_file import OrderedFile
+from conduit_dagster.connectors.file.path_destination import (
+    PartsFolder,
+    PathDestination,
+    PathLayout,
+    count_lines,
+    last_documents,
+)
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.formats import OpenCdcJson, PayloadAsJson, PayloadJson, Template, make_format
 from conduit_dagster.sdk import (
@@ -75,26 +80,92 @@ class FileDestination(PathDestination):
 
     def target(self, previous: Target | None) -> Target:
         """Return the exact target of this delivery, and the format of its lines."""
-        made = super().target(without_history(previous))
-        return planned(made, previous or {}, self.settings.format)
+        made = super().target(_without_history(previous))
+        return _planned(made, previous or {}, self.settings.format)
 
     def retarget(self, delivery: Delivery) -> Target | None:
         """Return another target, only for one ordered file with ``if-changed: adopt``."""
         made = super().retarget(delivery)
-        return made and moved(made, delivery.target)
+        return made and _moved(made, delivery.target)
 
     def publish(self, delivery: Delivery) -> Target:
         """Publish all of the delivery, or nothing that a later step could follow; any process may repeat it."""
-        return published(super().publish(delivery), delivery)
+        return _published(super().publish(delivery), delivery)
 
     def settled(self, delivery: Delivery) -> Target:
         """Make the delivery durable and return the target after it."""
-        return published(super().settled(delivery), delivery)
+        return _published(super().settled(delivery), delivery)
 
     def expected(self, delivery: Delivery) -> Target:
         """Return the future result of :meth:`settled`, whether or not the delivery succeeds."""
-        return published(super().expected(delivery), delivery)
+        return _published(super().expected(delivery), delivery)
 
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer that stages encoded lines."""
         return StagedWriter(task, self._format)
+
+
+_NEXT, _FORMATS, _FORMER = "format", "formats", "former"
+_HISTORY = (_NEXT, _FORMATS, _FORMER)
+_MOST_FORMER = 20
+"""Number of earlier paths that are known: the target is stored with every step."""
+
+
+def _planned(target: Target, previous: Target, name: str) -> Target:
+    """Return the target of a delivery in the format ``name``, with what earlier targets say of this and other paths."""
+    every = list(outputs(previous))
+    known = next((one.get(_FORMATS, []) for one in every if _goes_on(target, one)), [])
+    former = [one for one in every if one["path"] != target["path"]][:_MOST_FORMER]
+    return {**target, _NEXT: name, _FORMATS: known, **({_FORMER: former} if former else {})}
+
+
+def outputs(target: Target) -> Iterator[Target]:
+    """Yield the current output of a target, then the earlier ones at other paths, the newest first."""
+    if "path" in target:
+        yield {key: value for key, value in target.items() if key != _FORMER}
+    yield from target.get(_FORMER, [])
+
+
+def _goes_on(target: Target, previous: Target) -> bool:
+    """Return whether it is the same path in the same layout."""
+    return previous.get("path") == target["path"] and ("length" in previous) == ("base" in target)
+
+
+def _moved(target: Target, lost: Target) -> Target:
+    """Return a new target for a delivery whose own one is lost, with the same history."""
+    return {**target, **{key: lost[key] for key in _HISTORY if key in lost}}
+
+
+def _published(target: Target, delivery: Delivery) -> Target:
+    """Return the target after a delivery, with the place where its format begins unless that is the last one's.
+
+    A place is a byte of an ordered file, or a step of a folder. A target of an older version has no formats.
+    """
+    if _NEXT not in delivery.target:
+        return target
+    place, name = delivery.target.get("base", delivery.step), delivery.target[_NEXT]
+    known = list(takewhile(lambda one: one[0] < place, delivery.target[_FORMATS]))
+    if not known or known[-1][1] != name:
+        known.append([place, name])
+    former: dict[str, Any] = {key: delivery.target[key] for key in (_FORMER,) if key in delivery.target}
+    return {**{key: value for key, value in target.items() if key != _NEXT}, _FORMATS: known, **former}
+
+
+def _without_history(target: Target | None) -> Target | None:
+    """Return the target as its layout made it."""
+    return target and {key: value for key, value in target.items() if key not in _HISTORY}
+
+
+def stretches(target: Target, start: int, end: int) -> list[tuple[int, str]]:
+    """Return where each format in ``[start, end)`` ends, and its name; empty if they are not known.
+
+    What was there before the first known format counts as that format.
+    """
+    known = target.get(_FORMATS, [])
+    ends = [*(place for place, _ in known[1:]), end]
+    every = ((begin, upto, name) for (begin, name), upto in zip(known, ends, strict=False))
+    return [
+        (min(upto, end), name)
+        for number, (begin, upto, name) in enumerate(every)
+        if start < upto and (number == 0 or begin < end)
+    ]

@@ -1,20 +1,22 @@
 """A file source's position: how far each file is read, the lists with fully read files, and the ends of copies.
 
-The end of a collection's copy determines the mode of its records (reference 4, Mode).
+The end of a collection's copy determines the mode of its records (reference 4, Mode). The lists are kept outside the
+position, which names them by digest.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.file.file_state import TrackedFile
-from conduit_dagster.connectors.kept_lists import FinishedLists, PositionWithLists
+from conduit_dagster.connectors import kept_lists
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
+from conduit_dagster.connectors.kept_lists import FinishedLists, FinishedRows, KeptLists, PositionWithLists
 from conduit_dagster.msgspec_warmup import learn
-from conduit_dagster.sdk import Split
+from conduit_dagster.sdk import ConnectorContext, Split
 
 MOST_ENDS: Final = 256
 """Maximum number of collections whose ends are in a position, to keep it small: records of further ones have no mode.
@@ -146,3 +148,148 @@ def parse_position(value: Any) -> FilePosition:
 
 
 learn(FilePosition, FinishedLists)
+
+
+Alive = Callable[[Collection[TrackedFile]], Collection[int]]
+"""Returns the numbers of the given files that still exist."""
+
+
+class FinishedFiles(FinishedRows[TrackedFile]):
+    """The files in the lists of one position, by inode. Immutable."""
+
+    def settled(self, found: FoundFile, active: Collection[int]) -> TrackedFile | None:
+        """Return the row of the found file if it has not changed since; ``active``: numbers to leave out.
+
+        No tool can set an inode's change time, so equal states mean equal content.
+        """
+        for row in self.at(found.inode):
+            if (
+                row.changed == found.changed
+                and row.size == found.size
+                and row.modified == found.modified
+                and row.birth == found.birth
+                and row.number not in active
+            ):
+                return row
+        return None
+
+    def may_be(self, found: FoundFile, active: Collection[int]) -> list[TrackedFile]:
+        """Return the rows that a found file may match, newest first, without ``active`` numbers."""
+        rows = [row for row in self.at(found.inode) if row.number not in active and row.may_be(found)]
+        return sorted(rows, key=lambda row: -row.number)
+
+
+def void(number: int) -> TrackedFile:
+    """Return a row that hides an earlier one, of a file that was rewritten, or dropped under a later state."""
+    return TrackedFile("", number, 0)
+
+
+NO_FILES: Final = FinishedFiles({}, {})
+
+
+class FileStates(NamedTuple):
+    """Scan results for the files that a position knows."""
+
+    here: Mapping[int, FoundFile]
+    """Current location of the existing files, by number."""
+    gone: Sequence[TrackedFile]
+    """Files of the position that no longer exist."""
+    listed: Sequence[TrackedFile]
+    """Files of the lists that changed, but not in the part already read."""
+    untrue: Sequence[TrackedFile]
+    """Files of the lists that no longer contain it, or had other content since."""
+
+    def finished(self, file: TrackedFile) -> Iterator[TrackedFile]:
+        """Yield the file with its newest observations, if it is fully read and no other file can be mistaken for it."""
+        found = self.here[file.number]
+        is_read = file.size == file.offset == found.size and file.ahead <= file.offset
+        # without a birth time, the next file that reuses the inode would be mistaken for the deleted one, forever
+        if is_read and not found.unpacked and file.inode and file.birth and file.birth == found.birth:
+            yield msgspec.structs.replace(file, modified=found.modified, changed=found.changed)
+
+
+class FileLists(KeptLists[TrackedFile, FinishedFiles]):
+    """Lists of the finished files of a folder or glob."""
+
+    def __init__(self, context: ConnectorContext) -> None:
+        super().__init__(context, TrackedFile, NO_FILES)
+
+    def back(self, position: FilePosition, numbers: Iterable[int]) -> list[TrackedFile]:
+        """Return the files with these numbers that a position has only in its lists."""
+        active, finished = {file.number for file in position.files}, self.of(position)
+        return [row for number in numbers if number not in active and (row := finished.find(number)) is not None]
+
+    def left(self, position: FilePosition, states: FileStates, changed: Collection[int], alive: Alive) -> FilePosition:
+        """Return the position without its finished files, after they are stored durably in a list.
+
+        ``changed``: numbers of the files that the step reads, which stay. ``alive`` returns the files to keep when all
+        lists are merged.
+        """
+        finished, read = self.of(position), position.read or FinishedLists()
+        leaving = [row for file in position.files if file.number not in changed for row in states.finished(file)]
+        if len(leaving) < kept_lists.LEAVES_AT:
+            leaving = []
+        gone = {file.number for file in states.gone}
+        # an outdated row must not match again: the file's next content may begin like the old one
+        hidden = [void(number) for number in gone if number in finished.rows]
+        hidden += [void(file.number) for file in states.untrue]
+        read = read.moved([*leaving, *states.gone], ())
+        if leaving or hidden:
+            again = [row for file in states.listed if file.number not in changed for row in states.finished(file)]
+            read = self.added(read, [*leaving, *hidden, *again], lambda view: _gone(view, alive))
+        numbers = {row.number for row in leaving}
+        files = tuple(file for file in position.files if file.number not in numbers)
+        return msgspec.structs.replace(position, files=files, read=read)
+
+
+def _gone(view: FinishedFiles, alive: Alive) -> list[int]:
+    existing = set(alive(view.rows.values()))
+    return [number for number in view.rows if number not in existing]
+
+
+def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterator[tuple[TrackedFile, TrackedFile]]:
+    """Yield each file with a non-empty part in the range, at its start and at its end, in reading order.
+
+    Files are looked up in the lists of both positions as well: one that grew continues at its recorded end.
+    """
+    before, finished = {file.number: file for file in start.files}, lists.of(start)
+    for last in _at(end, finished, lists.of(end)):
+        first = before.get(last.number) or finished.find(last.number) or TrackedFile(last.name, last.number, last.inode)
+        if last.offset > first.offset:
+            # the end of its range was observed later: from now on compare the file with that observation
+            seen = {
+                "inode": last.inode,
+                "birth": last.birth,
+                "modified": last.modified,
+                "changed": last.changed,
+                "ahead": last.offset,
+                "ahead_mark": last.mark,
+            }
+            yield msgspec.structs.replace(first, **seen), last
+
+
+def _at(end: FilePosition, before: FinishedFiles, finished: FinishedFiles) -> Iterable[TrackedFile]:
+    """Return the files of a position, and those in its lists that differ from the lists ``before``."""
+    if finished is before:
+        return end.files
+    here = {file.number for file in end.files}
+    # rows in both lists are the same object, unless the lists were loaded separately
+    rows = (row for number, row in finished.rows.items() if before.rows.get(number) is not row)
+    later = [row for row in rows if row.number not in here]
+    return sorted([*later, *end.files], key=lambda file: file.number) if later else end.files
+
+
+def cut_at(cut: TrackedFile, last: TrackedFile) -> TrackedFile:
+    """Return a file at a boundary inside its range, with the observations made at the range's end."""
+    is_behind = bool(last.ahead)
+    return msgspec.structs.replace(
+        cut,
+        inode=last.inode,
+        unended=last.unended and cut.offset == last.offset,
+        size=last.size,
+        modified=last.modified,
+        changed=last.changed,
+        birth=last.birth,
+        ahead=last.ahead if is_behind else last.offset,
+        ahead_mark=last.ahead_mark if is_behind else last.mark,
+    )

@@ -7,25 +7,26 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from conduit_dagster.connectors.file.file_matching import (
+from conduit_dagster.connectors.file.file_places import (
     NO_COPIES,
     Copies,
     FileCopies,
     FileMatches,
     KnownFile,
+    LastPlaces,
+    ListedStrays,
     Match,
     Places,
     by_slot,
+    homes_of,
     open_tracked,
     slot_of,
 )
-from conduit_dagster.connectors.file.file_position import FilePosition
+from conduit_dagster.connectors.file.file_position import FilePosition, FinishedFiles
 from conduit_dagster.connectors.file.file_state import FoundFile, Quiet, TrackedFile
-from conduit_dagster.connectors.file.finished_files import FinishedFiles
-from conduit_dagster.connectors.file.folder_look import FolderLooks
+from conduit_dagster.connectors.file.folder_scan import FolderLooks
 from conduit_dagster.connectors.file.listing import FolderEntries, list_family, list_many
-from conduit_dagster.connectors.file.moved_files import LastPlaces, ListedStrays, homes_of
-from conduit_dagster.connectors.file.opened import OpenFile, begin_otherwise
+from conduit_dagster.connectors.file.open_file import OpenFile, begin_otherwise
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
 

@@ -1,11 +1,15 @@
-"""The state of a file: as found on the disk, as recorded once part of it is read, and how long it is unchanged."""
+"""The state of a file: as found on the disk, with its birth time, and as recorded once part of it is read."""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
+import struct
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -38,10 +42,19 @@ class FoundFile(NamedTuple):
         return f"{self.device}:{self.inode}:{self.birth}" if self.inode else self.name
 
 
-def found_of(url: str, name: str, state: os.stat_result, made: int) -> FoundFile:
-    """Return the file described by a ``stat`` result; ``made`` is its birth time."""
+def found_of(url: str, name: str, state: os.stat_result, file: int | str) -> FoundFile:
+    """Return the file described by the ``stat`` result of an open descriptor or a path."""
+    return _found(url, name, state, birth_of(file))
+
+
+def found_at(path: str, name: str, state: os.stat_result) -> FoundFile:
+    """Return the same for a path that is examined again and again: its birth time is cached."""
+    return _found(path, name, state, _cached_birth(path, state))
+
+
+def _found(url: str, name: str, state: os.stat_result, birth: int) -> FoundFile:
     times = state.st_mtime_ns, state.st_ctime_ns
-    return FoundFile(url, name, state.st_ino, state.st_size, *times, made, state.st_dev)
+    return FoundFile(url, name, state.st_ino, state.st_size, *times, birth, state.st_dev)
 
 
 class Quiet:
@@ -143,3 +156,74 @@ def mark_of(head: bytes, tail: bytes) -> str:
 
 
 learn(TrackedFile)
+
+
+_AT_FDCWD: Final = -100
+_AT_EMPTY_PATH: Final = 0x1000
+_BIRTH: Final = 0x800
+_SIZE: Final = 256
+_MASK: Final = struct.Struct("=I")
+_TIME: Final = struct.Struct("=qI")
+_TIME_AT: Final = 80
+"""Offset of the birth time in ``struct statx``, whose layout is the same on every architecture."""
+
+
+def birth_of(file: int | str) -> int:
+    """Return the file's birth time in nanoseconds; 0 if the C library or the file system does not provide it.
+
+    Takes an open descriptor or a path. Only the result for a descriptor is certain to belong to the bytes read from it.
+    Never raises.
+    """
+    return _statx_birth(file) or _stat_birth(file)
+
+
+_known: dict[tuple[int, int, int], int] = {}
+_MOST_KNOWN: Final = 500_000
+
+
+def _cached_birth(path: str, state: os.stat_result) -> int:
+    """Return the birth time of the file that ``state`` was read from, like :func:`birth_of`.
+
+    Cached: a file's birth never changes, and no other file has the same disk, inode and change time.
+    """
+    key = state.st_dev, state.st_ino, state.st_ctime_ns
+    if (born := _known.get(key)) is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        born = _known[key] = birth_of(path)
+    return born
+
+
+def _statx_birth(file: int | str) -> int:
+    statx = _statx()
+    if statx is None:
+        return 0
+    buffer = ctypes.create_string_buffer(_SIZE)
+    if isinstance(file, int):
+        failed = statx(file, b"", _AT_EMPTY_PATH, _BIRTH, buffer)
+    else:
+        failed = statx(_AT_FDCWD, os.fsencode(file), 0, _BIRTH, buffer)
+    if failed or not _MASK.unpack_from(buffer)[0] & _BIRTH:
+        return 0
+    seconds, nanoseconds = _TIME.unpack_from(buffer, _TIME_AT)
+    return seconds * 1_000_000_000 + nanoseconds
+
+
+@cache
+def _statx() -> Callable[..., int] | None:
+    """Return the C library's ``statx`` (glibc 2.28, musl 1.2.4); None if it has none."""
+    try:
+        statx: Any = ctypes.CDLL(None).statx
+    except (OSError, AttributeError):
+        return None
+    statx.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
+    statx.restype = ctypes.c_int
+    return statx
+
+
+def _stat_birth(file: int | str) -> int:
+    """Return the birth time as macOS and the BSDs provide it."""
+    try:
+        return int(getattr(os.stat(file), "st_birthtime", 0) * 1_000_000_000)  # noqa: PTH116  # a descriptor is no path
+    except OSError:
+        return 0

@@ -1,25 +1,24 @@
-"""Reading of byte ranges as lines and blocks of records. Runs in tasks."""
+"""Lines of byte ranges: counted on the driver, read as blocks of labelled records in tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from operator import add
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from conduit_dagster.connectors.file.file_position import FilePosition
+from conduit_dagster.connectors.collection_setting import CollectionPattern
 from conduit_dagster.connectors.file.file_state import MARK, TrackedFile, parse_tracked
-from conduit_dagster.connectors.file.finished_files import FileLists, FinishedFiles
-from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
+from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.connectors.path_rules import shown_path
 from conduit_dagster.lazy_property import lazy_property
-from conduit_dagster.record import MODE, Record
+from conduit_dagster.record import COLLECTION, FILE_HEADER, MODE, READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import Block, Keys, PayloadIds, Payloads, PlainBlock, ReadOptions, Split
+from conduit_dagster.sdk import Block, ConnectorContext, Keys, PayloadIds, Payloads, PlainBlock, ReadOptions, Split
 
-Readable = str | OpenFile
-"""An open file, or a URL that is opened once for the call."""
 _END: Final = 10
 
 
@@ -34,14 +33,8 @@ class Mark(NamedTuple):
         return Mark(self.offset + sum(map(len, lines)) + len(lines), self.line + len(lines))
 
 
-def opened(file: Readable) -> OpenFile:
-    """Return the file, opened if it is a URL."""
-    return OpenFile(file) if isinstance(file, str) else file
-
-
-def scan(file: Readable, start: Mark, upto: int, max_line: int) -> Iterator[Mark]:
+def scan(file: OpenFile, start: Mark, upto: int, max_line: int) -> Iterator[Mark]:
     """Count lines from ``start``; yield a mark after the last line end of every chunk, about one per MiB."""
-    file = opened(file)
     offset, line, last = start.offset, start.line, start.offset
     for data in file.chunks(start.offset, upto - start.offset):
         end = data.rfind(b"\n") + 1
@@ -67,9 +60,8 @@ def _line_ends(data: bytes) -> int:
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == _END))
 
 
-def nth_end(file: Readable, start: Mark, lines: int) -> Mark:
+def nth_end(file: OpenFile, start: Mark, lines: int) -> Mark:
     """Return the place right after the next ``lines`` lines."""
-    file = opened(file)
     offset, left = start.offset, lines
     for data in file.chunks(start.offset):
         found = _line_ends(data)
@@ -84,12 +76,11 @@ def nth_end(file: Readable, start: Mark, lines: int) -> Mark:
     return Mark(offset, start.line + lines - left)
 
 
-def read_lines(file: Readable, start: int, end: int, piece: int) -> Iterator[list[bytes]]:
+def read_lines(file: OpenFile, start: int, end: int, piece: int) -> Iterator[list[bytes]]:
     """Yield the lines of a range that begins and ends between two lines, one list per ``piece`` bytes or so.
 
     The last line of a file may lack its end. Raises ``FatalError`` if the range has become shorter.
     """
-    file = opened(file)
     rest: list[bytes] = []
     at = start
     while at < end:
@@ -115,54 +106,6 @@ def read_lines(file: Readable, start: int, end: int, piece: int) -> Iterator[lis
         yield [b"".join(rest)]
 
 
-def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterator[tuple[TrackedFile, TrackedFile]]:
-    """Yield each file with a non-empty part in the range, at its start and at its end, in reading order.
-
-    Files are looked up in the lists of both positions as well: one that grew continues at its recorded end.
-    """
-    before, finished = {file.number: file for file in start.files}, lists.of(start)
-    for last in _at(end, finished, lists.of(end)):
-        first = before.get(last.number) or finished.find(last.number) or TrackedFile(last.name, last.number, last.inode)
-        if last.offset > first.offset:
-            # the end of its range was observed later: from now on compare the file with that observation
-            seen = {
-                "inode": last.inode,
-                "birth": last.birth,
-                "modified": last.modified,
-                "changed": last.changed,
-                "ahead": last.offset,
-                "ahead_mark": last.mark,
-            }
-            yield msgspec.structs.replace(first, **seen), last
-
-
-def _at(end: FilePosition, before: FinishedFiles, finished: FinishedFiles) -> Iterable[TrackedFile]:
-    """Return the files of a position, and those in its lists that differ from the lists ``before``."""
-    if finished is before:
-        return end.files
-    here = {file.number for file in end.files}
-    # rows in both lists are the same object, unless the lists were loaded separately
-    rows = (row for number, row in finished.rows.items() if before.rows.get(number) is not row)
-    later = [row for row in rows if row.number not in here]
-    return sorted([*later, *end.files], key=lambda file: file.number) if later else end.files
-
-
-def cut_at(cut: TrackedFile, last: TrackedFile) -> TrackedFile:
-    """Return a file at a boundary inside its range, with the observations made at the range's end."""
-    is_behind = bool(last.ahead)
-    return msgspec.structs.replace(
-        cut,
-        inode=last.inode,
-        unended=last.unended and cut.offset == last.offset,
-        size=last.size,
-        modified=last.modified,
-        changed=last.changed,
-        birth=last.birth,
-        ahead=last.ahead if is_behind else last.offset,
-        ahead_mark=last.ahead_mark if is_behind else last.mark,
-    )
-
-
 def split_of(first: TrackedFile, opened: OpenFile, low: Mark, high: Mark, ordinal: int) -> Split:
     """Return a part of a file's range as a split. Raises ``FileChanged`` if the file was truncated meanwhile."""
     mark = opened.mark(low.offset) if low.offset != first.offset else first.mark
@@ -177,6 +120,57 @@ class LineLabels(NamedTuple):
     metadata: dict[str, str]
     prefix: str
     """Prefix of their positions."""
+
+
+def header_text(opened: OpenFile, max_line: int) -> str:
+    """Return the header without its line end and byte-order mark; bytes that are not UTF-8 become U+FFFD."""
+    data = b""
+    while len(data) < max_line and (piece := opened.read_at(len(data), 4_096)):
+        line, end, _ = piece.partition(b"\n")
+        data += line
+        if end:
+            break
+    return data.removesuffix(b"\r").decode(errors="replace").removeprefix("\ufeff")
+
+
+class FileLabels:
+    """Labels of one source's records."""
+
+    def __init__(self, context: ConnectorContext, settings: FileSourceSettings, many: bool) -> None:
+        """``many``: whether the path means a folder or a glob."""
+        self._context, self._settings, self._many = context, settings, many
+        self.collections = CollectionPattern(settings.collection)
+
+    def of(self, file: TrackedFile, url: str, mode: str, header: str = "") -> LineLabels:
+        """Return the labels of a file at a URL, with paths as written; empty ``mode`` or ``header`` means none."""
+        collection = self.collection(file)
+        metadata = {
+            SOURCE_CONNECTOR_ID: self._context.full_id,
+            **({COLLECTION: collection} if collection else {}),
+            **({MODE: mode} if mode else {}),
+            "file.path": shown_path(self._context, self._settings.path, url) if self._many else self._settings.path,
+            **({FILE_HEADER: header} if header else {}),
+            READ_AT: str(self._context.clock.now_ns),
+        }
+        return LineLabels(metadata, self._prefix(file))
+
+    def collection(self, file: TrackedFile) -> str:
+        """Return the file's collection. Raises ``FatalError`` (``source.collection_unsafe``)."""
+        return self.collections.of(self._name(file))
+
+    def unchecked(self, file: TrackedFile) -> str:
+        """Return the file's collection, or the unsafe text: reading earlier files must not fail because of it."""
+        return self.collections.unchecked(self._name(file))
+
+    def _name(self, file: TrackedFile) -> str:
+        # a followed file keeps its collection when it is rotated, which changes its name
+        return (file.name if self._many else self._settings.path).rsplit("/", 1)[-1]
+
+    def _prefix(self, file: TrackedFile) -> str:
+        """Return the prefix that makes positions unique in the source: empty for the first file of a single path."""
+        if self._many:
+            return f"{file.number}:{file.name}:"
+        return f"{file.number}:" if file.number else ""
 
 
 class LineReader:
@@ -211,7 +205,7 @@ class LineReader:
         yield self._block([last], at.behind(others), {**self._metadata, MODE: "complete"})
 
     def _block(self, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> Block:
-        labels = _Labels(self, lines, at, metadata)
+        labels = _BlockLabels(self, lines, at, metadata)
         records = labels.payloads(self._options.keys)
         if not self._options.payloads:
             records = records.all()
@@ -258,7 +252,7 @@ _FEW: Final = 3
 """Number of lines of a block after which the lengths of all are computed at once."""
 
 
-class _Labels:
+class _BlockLabels:
     """Keys, positions and boundaries of one block's records, computed only on demand."""
 
     def __init__(self, reader: LineReader, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> None:

@@ -15,9 +15,8 @@ from typing import Final
 import structlog
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.file_state import FoundFile, found_of
-from conduit_dagster.connectors.file.packed import is_packed
+from conduit_dagster.connectors.file.file_state import FoundFile, found_at, found_of
+from conduit_dagster.connectors.file.open_file import is_packed
 from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.recovery.errors import FatalError
 
@@ -36,7 +35,7 @@ def look(url: str, name: str) -> FoundFile | None:
     except FileNotFoundError:
         return None
     _require_regular(url, state)
-    return found_of(url, name, state, birth.birth_of(str(path)))
+    return found_of(url, name, state, str(path))
 
 
 def _require_regular(url: str, state: os.stat_result) -> None:
@@ -176,7 +175,7 @@ def examine(path: str) -> FoundFile | None:
     if stat.S_ISDIR(state.st_mode):
         return None
     _require_regular(path, state)
-    return found_of(path, _checked(path.rpartition("/")[2]), state, birth.known_birth(path, state))
+    return found_at(path, _checked(path.rpartition("/")[2]), state)
 
 
 def _checked(name: str) -> str:

@@ -8,16 +8,31 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.connectors.collection_setting import modes_of
-from conduit_dagster.connectors.file.file_labels import FileLabels, header_text
-from conduit_dagster.connectors.file.file_matching import open_tracked
-from conduit_dagster.connectors.file.file_position import Copied, CopyEnd, CopyModes, FilePosition, parse_position
+from conduit_dagster.connectors.file.file_places import open_tracked
+from conduit_dagster.connectors.file.file_position import (
+    Copied,
+    CopyEnd,
+    CopyModes,
+    FileLists,
+    FilePosition,
+    FileStates,
+    advanced,
+    cut_at,
+    parse_position,
+)
 from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, ScanResult, SeenFile
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile, parse_tracked
-from conduit_dagster.connectors.file.finished_files import FileLists, FileStates
-from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, file_moved, scan, split_of
+from conduit_dagster.connectors.file.line_reader import (
+    FileLabels,
+    LineReader,
+    Mark,
+    file_moved,
+    header_text,
+    scan,
+    split_of,
+)
 from conduit_dagster.connectors.file.listing import is_many, require_local
-from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
-from conduit_dagster.connectors.file.packed import is_packed
+from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, is_packed
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.step_ranges import Drain, FileSteps, Step
 from conduit_dagster.connectors.path_rules import located

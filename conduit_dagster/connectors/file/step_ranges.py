@@ -10,10 +10,9 @@ import msgspec
 
 from conduit_dagster.connectors.file.file_scan import FileScan, SeenFile
 from conduit_dagster.connectors.file.file_state import MARK, FoundFile, Quiet, TrackedFile
-from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end, opened, scan
+from conduit_dagster.connectors.file.line_reader import Mark, nth_end, scan
 from conduit_dagster.connectors.file.listing import look
-from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
-from conduit_dagster.connectors.file.packed import require_plain
+from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, open_found, require_plain
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.step_planning import before_failure
 from conduit_dagster.recovery.errors import FatalError
@@ -32,12 +31,12 @@ class FileReach(NamedTuple):
     """Whether the last line has no line end."""
 
 
-def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max_line: int) -> FileReach:
+def reach(file: OpenFile, start: Mark, upto: int, limit: Limit, final: bool, max_line: int) -> FileReach:
     """Return the end of as many complete lines before byte ``upto`` as the limit allows; at least one, however long.
 
     ``final``: bytes after the last line end count as a line as well.
     """
-    file, marks = opened(file), list[Mark]()
+    marks = list[Mark]()
     for mark in before_failure(scan(file, start, min(upto, start.offset + limit.bytes), max_line), marks):
         if mark.line - start.line > limit.records:
             last = marks[-1] if marks else start
@@ -62,7 +61,7 @@ def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max
     return FileReach(Mark(upto, end.line + 1), marks, False, True)
 
 
-def _line_end(file: Readable, start: Mark, upto: int, max_line: int) -> Mark | None:
+def _line_end(file: OpenFile, start: Mark, upto: int, max_line: int) -> Mark | None:
     """Return the place after the next line; None if it does not end before byte ``upto``.
 
     Raises ``FatalError`` (``file.line_too_long``).

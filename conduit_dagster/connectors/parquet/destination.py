@@ -15,14 +15,14 @@ from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema,
 from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
-from conduit_dagster.connectors.file.output_layout import (
+from conduit_dagster.connectors.file.path_destination import (
     MOST_FILES,
+    PartsFolder,
     PathDestination,
     PathLayout,
     newest_file,
     visible_files,
 )
-from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.path_rules import valid_path
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.sdk import ConnectorContext, Keys, Writer, WriterTask

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.birth import birth_of
 from conduit_dagster.connectors.file.file_state import FoundFile, found_of
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
 
@@ -118,7 +117,7 @@ def _found(file: IO[bytes], url: str) -> FoundFile:
     if not storage.is_local(url):
         return FoundFile(url, name, 0, file.seek(0, io.SEEK_END), 0)
     descriptor = file.fileno()
-    return found_of(url, name, os.fstat(descriptor), birth_of(descriptor))
+    return found_of(url, name, os.fstat(descriptor), descriptor)
 
 
 def _mark(file: IO[bytes]) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from conduit_dagster.connectors.file.entry_turns import EntryTurns, ExaminedEntries
 from conduit_dagster.connectors.file.file_state import FoundFile
+from conduit_dagster.connectors.file.folder_scan import EntryTurns, ExaminedEntries
 from conduit_dagster.connectors.file.listing import FolderEntries, FolderEntry, is_many, look
 from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquets

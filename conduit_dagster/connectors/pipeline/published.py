@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.output_history import outputs, stretches
+from conduit_dagster.connectors.file import file_state
+from conduit_dagster.connectors.file.destination import outputs, stretches
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, decode
 from conduit_dagster.state.claim import has_claim, project_store
@@ -139,7 +139,7 @@ class Published:
                 return
             names = [name for _, name in stretches(target, number, number + 1)]
             for part in sorted(folder.glob("part-*")):
-                found, made = part.stat(), birth.birth_of(str(part))
+                found, made = part.stat(), file_state.birth_of(str(part))
                 formats = [(found.st_size, name) for name in names]
                 yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino, made, formats)
 

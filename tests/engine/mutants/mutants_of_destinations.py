@@ -12,9 +12,9 @@ import pytest
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.delta.commits import Commits
-from conduit_dagster.connectors.file import ordered
-from conduit_dagster.connectors.file.ordered import OrderedFile
-from conduit_dagster.connectors.file.parts import PartsFolder
+from conduit_dagster.connectors.file import ordered_file
+from conduit_dagster.connectors.file.ordered_file import OrderedFile
+from conduit_dagster.connectors.file.path_destination import PartsFolder
 from conduit_dagster.connectors.postgres.claims_table import Claims
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.engine.delivery_hash import DeliveryHashes
@@ -34,7 +34,7 @@ def append(patch: Patch) -> None:
         midway()
         os.pwrite(into, data[half:], os.fstat(into).st_size)
 
-    patch.setattr(ordered, "write_delivery", appended)
+    patch.setattr(ordered_file, "write_delivery", appended)
 
 
 def amobase(patch: Patch) -> None:
@@ -104,4 +104,4 @@ def staged_sync(patch: Patch) -> None:
 
 def published_sync(patch: Patch) -> None:
     """Done comes *after fsync of what was published*: here the ordered file is not synced."""
-    patch.setattr(ordered, "os", SimpleNamespace(**{**vars(os), "fsync": lambda descriptor: None}))
+    patch.setattr(ordered_file, "os", SimpleNamespace(**{**vars(os), "fsync": lambda descriptor: None}))

@@ -1,24 +1,88 @@
-"""One ordered file as a destination."""
+"""One ordered file as a destination: positioned writes of staged bytes, which never append and never truncate."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_state import TrackedFile
-from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
-from conduit_dagster.connectors.file.output_layout import PathLayout
-from conduit_dagster.connectors.file.positioned import WritableFile, digest, write_delivery
+from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, WritableFile
+from conduit_dagster.connectors.file.path_destination import PathLayout
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import ConnectorContext, Delivery, Target
 
 _PIECE = 1 << 20
+_CopySome = Callable[[IO[bytes], int, int, int, int], int]
+_NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}
+
+
+def digest(file: OpenFile, start: int, length: int) -> tuple[int, str]:
+    """Return length and SHA-256 of a range, shorter than ``length`` only at the end of the file."""
+    total, sha = 0, hashlib.sha256()
+    for data in file.chunks(start, length):
+        total += len(data)
+        sha.update(data)
+    return total, sha.hexdigest()
+
+
+def write_delivery(into: int, delivery: Delivery, midway: Callable[[], None]) -> None:
+    """Write the delivery at its base, front to back; ``midway`` is called once, when half of the bytes are written.
+
+    Raises ``OSError``, and ``FatalError`` if a staged part is shorter than in its ledger.
+    """
+    base, half, done = delivery.target["base"], delivery.bytes // 2, 0
+    if delivery.target["gap"]:
+        os.pwrite(into, b"\n", base - 1)  # content from before this pipeline lacks its last line end
+    for part in delivery.parts:
+        has_half = done <= half < done + part.bytes
+        cut = half - done if has_half else 0
+        url = storage.join(delivery.staging, part.name)
+        with storage.open_read(url) as staged:
+            copy_some = _copy_local if storage.is_local(url) else _copy_read
+            _copy(copy_some, staged, 0, into, base + done, cut)
+            if has_half:
+                midway()
+            _copy(copy_some, staged, cut, into, base + done + cut, part.bytes - cut)
+        done += part.bytes
+
+
+def _copy(some: _CopySome, source: IO[bytes], start: int, into: int, at: int, length: int) -> None:
+    """Copy ``length`` bytes from ``start`` of ``source`` to ``at``."""
+    done = 0
+    while done < length:
+        copied = some(source, start + done, into, at + done, length - done)
+        if copied == 0:
+            raise FatalError(
+                f"a staged part is {length - done} bytes shorter than its ledger says",
+                code="delivery.staging_damaged",
+                fix="check the disk that holds the staging folder; run again to have the step staged anew",
+            )
+        done += copied
+
+
+def _copy_local(source: IO[bytes], start: int, into: int, at: int, length: int) -> int:
+    """Copy at most ``length`` bytes, inside the kernel if possible; return how many."""
+    try:
+        return os.copy_file_range(source.fileno(), into, length, start, at)
+    except OSError as error:
+        if error.errno not in _NO_KERNEL_COPY:
+            raise
+    return os.pwrite(into, os.pread(source.fileno(), min(_PIECE, length), start), at)
+
+
+def _copy_read(source: IO[bytes], start: int, into: int, at: int, length: int) -> int:
+    """Copy at most ``length`` bytes of a file without a descriptor, such as an object; return how many."""
+    source.seek(start)
+    return os.pwrite(into, source.read(min(_PIECE, length)), at)
+
+
 _ZEROS = re.compile(rb"\0+")
 
 

@@ -1,18 +1,90 @@
-"""Files read through one open descriptor, so that bytes, size, times and marks are consistent."""
+"""Files read through one open descriptor, so that bytes, size, times and marks are consistent; and compressed files."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import os
+import re
+import shutil
+import stat
+import tempfile
 import weakref
-from collections.abc import Iterator
-from typing import IO, Final
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file import birth, packed
 from conduit_dagster.connectors.file.file_state import MARK, FoundFile, TrackedFile, found_of, mark_of
-from conduit_dagster.recovery.errors import from_os_error
+from conduit_dagster.recovery.errors import FatalError, from_os_error
 
+_SUFFIXES: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".Z", ".7z")
+_OPENERS: Final[Mapping[bytes, Callable[[IO[bytes]], Any]]] = {
+    b"\x1f\x8b\x08": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+}
+_BEGINS: Final = re.compile(
+    rb"\x1f\x8b\x08|BZh[1-9](1AY&SY|\x17rE8P\x90)|\xfd7zXZ\x00|\x28\xb5\x2f\xfd|PK\x03\x04|\x04\x22\x4d\x18|\x1f\x9d|7z\xbc\xaf\x27\x1c"
+)
+"""First bytes of gzip, bzip2, xz, Zstandard, zip, lz4, compress and 7z."""
+_LONGEST: Final = 16
 _CHUNK: Final = 1 << 20
+
+
+def is_packed(name: str) -> bool:
+    """Return whether the name is that of a compressed file."""
+    return name.endswith(_SUFFIXES)
+
+
+def require_plain(head: bytes, url: str) -> None:
+    """Raise ``FatalError`` (``file.compressed``) if a file begins like a compressed one."""
+    if _BEGINS.match(head):
+        raise FatalError(
+            f"{url} is compressed: its bytes are no lines",
+            code="file.compressed",
+            place=url,
+            fix="decompress it; or leave such files out of a folder or glob with the setting exclude, such as *.gz",
+        )
+
+
+def _unpacked(descriptor: int, url: str) -> int:
+    """Return a descriptor of a temporary file with the content of a compressed file, and close the given one.
+
+    Returns the given one if the file is not compressed. Raises ``FatalError`` (``file.compressed``) if the format is
+    not supported or the file is damaged, and ``OSError``.
+    """
+    head = os.pread(descriptor, _LONGEST, 0)
+    if not _BEGINS.match(head):
+        return descriptor
+    opener = next((opener for begin, opener in _OPENERS.items() if head.startswith(begin)), None)
+    with os.fdopen(descriptor, "rb") as file, tempfile.TemporaryFile() as content:
+        if opener is None:
+            raise _unreadable(url, "its format is not supported")
+        try:
+            with opener(file) as reader:
+                shutil.copyfileobj(reader, content, _CHUNK)
+        except (EOFError, zlib.error, lzma.LZMAError) as error:
+            raise _unreadable(url, str(error)) from error
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise _unreadable(url, str(error)) from error
+        content.flush()
+        return os.dup(content.fileno())
+
+
+def _unreadable(url: str, reason: str) -> FatalError:
+    return FatalError(
+        f"{url} can't be decompressed: {reason}",
+        code="file.compressed",
+        place=url,
+        fix="decompress it, keep its name without the suffix, and run again",
+    )
+
+
 _BACK: Final = 1 << 16
 
 
@@ -46,9 +118,8 @@ class OpenFile:
         else:
             # a pipe in the file's place must not block: the opened file is compared with the expected one afterwards
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            made = birth.birth_of(self._descriptor)
-            self.found = found_of(url, name, os.fstat(self._descriptor), made)
-            if unpack and (content := packed.unpacked(self._descriptor, url)) != self._descriptor:
+            self.found = found_of(url, name, os.fstat(self._descriptor), self._descriptor)
+            if unpack and (content := _unpacked(self._descriptor, url)) != self._descriptor:
                 self._descriptor = content
                 self.found = self.found._replace(size=os.fstat(content).st_size, unpacked=True)
             self._close = weakref.finalize(self, os.close, self._descriptor)
@@ -138,6 +209,35 @@ class OpenFile:
     def is_line_end(self, offset: int) -> bool:
         """Return whether a line ends at an offset; True at the beginning of the file."""
         return offset == 0 or self.read_at(offset - 1, 1) == b"\n"
+
+
+class WritableFile(OpenFile):
+    """A file open for writing, whose existing content can be read."""
+
+    def __init__(self, path: Path, flags: int = 0) -> None:
+        """``flags``: ``os.O_CREAT`` creates it. Raises ``OSError``, and ``FileChanged`` if the path is replaced."""
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+        self._release = weakref.finalize(self, os.close, self.descriptor)
+        written = os.fstat(self.descriptor)
+        if not stat.S_ISREG(written.st_mode):
+            raise FatalError(
+                f"{path} is not a regular file",
+                code="file.not_regular",
+                place=str(path),
+                fix="name a file; devices and pipes can't keep an order across restarts",
+            )
+        super().__init__(str(path))
+        # the checked file is the one written to: while it is open, no other file gets its device and inode
+        if (self.found.device, self.found.inode) != (written.st_dev, written.st_ino):
+            raise FileChanged
+
+    def __enter__(self) -> WritableFile:
+        return self
+
+    def close(self) -> None:
+        """Close both descriptors; may be repeated."""
+        super().close()
+        self._release()
 
 
 def open_found(found: FoundFile) -> OpenFile | None:
