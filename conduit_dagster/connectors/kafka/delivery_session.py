@@ -1,21 +1,167 @@
-"""The driver's transactional producer: fences older owners, and commits messages and hash together."""
+"""The driver's transactional producer: fences older owners, and commits messages and the delivery's hash together.
+
+The hashes are in a compacted topic.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final, NamedTuple, cast
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+import msgspec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from conduit_dagster.connectors.kafka.cluster_topics import Cluster
-from conduit_dagster.connectors.kafka.delivery_claims import ClaimMessage, ClaimReader, DeliveryClaims
-from conduit_dagster.connectors.kafka.kafka_client import make_client
-from conduit_dagster.connectors.kafka.kafka_errors import FENCED, KafkaErrors, kafka_error
+from conduit_dagster.connectors.kafka.kafka_client import (
+    FENCED,
+    PASSING,
+    KafkaErrors,
+    client_config,
+    kafka_error,
+    make_client,
+)
 from conduit_dagster.connectors.kafka.message_sender import SendError, SendFailures, producer_config, purge
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
+from conduit_dagster.connectors.kafka.topics import Cluster
+from conduit_dagster.connectors.kept_hashes import new_floor
+from conduit_dagster.sdk import Claimed, Delivery
+
+_FLOOR: Final = "floor"
+
+
+class _DeliveryClaim(msgspec.Struct, frozen=True):
+    """The claim stored under a hash."""
+
+    state: str
+    """``delivered``, ``split`` or ``nacked``; ``pruned`` under the key of the floor."""
+    step: int
+    records: int = 0
+
+
+class _ClaimMessage(NamedTuple):
+    """A message that stores or removes a claim."""
+
+    name: str
+    """The hash, or ``floor``."""
+    claim: _DeliveryClaim | None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_DeliveryClaim).decode
+
+
+class DeliveryClaims:
+    """Claims of one destination. Exact until another producer takes over its transactional id; then they must be read
+    again."""
+
+    def __init__(self, owner: str, errors: KafkaErrors) -> None:
+        self._owner, self._errors = owner, errors
+        self._known: dict[str, _DeliveryClaim] = {}
+
+    def state(self, delivery: Delivery) -> Claimed | None:
+        """Return the state stored under the delivery's hash, or None."""
+        claim = self._known.get(delivery.hash)
+        return None if claim is None else cast(Claimed, claim.state)
+
+    def require_known(self, delivery: Delivery) -> None:
+        """Raise ``FatalError`` for a delivery so old that its hash may have been removed."""
+        floor = self._known.get(_FLOOR)
+        if floor is None or delivery.step >= floor.step:
+            return
+        message = f"step {delivery.step} is older than what the topic of deliveries still knows (step {floor.step})"
+        fix = "a run this old must not go on; where the state store was started anew on purpose: set transactional-id"
+        raise self._errors.fatal(message, "kafka.step_pruned", fix)
+
+    def putting(self, delivery: Delivery, state: Claimed) -> list[_ClaimMessage]:
+        """Return the message that stores a claim."""
+        return [_ClaimMessage(delivery.hash, _DeliveryClaim(state, delivery.step, delivery.records))]
+
+    def pruning(self, delivery: Delivery) -> list[_ClaimMessage]:
+        """Return, at every hundredth step, the messages that remove the claims of steps before :func:`new_floor`."""
+        floor = new_floor(delivery)
+        if floor is None:
+            return []
+        old = [name for name, one in self._known.items() if name != _FLOOR and one.step < floor]
+        return [_ClaimMessage(_FLOOR, _DeliveryClaim("pruned", floor)), *(_ClaimMessage(name, None) for name in old)]
+
+    def committed(self, messages: Sequence[_ClaimMessage]) -> None:
+        """Apply committed messages."""
+        for name, claim in messages:
+            if claim is None:
+                self._known.pop(name, None)
+            else:
+                self._known[name] = claim
+
+    def encoded(self, messages: Sequence[_ClaimMessage]) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield the encoded key and value of each message."""
+        for name, claim in messages:
+            yield self._key(name), None if claim is None else _encode(claim)
+
+    def _key(self, name: str) -> bytes:
+        return f"{self._owner}/{name}".encode()
+
+    def take(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply a message read from the topic; messages of other destinations are skipped."""
+        prefix = self._key("")
+        if key is not None and key.startswith(prefix):
+            name = key.removeprefix(prefix).decode()
+            if "/" in name:
+                return  # belongs to an owner whose name starts with ours
+            self.committed([_ClaimMessage(name, None if value is None else _decode(value))])
+
+
+class _ClaimReader:
+    """Reader of the topic of deliveries, from beginning to end."""
+
+    def __init__(self, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
+        self._settings, self._errors, self._cluster = settings, errors, cluster
+        self._topic = settings.deliveries_topic
+
+    def read(self, claims: DeliveryClaims) -> None:
+        """Read all committed claims; call it after ``init_transactions`` has ended the open transactions of older
+        owners.
+
+        Reads up to the end for ``read_uncommitted``: the last stable offset may precede one of our own hashes while a
+        transaction of another pipeline is open, and a missed hash would be written twice.
+        """
+        found = self._cluster.whole(self._topic)
+        consumer = make_client(Consumer, self._config(), self._errors)
+        try:
+            for partition, (begin, end) in enumerate(found):
+                if end > begin:
+                    consumer.assign([TopicPartition(self._topic, partition, begin)])
+                    self._read(consumer, end, claims)
+        finally:
+            consumer.close()
+
+    def _config(self) -> dict[str, Any]:
+        return client_config(self._settings, self._errors) | {
+            "group.id": "conduit",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+        }
+
+    def _read(self, consumer: Consumer, end: int, claims: DeliveryClaims) -> None:
+        at, heard = 0, time.monotonic()
+        while at < end:
+            for message in consumer.consume(1_000, 0) or consumer.consume(1, 1.0):
+                error = message.error()
+                if error is None:
+                    claims.take(message.key(), message.value())
+                    at, heard = (message.offset() or 0) + 1, time.monotonic()
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    at = max(at, message.offset() or 0)
+                elif error.code() not in PASSING:
+                    raise self._errors.verdict(error, f"{self._topic} can't be read", self._topic)
+            if at < end and time.monotonic() - heard > self._settings.timeout:
+                message = f"{self._topic} can be read to {at} of {end}: a transaction of another pipeline is open"
+                fix = "wait for that one; if its run died, start it again or wait for its transaction-timeout"
+                raise self._errors.outage(message, "kafka.open_transaction", fix)
 
 
 class DeliverySession:
@@ -28,7 +174,7 @@ class DeliverySession:
 
     def __init__(self, owner: str, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
         self._owner, self._settings, self._errors = owner, settings, errors
-        self._reader = ClaimReader(settings, errors, cluster)
+        self._reader = _ClaimReader(settings, errors, cluster)
         self._lock = threading.RLock()
         self._producer: Producer | None = None
         self.failures = SendFailures()
@@ -74,7 +220,7 @@ class DeliverySession:
 
     # -- transactions -------------------------------------------------------------------------------------------
 
-    def commit(self, send: Callable[[Producer], bool], claims: Sequence[ClaimMessage]) -> None:
+    def commit(self, send: Callable[[Producer], bool], claims: Sequence[_ClaimMessage]) -> None:
         """Run ``send``, write the claims and commit both in one transaction. Nothing of it is visible before the
         commit.
 
@@ -112,7 +258,7 @@ class DeliverySession:
         if error is not None and time.monotonic() - begun > limit and kafka_error(error).code() in FENCED:
             raise self._errors.overdue("the delivery can't be committed", limit)
 
-    def _write(self, producer: Producer, claims: Sequence[ClaimMessage]) -> bool:
+    def _write(self, producer: Producer, claims: Sequence[_ClaimMessage]) -> bool:
         for key, value in self.claims.encoded(claims):
             producer.produce(self._settings.deliveries_topic, value, key)
         return True

@@ -7,14 +7,18 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Producer
 
-from conduit_dagster.connectors.kafka.cluster_topics import Cluster
 from conduit_dagster.connectors.kafka.delivery_session import DeliverySession
-from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, KafkaErrors
-from conduit_dagster.connectors.kafka.message_layout import MessageLayout
+from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, KafkaErrors
 from conduit_dagster.connectors.kafka.message_sender import MessageSender, PlainProducer, SendError
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
-from conduit_dagster.connectors.kafka.staged_messages import MessageWriter, places_of, staged_chunks, staged_message
-from conduit_dagster.connectors.kafka.target_topics import TargetTopics
+from conduit_dagster.connectors.kafka.staged_messages import (
+    MessageLayout,
+    MessageWriter,
+    places_of,
+    staged_chunks,
+    staged_message,
+)
+from conduit_dagster.connectors.kafka.topics import Cluster, TargetTopics
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import (

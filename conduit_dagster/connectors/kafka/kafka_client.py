@@ -1,15 +1,23 @@
-"""Client configuration (librdkafka) from the settings of a connector."""
+"""Clients of a cluster (librdkafka): their configuration, what their errors mean, and the diagnosis of TLS failures.
+
+An error's code decides, never its text. Messages contain no secrets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from conduit_dagster.config.scalars import comma_separated
-from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
 from conduit_dagster.connectors.kafka.settings import KafkaSettings
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.secret_values import remember
 
 C = TypeVar("C")
@@ -60,3 +68,261 @@ def _tls(settings: KafkaSettings) -> dict[str, Any]:
     if not verify:
         checks |= {"ssl.endpoint.identification.algorithm": "none"}
     return {key: value for key, value in given.items() if value} | checks
+
+
+_LOGIN: Final = (
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+)
+_SECURITY: Final = (*_LOGIN, KafkaError._SSL)
+_LINE: Final = (KafkaError._TRANSPORT, KafkaError._RESOLVE)
+_RIGHTS: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "--topic {topic} --operation {operations}",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "--group '*' --operation Read",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "--cluster --operation IdempotentWrite --operation Create",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "--transactional-id 'conduit-' "
+    "--resource-pattern-type prefixed --operation Write --operation Describe",
+}
+NO_TOPIC: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
+PASSING: Final = (
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError._TIMED_OUT,
+    # the client looks up its group's coordinator now and then, but reading assigned partitions needs no group
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+)
+"""Errors that a consumer of assigned partitions ignores: temporary, or without effect on it."""
+FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+_SILENT: Final = (
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._RESOLVE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+)
+_REFUSED: Final = {
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "lower transaction-timeout, or raise the brokers' "
+    "transaction.max.timeout.ms",
+    KafkaError.POLICY_VIOLATION: "create the topic by hand, as the cluster's policy wants it",
+    KafkaError.INVALID_REPLICATION_FACTOR: "create the topic by hand, with a replication factor that the cluster has",
+    KafkaError.UNSUPPORTED_VERSION: "the brokers are too old: Kafka 2.5 or newer is needed",
+}
+
+_TLS: Final = "correct caCert, clientCert and clientKey: PEM text each, and the key is the certificate's"
+_UNREACHABLE: Final = "start the brokers, or correct servers, tls.enabled and saslMechanism; nothing was lost"
+
+
+def kafka_error(error: Any) -> KafkaError:
+    """Return the ``KafkaError`` of a client exception."""
+    found = error.args[0] if isinstance(error, KafkaException) and error.args else error
+    return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(found))
+
+
+class KafkaErrors:
+    """Translation of one connector's errors. As ``error_cb`` of a client it also records why brokers don't respond."""
+
+    def __init__(self, settings: KafkaSettings, operations: str) -> None:
+        self._settings, self._place = settings, settings.place
+        self._operations = operations
+        self._security: tuple[float, KafkaError] | None = None
+        self._line: tuple[float, KafkaError] | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        """Record a failed login or connection, after which requests only time out."""
+        if error.code() in _SECURITY:
+            self._security = (time.monotonic(), error)
+        elif error.code() in _LINE:
+            self._line = (time.monotonic(), error)
+
+    def verdict(self, error: Any, what: str, topic: str = "") -> ConduitError:
+        """Return the error to raise for a client error; ``what`` describes the failed action."""
+        found = kafka_error(error)
+        if found.code() in _SILENT:
+            found = self._recent(self._security) or found
+        code, text = found.code(), f"{what}: {found.str()}"
+        if code in _LOGIN:
+            return self.fatal(text, "kafka.login", "correct saslMechanism, saslUsername and saslPassword")
+        if code in _RIGHTS:
+            words = _RIGHTS[code].format(topic=topic or "TOPIC", operations=self._operations)
+            fix = f"kafka-acls.sh --bootstrap-server {self._place} --add --allow-principal User:NAME {words}"
+            return self.fatal(text, "kafka.no_right", fix, topic)
+        if code in NO_TOPIC:
+            return self.no_topic(topic)
+        if code in FENCED:
+            fix = "another run has taken over: let one of them run; nothing was written twice"
+            return self.outage(text, "kafka.fenced", fix)
+        if code in _REFUSED:
+            return self.fatal(text, "kafka.refused", _REFUSED[code], topic)
+        if code == KafkaError._SSL:
+            return self._tls(what) or self.fatal(text, "kafka.tls", _TLS)
+        if code in _SILENT:
+            return self._tls(what) or self.outage(self._silence(text), "kafka.unreachable", _UNREACHABLE)
+        return self.outage(text, "kafka.server", "look at the brokers' log; nothing was lost")
+
+    def _tls(self, what: str) -> ConduitError | None:
+        """Return the error if TLS is the cause, which the client reports only in part or not at all."""
+        problem = _tls_problem(self._settings)
+        if problem is None:
+            return None
+        make, code = (self.fatal, "kafka.tls") if problem.is_fatal else (self.outage, "kafka.unreachable")
+        return make(f"{what}: {problem.message}", code, problem.fix)
+
+    def _silence(self, text: str) -> str:
+        """Return the text of a timeout, extended by a recent connection error."""
+        error = self._recent(self._line)
+        return text if error is None or error.str() in text else f"{text}; {error.str()}"
+
+    def _recent(self, noted: tuple[float, KafkaError] | None) -> KafkaError | None:
+        """Return an error recorded while the request waited; None for an older one, whose cause may be fixed by now."""
+        since, error = noted or (0.0, None)
+        return error if time.monotonic() - since <= self._settings.timeout + 5 else None
+
+    def unfit(self, error: Any) -> ConduitError:
+        """Return the error for settings that the client library rejects."""
+        text = f"no client can be made: {kafka_error(error).str()}"
+        fix = _TLS if self._settings.tls_enabled else "correct the settings that the message names"
+        return self.fatal(text, "kafka.tls" if self._settings.tls_enabled else "kafka.refused", fix)
+
+    def overdue(self, what: str, limit: float) -> ConduitError:
+        """Return the error for a transaction that brokers have ended, because it was open for too long."""
+        text = f"{what}: it took longer than transaction-timeout ({limit:g}s), and the brokers have undone it"
+        more = "up to the brokers' transaction.max.timeout.ms; for later steps lower delivery.batch-size"
+        fix = f"raise transaction-timeout, {more}"
+        return self.outage(text, "kafka.transaction_timeout", fix)
+
+    def topic_deleted(self, topic: str) -> ConduitError:
+        """Return the error for a topic that was deleted after it was found, and that may be created."""
+        fix = "the next attempt creates it; with create-topics: never it is yours to create"
+        return self.outage(f"the topic {topic} was deleted while it was written to", "kafka.topic_deleted", fix)
+
+    def no_topic(self, topic: str) -> ConduitError:
+        """Return the error for a missing topic."""
+        fix = f"kafka-topics.sh --bootstrap-server {self._place} --create --topic {topic or 'TOPIC'}"
+        return self.fatal(f"there is no topic {topic}", "kafka.no_topic", fix, topic)
+
+    def outage(self, message: str, code: str, fix: str) -> ConduitError:
+        """Return a transient error."""
+        return TransientError(message, code=code, place=self._place, fix=fix)
+
+    def fatal(self, message: str, code: str, fix: str, topic: str = "") -> ConduitError:
+        """Return a fatal error."""
+        return FatalError(message, code=code, place=f"{self._place} {topic}".strip(), fix=fix)
+
+
+_PATIENCE: Final = 2.0
+_ALERT: Final = 1.0
+"""Seconds to wait for a broker's rejection of the client's certificate, which TLS 1.3 sends after the handshake."""
+_MOST: Final = 3
+_PORT: Final = 9092
+_PIPE: Final = 16_000
+"""Bytes that fit into any pipe without a reader."""
+_NAMES: Final = (62, 64)
+"""OpenSSL codes for a certificate with another host name, and with another IP address."""
+
+
+class _TlsProblem(NamedTuple):
+    """A TLS problem and its fix."""
+
+    message: str
+    fix: str
+    is_fatal: bool = True
+
+
+def _tls_problem(settings: KafkaSettings) -> _TlsProblem | None:
+    """Return the first problem among the servers; None if there is none or no server can be reached."""
+    for server in comma_separated(settings.servers)[:_MOST]:
+        with suppress(OSError, ValueError):
+            problem = _verified(server, settings) if settings.tls_enabled else _unencrypted(server)
+            if problem is not None:
+                return problem
+    return None
+
+
+def _verified(server: str, settings: KafkaSettings) -> _TlsProblem | None:
+    context = _context(settings)
+    try:
+        with _connected(server, context) as line:
+            line.settimeout(_ALERT)
+            with suppress(TimeoutError):
+                line.recv(1)
+    except ssl.SSLCertVerificationError as error:
+        return _not_trusted(server, error)
+    except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError):
+        message = f"{server} hangs up when TLS begins: is it a listener without TLS?"
+        return _TlsProblem(message, "name a listener with TLS in servers, or remove tls.enabled", is_fatal=False)
+    except ssl.SSLError as error:
+        return _refused(server, settings, error.reason or "")
+    return None
+
+
+def _refused(server: str, settings: KafkaSettings, reason: str) -> _TlsProblem:
+    if any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA")):
+        does = "refuses the client's certificate" if settings.client_cert else "wants a client's certificate"
+        fix = "set clientCert and clientKey to a certificate that the brokers trust, and its key, as PEM text"
+        return _TlsProblem(f"{server} {does}: {reason}", fix)
+    fix = "look at the brokers' log, and at their ssl.enabled.protocols and ssl.cipher.suites"
+    return _TlsProblem(f"{server} ends the TLS handshake: {reason}", fix, is_fatal=False)
+
+
+def _not_trusted(server: str, error: ssl.SSLCertVerificationError) -> _TlsProblem:
+    message = f"the certificate of {server} is not trusted: {error.verify_message}"
+    if error.verify_code in _NAMES:
+        fix = "name the broker in servers and in its advertised.listeners as its certificate names it"
+        return _TlsProblem(message, f"{fix}, or add the name to the certificate (subjectAltName)")
+    return _TlsProblem(message, "set caCert to the authority that signed the brokers' certificates, as PEM text")
+
+
+def _unencrypted(server: str) -> _TlsProblem | None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with _connected(server, context):
+        return _TlsProblem(f"{server} is a listener with TLS", "set tls.enabled: true, and caCert")
+
+
+def _context(settings: KafkaSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=settings.ca_cert or None)
+    if settings.insecure_skip_verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if settings.client_cert:
+        with ExitStack() as stack:
+            files = [stack.enter_context(_as_file(text)) for text in (settings.client_cert, settings.client_key)]
+            # empty password: an encrypted key must not prompt at the terminal
+            context.load_cert_chain(*files, password="")
+    return context
+
+
+@contextmanager
+def _connected(server: str, context: ssl.SSLContext) -> Generator[ssl.SSLSocket]:
+    host, port = _address(server)
+    with (
+        socket.create_connection((host, port), _PATIENCE) as plain,
+        context.wrap_socket(plain, server_hostname=host) as line,
+    ):
+        yield line
+
+
+def _address(server: str) -> tuple[str, int]:
+    host, found, port = server.rpartition(":")
+    if not found or server.endswith("]"):
+        host, port = server, str(_PORT)
+    return host.strip("[]"), int(port)
+
+
+@contextmanager
+def _as_file(text: str) -> Generator[str]:
+    """Expose a text as a file that can be read once, without writing the private key to disk."""
+    data = text.encode()
+    if len(data) > _PIPE:
+        raise ValueError("too long for a pipe")
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, data)
+        os.close(writing)
+        yield f"/dev/fd/{reading}"
+    finally:
+        os.close(reading)

@@ -9,8 +9,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from conduit_dagster.connectors.kafka.kafka_client import client_config, make_client
-from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors, kafka_error
+from conduit_dagster.connectors.kafka.kafka_client import KafkaErrors, client_config, kafka_error, make_client
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import MessageGroup, StagedChunk
 

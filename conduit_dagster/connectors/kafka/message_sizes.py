@@ -12,8 +12,7 @@ from typing import Any, Final, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from conduit_dagster.connectors.kafka.kafka_client import make_client
-from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_client import KafkaErrors, make_client
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
 from conduit_dagster.connectors.kafka.partition_reader import consumer_config, some_messages
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings

@@ -11,8 +11,7 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
 
-from conduit_dagster.connectors.kafka.kafka_client import client_config, make_client
-from conduit_dagster.connectors.kafka.kafka_errors import NO_TOPIC, PASSING, KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, PASSING, KafkaErrors, client_config, make_client
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.record import COLLECTION, CREATED_AT, Record

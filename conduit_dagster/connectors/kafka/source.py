@@ -10,9 +10,7 @@ import re2
 import structlog
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from conduit_dagster.connectors.kafka.cluster_topics import Cluster, KnownTopic
-from conduit_dagster.connectors.kafka.kafka_client import make_client
-from conduit_dagster.connectors.kafka.kafka_errors import KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_client import KafkaErrors, make_client
 from conduit_dagster.connectors.kafka.kafka_position import (
     KafkaPosition,
     PartitionRange,
@@ -24,6 +22,7 @@ from conduit_dagster.connectors.kafka.kafka_position import (
 from conduit_dagster.connectors.kafka.message_sizes import MessageSizes, shares
 from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader, consumer_config
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
+from conduit_dagster.connectors.kafka.topics import Cluster, KnownTopic
 from conduit_dagster.connectors.step_planning import is_gone
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split

@@ -1,18 +1,25 @@
-"""Staged messages: chunks in a format that the publisher passes to the producer without touching each message.
+"""Messages made from records, staged in chunks that the publisher passes to the producer without touching each message.
 
 Tasks write them; the driver reads them, also one by one for dead letters.
 """
 
 from __future__ import annotations
 
+import base64
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Any
 
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.record import Record
+from conduit_dagster.connectors.formats import OpenCdcJson, Template, make_format, nack_of
+from conduit_dagster.connectors.kafka.partition_reader import BINARY, HEADER
+from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, require_topic
+from conduit_dagster.expressions import compile_template
+from conduit_dagster.record import CREATED_AT, Nack, Record, decode
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery, NewPart, Part, Refusal, Writer, WriterTask
 
@@ -63,12 +70,168 @@ class StagedChunk(msgspec.Struct, array_like=True):
     groups: list[MessageGroup]
 
 
-class Layout(Protocol):
-    """Protocol of converters from records to chunks."""
+_json = msgspec.json.Encoder().encode
+_after_of, _key_of = attrgetter("after"), attrgetter("key")
+_PAYLOAD = "payload/json"
+
+
+class _MessageError(Exception):
+    """Error of a record that can't become a message, with its nack."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.nack = Nack(f"kafka.{code}", message)
+
+
+class MessageLayout:
+    """Converter of records to messages, from the settings of a destination."""
+
+    def __init__(self, settings: KafkaDestinationSettings) -> None:
+        self._settings = settings
+        template = compile_template(settings.topic)
+        self.topic = template.literal
+        """The topic of all records; None if records choose their topics."""
+        self._template: Callable[[Record], Any] = template
+        self._format = make_format(settings.format, settings.format_options)
+        self._is_payload = settings.format == _PAYLOAD
 
     def chunk(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
-        """Return the messages of valid records, and the refusals of the others."""
-        ...
+        """Return the messages of valid records, in order, and the refusals of the others."""
+        try:
+            return self._chunk(records), []
+        except Exception:  # noqa: BLE001  # one record is at fault: find it
+            return self._one_by_one(records)
+
+    def record(self, value: bytes | None, key: bytes | None) -> Record:
+        """Rebuild a record from a message, as far as the message contains it."""
+        try:
+            if isinstance(self._format, OpenCdcJson):
+                return decode(value or b"")
+            document = msgspec.json.decode(value or b"null")
+        except msgspec.DecodeError:
+            document = None
+        return Record(0, {}, document if isinstance(document, dict) else value, key)
+
+    def _one_by_one(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
+        good: list[Record] = []
+        refused: list[Refusal] = []
+        for place, record in enumerate(records):
+            try:
+                self._chunk([record])
+                good.append(record)
+            except _MessageError as error:
+                refused.append(Refusal(place, error.nack))
+            except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
+                refused.append(Refusal(place, nack_of(error)))
+        return self._chunk(good) if good else None, refused
+
+    def _chunk(self, records: list[Record]) -> StagedChunk:
+        values, keys = self._values(records), _as_bytes(map(_key_of, records))
+        headers, sizes = self._headers(records), _sizes(values)
+        self._check_sizes(sizes, _sizes(keys), headers)
+        whole = MessageGroup(self.topic or "", None, values, keys, headers, self._times(records))
+        return StagedChunk(len(records), sum(sizes), self._groups(records, whole))
+
+    def _times(self, records: list[Record]) -> list[int] | None:
+        if self._settings.timestamp != "createdAt":
+            return None
+        return [_milliseconds(record) for record in records]
+
+    def _groups(self, records: list[Record], whole: MessageGroup) -> list[MessageGroup]:
+        if self.topic is not None:
+            return [whole]
+        found: dict[str, list[int]] = {}
+        last, topic = None, ""
+        for place, record in enumerate(records):
+            # reuse the topic of shared metadata only with the default template, which reads nothing else
+            if record.metadata is not last or self._settings.topic != _BY_COLLECTION:
+                last, topic = record.metadata, self._topic_of(record)
+            found.setdefault(topic, []).append(place)
+        groups = [whole.only(places, places) for places in found.values()] if len(found) > 1 else [whole]
+        for group, name in zip(groups, found, strict=True):
+            group.topic = name
+        return groups
+
+    def _topic_of(self, record: Record) -> str:
+        try:
+            name = require_topic(str(self._template(record)))
+        except ValueError as error:
+            raise _MessageError("topic_name", str(error)) from None
+        # a record must not be able to write the hash of a delivery, or an offset of a consumer group
+        if name == self._settings.deliveries_topic or name.startswith("__"):
+            raise _MessageError("topic_name", f"{name} is not a topic for records")
+        return name
+
+    def _values(self, records: list[Record]) -> list[bytes | None]:
+        if self._is_payload:
+            return _as_bytes(map(_after_of, records))
+        if isinstance(self._format, Template):
+            return [self._value(record) for record in records]
+        data, refused = self._format.encode_block(records)
+        if refused:
+            raise ValueError(refused[0][1].message)
+        # safe to split: these formats are JSON, which escapes line feeds
+        lines: list[bytes | None] = [*data.split(b"\n")]
+        lines.pop()
+        return lines
+
+    def _value(self, record: Record) -> bytes:
+        data, refused = self._format.encode_block([record])
+        if refused:
+            raise ValueError(refused[0][1].message)
+        return data.removesuffix(b"\n")
+
+    def _headers(self, records: list[Record]) -> list[Any] | None:
+        """Return the headers of each record; None if no record has any."""
+        if self._settings.headers == "none":
+            return None
+        found: list[Any] = []
+        last, own = None, None
+        for record in records:
+            if record.metadata is not last:
+                last = record.metadata
+                own = [_header(name, value) for name, value in last.items() if name.startswith(HEADER)] or None
+            found.append(own)
+        return found if any(found) else None
+
+    def _check_sizes(self, values: Sequence[int], keys: Sequence[int], headers: Sequence[Any] | None) -> None:
+        limit = self._settings.batch_bytes
+        if max(values) + max(keys) <= limit and headers is None:
+            return
+        for value, key, own in zip(values, keys, headers or repeat(None), strict=False):
+            size = value + key + sum(_HEADER + len(n.encode()) + len(v) for n, v in own or ())
+            if size > limit:
+                raise _MessageError("too_large", f"the message has {size} bytes, batchBytes allows {limit}")
+
+
+_BY_COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
+_HEADER = 10
+"""Maximum bytes of the length fields of a header."""
+
+
+def _as_bytes(parts: Iterable[Any]) -> list[bytes | None]:
+    return [_json(part) if type(part) is dict else part for part in parts]
+
+
+def _sizes(data: Sequence[bytes | None]) -> list[int]:
+    try:
+        return list(map(len, data))  # type: ignore[arg-type]
+    except TypeError:
+        return [len(one) if one is not None else 0 for one in data]
+
+
+def _header(name: str, value: str) -> tuple[str, bytes]:
+    plain = name.removeprefix(HEADER)
+    if plain.endswith(BINARY):
+        return plain.removesuffix(BINARY), base64.b64decode(value)
+    return plain, value.encode()
+
+
+def _milliseconds(record: Record) -> int:
+    time_ns = int(record.metadata.get(CREATED_AT) or 0)
+    if not 0 <= time_ns < 1 << 63:
+        raise _MessageError("invalid_timestamp", f"{CREATED_AT} is no time that a message can have: {time_ns:.3e} ns")
+    return time_ns // 1_000_000
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -78,7 +241,7 @@ _decode = msgspec.msgpack.Decoder(StagedChunk).decode
 class MessageWriter(Writer):
     """Writer of a task's chunks into one file."""
 
-    def __init__(self, task: WriterTask, layout: Layout) -> None:
+    def __init__(self, task: WriterTask, layout: MessageLayout) -> None:
         self._layout = layout
         self._part = NewPart(task, "messages")
         self._records = 0
