@@ -10,7 +10,7 @@ import pytest
 from lab.postgres_reading import WHOLE, PostgresReading, blocks, drained, records_of, travelled
 from pydantic import ValidationError
 
-from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
+from conduit_dagster.connectors.postgres.copy_snapshot import OpenTransactions
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Limit, Source

@@ -12,8 +12,7 @@ from msgspec import structs
 
 from conduit_dagster.connectors.postgres.changes import ReadAs
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart
-from conduit_dagster.connectors.postgres.row_functions import row_builder, row_reader
-from conduit_dagster.connectors.postgres.row_values import Decode, column_values, decoder_of
+from conduit_dagster.connectors.postgres.row_values import Decode, column_values, decoder_of, row_builder, row_reader
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn
 

@@ -11,12 +11,10 @@ import msgspec
 from conduit_dagster.connectors.postgres import pgoutput
 from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST, unchanged_text
 from conduit_dagster.connectors.postgres.pgoutput import Relation
-from conduit_dagster.connectors.postgres.row_functions import ReadRow, row_reader
-from conduit_dagster.connectors.postgres.row_values import Decode, text
-from conduit_dagster.connectors.postgres.seen_changes import SeenChanges, Verdict
+from conduit_dagster.connectors.postgres.row_values import Decode, ReadRow, row_reader, text
 from conduit_dagster.connectors.postgres.settings import TableName, table_text
 from conduit_dagster.connectors.postgres.source_errors import START_OVER
-from conduit_dagster.connectors.postgres.source_position import StreamPoint, format_lsn
+from conduit_dagster.connectors.postgres.source_position import SeenChanges, StreamPoint, Verdict, format_lsn
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import COLLECTION, CREATED_AT, Document, Record
 from conduit_dagster.recovery.errors import FatalError

@@ -12,8 +12,7 @@ from psycopg.errors import error_from_result
 
 from conduit_dagster.connectors.postgres.changes import ReadAs, collection_of
 from conduit_dagster.connectors.postgres.connection import Connection
-from conduit_dagster.connectors.postgres.row_functions import row_builder
-from conduit_dagster.connectors.postgres.row_values import Decode, column_values
+from conduit_dagster.connectors.postgres.row_values import Decode, column_values, row_builder
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_range
 from conduit_dagster.record import COLLECTION, Record

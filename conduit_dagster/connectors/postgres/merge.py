@@ -8,10 +8,14 @@ import psycopg
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
-from conduit_dagster.connectors.postgres.keyed_rows import MOVES
-from conduit_dagster.connectors.postgres.merge_loop import apply_in_order
-from conduit_dagster.connectors.postgres.merge_statements import MarkedColumns, MergeStatements, OnConflict
+from conduit_dagster.connectors.postgres.merge_statements import (
+    MarkedColumns,
+    MergeStatements,
+    OnConflict,
+    apply_in_order,
+)
 from conduit_dagster.connectors.postgres.sqlstates import is_data
+from conduit_dagster.connectors.postgres.staged_rows import MOVES
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 
 _IS_THERE = "SELECT to_regclass({merge_text}) IS NOT NULL"

@@ -1,16 +1,21 @@
-"""SQL statements of a merge: templates filled with the names of one group of lines."""
+"""SQL of a merge: templates filled with the names of one group of lines, and the loop that applies it row by row."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Literal, NamedTuple
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, NamedTuple
 
 import msgspec
+import psycopg
 from psycopg import sql
 
-from conduit_dagster.connectors.postgres.keyed_rows import MOVES
-from conduit_dagster.connectors.postgres.staged_rows import LineGroup, old_names
+from conduit_dagster.connectors.postgres.catalog import read_table
+from conduit_dagster.connectors.postgres.connection import Connection, value_of
+from conduit_dagster.connectors.postgres.sqlstates import NO_ROW, RowError, is_data
+from conduit_dagster.connectors.postgres.staged_rows import MOVES, PARTIAL, LineGroup, old_names
+from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 
 _ORDER = sql.Identifier("conduit order")
 _OPERATION = sql.Identifier("conduit operation")
@@ -103,3 +108,146 @@ def _pairs(text: str, first: Iterable[str], second: Iterable[str]) -> list[sql.C
     """Fill the template with each pair of names; return an empty list if either list is empty."""
     form = sql.SQL(text)  # pyright: ignore[reportArgumentType]  # literals of this file
     return [form.format(sql.Identifier(one), sql.Identifier(other)) for one, other in zip(first, second, strict=False)]
+
+
+_MOST: Final = 1_000
+"""Maximum number of rows of one exchange: each additional row is checked together with all before it."""
+_ACTIONS = """
+    SELECT EXISTS (
+        SELECT FROM pg_constraint c JOIN pg_class r ON r.oid = c.confrelid JOIN pg_namespace n ON n.oid = r.relnamespace
+        WHERE c.contype = 'f' AND n.nspname = %s AND r.relname = %s AND (c.confdeltype <> 'a' OR c.confupdtype <> 'a'))
+"""
+_THESE = "m.{order} BETWEEN conduit_row.n AND conduit_to"
+# widen the range until every occupied key belongs to one of its rows
+_WIDEN = (
+    "conduit_to := conduit_row.n; IF EXISTS (SELECT FROM {target} t, {merge} m WHERE " + _THESE + " AND {was}) THEN"
+    " WHILE EXISTS (SELECT FROM {merge} m JOIN {target} t ON {same} WHERE " + _THESE + " AND NOT EXISTS ("
+    "SELECT FROM {merge} m WHERE " + _THESE + " AND {was})) LOOP conduit_to := conduit_to + 1;"
+    f" IF conduit_to >= conduit_row.n + {_MOST} OR NOT EXISTS (SELECT FROM {{merge}} m"
+    " WHERE m.{order} = conduit_to AND m.{operation} = conduit_row.mark)"
+    " THEN conduit_to := conduit_row.n; EXIT; END IF; END LOOP; END IF;"
+)
+# every row exists, occurs once, and gets a key of its own
+_IS_EXCHANGE = (
+    "conduit_to > conduit_row.n"
+    " AND (SELECT count(*) FROM (SELECT DISTINCT {old} FROM {merge} m JOIN {target} t ON {was} WHERE " + _THESE + ") a)"
+    " > conduit_to - conduit_row.n"
+    " AND (SELECT count(*) FROM (SELECT DISTINCT {new} FROM {merge} m WHERE " + _THESE + ") b)"
+    " > conduit_to - conduit_row.n"
+)
+# the sort makes sure that all rows are deleted before the first one is inserted
+_EXCHANGE = (
+    "WITH gone AS (DELETE FROM {target} t USING {merge} m WHERE " + _THESE + " AND {was} RETURNING m.{order}, t.*)"
+    " INSERT INTO {target} ({all_columns}) OVERRIDING SYSTEM VALUE SELECT {all_values}"
+    " FROM gone t JOIN {merge} m ON m.{order} = t.{order} ORDER BY m.{order};"
+)
+
+
+class _KeyExchange:
+    """Branch of the merge loop that applies key exchanges."""
+
+    def __init__(self, connection: Connection, group: LineGroup) -> None:
+        self._key = group.key
+        table = read_table(connection, group.table) if group.moves else None
+        # not with referential actions: a deletion would cascade to the referencing rows
+        if table is None or value_of(connection, _ACTIONS, (group.table.schema, group.table.name)):
+            self._columns: list[str] = []
+        else:
+            self._columns = [column.name for column in table.columns.values() if not column.generated]
+
+    def before(self, statements: MergeStatements, shape: MarkedColumns, otherwise: sql.Composed) -> sql.Composed:
+        """Return the branch for a change of a key; ``otherwise`` is for a row that takes part in no exchange."""
+        if not self._columns:
+            return otherwise
+        changed = [sql.Identifier("m" if name in shape.columns else "t", name) for name in self._columns]
+        names = [sql.Identifier(name) for name in self._columns]
+        exchange = statements.filled(
+            _EXCHANGE, all_columns=sql.SQL(", ").join(names), all_values=sql.SQL(", ").join(changed)
+        )
+        new = sql.SQL(", ").join(sql.Identifier("m", name) for name in self._key)
+        widen, condition = statements.filled(_WIDEN), statements.filled(_IS_EXCHANGE, new=new)
+        return sql.SQL("{} IF {} THEN {} conduit_done := conduit_to; ELSE {} END IF;").format(
+            widen, condition, exchange, otherwise
+        )
+
+
+_HINT = re.compile(r"^conduit row (\d+)$")
+_LOOP = """
+    #variable_conflict use_column
+    DECLARE conduit_row record; conduit_detail text; conduit_count bigint := 0;
+        conduit_to bigint; conduit_done bigint := 0;
+    BEGIN
+        FOR conduit_row IN SELECT {order} AS n, {operation} AS mark FROM {merge} ORDER BY 1 LOOP
+            conduit_count := conduit_count + 1;
+            CONTINUE WHEN conduit_row.n <= conduit_done;
+            CASE conduit_row.mark {branches} END CASE;
+        END LOOP;
+    EXCEPTION WHEN OTHERS THEN
+        GET STACKED DIAGNOSTICS conduit_detail = PG_EXCEPTION_DETAIL;
+        RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = SQLERRM, DETAIL = conduit_detail,
+            HINT = 'conduit row ' || conduit_count;
+    END
+"""
+_ROW = "m.{order} = conduit_row.n"
+_NEW = "INSERT INTO {target} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {merge} m WHERE " + _ROW
+_UPDATE = "UPDATE {target} t SET {changes} FROM {merge} m WHERE " + _ROW + " AND {same};"
+_FIND = "PERFORM 1 FROM {target} t, {merge} m WHERE " + _ROW + " AND {same};"
+_UNLESS_FOUND = " IF NOT FOUND THEN "
+_REFUSE = f"RAISE EXCEPTION USING ERRCODE = '{NO_ROW}', MESSAGE = {{no_row}}; END IF;"
+_MAKE_ROOM = (
+    "DELETE FROM {target} t USING {merge} m WHERE " + _ROW + " AND {same} AND NOT ({stays})"
+    " AND EXISTS (SELECT FROM {target} t WHERE {was});"
+)
+_MOVE = "UPDATE {target} t SET {values} FROM {merge} m WHERE " + _ROW + " AND {was};"
+_ONE: Final = {
+    "created": _NEW + ";",
+    "ignored": _NEW + " ON CONFLICT ({key}) DO NOTHING;",
+    # the update comes first: it needs only the changed columns
+    "updated": _UPDATE + _UNLESS_FOUND + _NEW + " ON CONFLICT ({key}) DO {action}; END IF;",
+    "partial": _UPDATE + _UNLESS_FOUND + _REFUSE,
+    "found": _FIND + _UNLESS_FOUND + _REFUSE,
+    "deleted": "DELETE FROM {target} t USING {merge} m WHERE " + _ROW + " AND {same};",
+}
+
+
+def apply_in_order(
+    connection: Connection, batch: CopyBatch, shapes: Sequence[MarkedColumns], on_conflict: OnConflict
+) -> None:
+    """Apply the rows of the temporary table. Raises ``RowError`` for the first row that the database refuses."""
+    statements = MergeStatements(batch.group)
+    connection.execute(statements.filled("CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {merge} ({order})"))
+    exchange = _KeyExchange(connection, batch.group)
+
+    def branch(shape: MarkedColumns) -> sql.Composed:
+        found = statements.filled(_text(shape, batch.group.key, on_conflict), shape.columns)
+        found = exchange.before(statements, shape, found) if shape.change in MOVES else found
+        return sql.SQL("WHEN {} THEN {}").format(sql.Literal(shape.mark), found)
+
+    text = statements.filled(_LOOP, branches=sql.Composed(list(map(branch, shapes)))).as_string(connection)
+    try:
+        connection.execute(sql.SQL("DO LANGUAGE plpgsql {}").format(sql.Literal(text)))
+    except psycopg.Error as error:
+        found = _HINT.match(error.diag.message_hint or "")
+        if found is None or not is_data(error):
+            raise
+        raise RowError(batch.place(int(found[1])), error) from error
+
+
+def _text(shape: MarkedColumns, key: tuple[str, ...], on_conflict: OnConflict) -> str:
+    stays = _staying(shape, key, on_conflict)
+    if shape.change not in MOVES:
+        return stays
+    room = _MAKE_ROOM if on_conflict == "update" else ""
+    return room + _MOVE + _UNLESS_FOUND + stays + " END IF;"
+
+
+def _staying(shape: MarkedColumns, key: tuple[str, ...], on_conflict: OnConflict) -> str:
+    """Return the statement for a change that keeps the key."""
+    has_others = set(shape.columns) > set(key)
+    if shape.change in PARTIAL:
+        return _ONE["partial" if has_others else "found"]
+    if shape.change == "d":
+        return _ONE["deleted"]
+    if shape.change == "c":
+        return _ONE["ignored" if on_conflict == "ignore" else "created"]
+    return _ONE["updated" if has_others else "ignored"]

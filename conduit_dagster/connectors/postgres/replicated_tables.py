@@ -11,13 +11,13 @@ import msgspec
 import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection
-from conduit_dagster.connectors.postgres.open_transactions import OpenTransactions
-from conduit_dagster.connectors.postgres.published_tables import published_shapes
+from conduit_dagster.connectors.postgres.copy_snapshot import OpenTransactions
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn, parse_lsn
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
+from conduit_dagster.connectors.postgres.source_tables import published_shapes
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
 from conduit_dagster.connectors.postgres.wal_history import TimelineCheck, WalTimes
 from conduit_dagster.recovery.errors import ConduitError
@@ -137,7 +137,7 @@ class ReplicatedTables:
             self._copies.require_keys(connection, tables, position)
             self._slot.publish(connection, tables)
             if not start.lsn:
-                position = position.at(self._slot.create(connection).complete_from).on(look.timeline)
+                position = position.at(self._slot.create(connection)).on(look.timeline)
             is_open = self._settings.named_tables is None and self._slot.is_open(connection)
             position = msgspec.structs.replace(position, everything=is_open)
             position = position.with_shapes(self._shapes(connection))

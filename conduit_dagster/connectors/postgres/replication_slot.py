@@ -10,11 +10,11 @@ from psycopg import sql
 
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin
-from conduit_dagster.connectors.postgres.published_tables import is_partitioned
 from conduit_dagster.connectors.postgres.settings import TableName, in_quotes
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.connectors.postgres.source_tables import is_partitioned
 from conduit_dagster.connectors.postgres.wal_history import UNKNOWN_TIMELINE, ClusterIdentity, is_other
 from conduit_dagster.sdk import Leftover
 
@@ -79,14 +79,6 @@ class _Publication(NamedTuple):
     """Whether changes of partitions are sent as those of the partitioned table."""
 
 
-class MadeSlot(NamedTuple):
-    """A slot that exists, created now or before."""
-
-    complete_from: int
-    """LSN from which on all commits are sent."""
-    is_new: bool
-
-
 class ReplicationSlot:
     """One slot, and the publication that selects the tables sent through it."""
 
@@ -116,21 +108,19 @@ class ReplicationSlot:
 
     # -- set up -------------------------------------------------------------------------------------------------
 
-    def publish(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
-        """Create the publication, or add missing tables to it; return the added tables. Raises ``FatalError`` if a
-        publication of others would have to change."""
+    def publish(self, connection: Connection, tables: Sequence[TableName]) -> None:
+        """Create the publication, or add missing tables to it. Raises ``FatalError`` if one of others would change."""
         name = self._settings.publication
         found = self._publication(connection)
         if found is None:
             self._create(connection, tables)
-            return []
+            return
         if not found.has_all_changes:
             message = f"the publication {name} leaves out some kinds of changes"
             fix = f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')"
             raise self._errors.unfit("postgres.publication", message, fix)
         if missing := self._missing(connection, tables):
             self._extend(connection, missing, found)
-        return missing
 
     def unpublished(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
         """Return the tables that an existing publication lacks."""
@@ -171,8 +161,11 @@ class ReplicationSlot:
             raise self._errors.unfit("postgres.publication", message, statement.as_string(connection))
         connection.execute(statement)
 
-    def create(self, connection: Connection) -> MadeSlot:
-        """Create the slot if it is missing; this waits until all open transactions have ended."""
+    def create(self, connection: Connection) -> int:
+        """Create the slot if it is missing, which waits until all open transactions have ended.
+
+        Returns the LSN from which on all commits are sent.
+        """
         found = self._publication(connection)
         owner = found.comment.removeprefix(_MARK) if found and found.comment.startswith(_MARK) else self._owner
         if owner != self._owner:
@@ -183,8 +176,8 @@ class ReplicationSlot:
         if not look.exists:
             self.require_logical(connection)
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (self._settings.slot,))
-            return MadeSlot(self.look(connection).confirmed, is_new=True)
-        return MadeSlot(look.confirmed, is_new=False)
+            look = self.look(connection)
+        return look.confirmed
 
     def require_logical(self, connection: Connection) -> None:
         """Raise ``FatalError`` if the server writes no logical WAL."""

@@ -12,7 +12,6 @@ from conduit_dagster.connectors.postgres.source_position import PostgresPosition
 from conduit_dagster.connectors.postgres.source_reader import SplitReader
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.table_follower import TableFollower
 from conduit_dagster.record import Mode
 from conduit_dagster.sdk import (
     Block,
@@ -50,8 +49,7 @@ class PostgresSource(Source):
     def __init__(self, settings: PostgresSourceSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._session = SourceSession(settings, context)
-        is_polled = settings.is_polled
-        self._follower: TableFollower = PolledTables(self._session) if is_polled else ReplicatedTables(self._session)
+        self._follower = PolledTables(self._session) if settings.is_polled else ReplicatedTables(self._session)
         self.lag_unit = self._follower.lag_unit  # pyright: ignore[reportAttributeAccessIssue]  # rows, or bytes of WAL
         self._generation = 0
 

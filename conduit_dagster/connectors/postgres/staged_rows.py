@@ -6,13 +6,12 @@ Tasks write them; the driver reads them, also row by row for dead letters.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.change_marks import TRUNCATE, UNCHANGED_TOAST, unchanged_text
-from conduit_dagster.connectors.postgres.keyed_rows import MOVES, PARTIAL
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.record import Operation, Record
 from conduit_dagster.recovery.errors import FatalError
@@ -21,6 +20,14 @@ from conduit_dagster.sdk import Delivery, Part
 _T = TypeVar("_T")
 _TAIL = 17
 """Bytes of the footer's length at the end: 16 digits and a line end."""
+
+
+Change = Literal["c", "u", "p", "m", "q", "d"]
+"""``c`` create; ``u`` update or insert; ``p`` update of a row that must exist; ``m``, ``q`` the same two for a row that
+gets a new key; ``d`` delete."""
+MOVES: Final = frozenset({"m", "q"})
+PARTIAL: Final = frozenset({"p", "q"})
+"""Changes that can't insert: the record lacks unchanged values, which only the existing row has."""
 
 
 class LineGroup(msgspec.Struct, frozen=True):

@@ -8,20 +8,23 @@ import msgspec
 
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copied_rows import CopyOperation, TablePart
-from conduit_dagster.connectors.postgres.published_tables import (
-    PublishedTable,
-    published_tables,
-    rows_of,
-    tables_with_generated_keys,
-    tables_without_identity,
-)
+from conduit_dagster.connectors.postgres.copy_snapshot import CopySnapshot, KeyedTable
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
 from conduit_dagster.connectors.postgres.source_reader import CopyDetail, as_json, open_session
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import KeyColumn, columns_of, key_of, oid_of
-from conduit_dagster.connectors.postgres.table_copy import CopySnapshot, KeyedTable
+from conduit_dagster.connectors.postgres.source_tables import (
+    KeyColumn,
+    PublishedTable,
+    columns_of,
+    key_of,
+    oid_of,
+    published_tables,
+    rows_of,
+    tables_with_generated_keys,
+    tables_without_identity,
+)
 from conduit_dagster.sdk import Limit, Split
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection, parameters, value_of
-from conduit_dagster.connectors.postgres.replication_stream import ReplicationStream
+from conduit_dagster.connectors.postgres.pgoutput import ReplicationStream
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, format_lsn, parse_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings

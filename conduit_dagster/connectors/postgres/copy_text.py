@@ -1,4 +1,4 @@
-"""Conversion of values to COPY text, one column of a block at a time."""
+"""Conversion of values to COPY text, one column of a block at a time, and of columns to lines."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from conduit_dagster.connectors.postgres.catalog import Column
 from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.readable import shortened
 
-Cell = str | int | float | bool | msgspec.Raw
+_Cell = str | int | float | bool | msgspec.Raw
 """Text, or a value whose JSON form is valid COPY text; floats must be finite."""
-NULL_MARK = b"\x1d"
+_NULL_MARK = b"\x1d"
 """Placeholder for NULL until all values are bytes: JSON text never holds this character."""
-_NULL = msgspec.Raw(NULL_MARK)
+_NULL = msgspec.Raw(_NULL_MARK)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _BOOLEANS = {True: "true", False: "false"}
 # a decimal encoded as a string would be read back as a string, not as a number
 _encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
-def column_cells(values: Sequence[Any], column: Column) -> Sequence[Cell]:
+def column_cells(values: Sequence[Any], column: Column) -> Sequence[_Cell]:
     """Convert the values of a column to COPY cells. Raises ``CellError`` if the column can't hold one of them.
 
     The text of a value depends neither on its neighbours nor, for a table created from the values, on whether the table
@@ -42,14 +42,14 @@ def column_cells(values: Sequence[Any], column: Column) -> Sequence[Cell]:
     return [_text(value, column) for value in values]
 
 
-def _with_nulls(values: Sequence[Any], column: Column) -> list[Cell]:
+def _with_nulls(values: Sequence[Any], column: Column) -> list[_Cell]:
     if column.required:
         raise CellError("not_null", f"the column {column.name} does not accept null")
     present = iter(column_cells([value for value in values if value is not None], column))
     return [_NULL if value is None else next(present) for value in values]
 
 
-def _uniform(values: Sequence[Any], kind: type, column: Column) -> Sequence[Cell]:
+def _uniform(values: Sequence[Any], kind: type, column: Column) -> Sequence[_Cell]:
     if kind is str:
         return values
     if kind is int and column.kind in ("integer", "number", "text"):
@@ -180,3 +180,40 @@ def _hstore_value(value: Any) -> str:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+# JSON with one value per line contains no control characters but line ends, so these can serve as placeholders
+_ROW_MARK, _QUOTE_MARK, _BACKSLASH_MARK = b"\x1e", b"\x01", b"\x02"
+_ROW_END = msgspec.Raw(_ROW_MARK)
+_ENDS = bytes.maketrans(b"\n" + _ROW_MARK + _QUOTE_MARK, b'\t\n"')
+_encode_lines = msgspec.json.Encoder().encode_lines
+
+
+def copy_lines(columns: Sequence[Sequence[_Cell]]) -> bytes:
+    """Encode columns as COPY text, one line per row. The bytes of a row do not depend on other rows. Raises for NUL and
+    for a lone surrogate.
+
+    Encodes to JSON with a fast encoder and converts the result to COPY text: both escape alike, except quotation marks
+    and rare control characters. Measured at two thirds of the time of joining strings.
+    """
+    width = len(columns) + 1
+    cells: list[_Cell] = [_ROW_END] * (len(columns[0]) * width)
+    for place, column in enumerate(columns):
+        cells[place::width] = column
+    data = _encode_lines(cells)
+    is_escaped = b"\\" in data
+    if is_escaped:
+        data = _marked(data)
+    data = data.replace(b"\n" + _ROW_MARK + b"\n", _ROW_MARK).translate(_ENDS, b'"')
+    if is_escaped:
+        data = data.replace(_BACKSLASH_MARK, rb"\\")
+    return data.replace(_NULL_MARK, rb"\N")
+
+
+def _marked(data: bytes) -> bytes:
+    """Replace escaped quotation marks and backslashes with placeholders, so that they are not mistaken for syntax."""
+    # backslashes first: the second of a pair does not begin an escape
+    data = data.replace(rb"\\", _BACKSLASH_MARK).replace(rb"\"", _QUOTE_MARK)
+    if rb"\u0000" in data:
+        raise CellError("nul", "the text holds a NUL character, which PostgreSQL can't store")
+    return data.replace(rb"\u00", rb"\x")
