@@ -17,9 +17,8 @@ import sqlalchemy as sa
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import Batch
-from conduit_dagster.commit_log.log_reader import read, verify
+from conduit_dagster.commit_log.segment_files import PartFile, read, verify
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written, shown
-from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.delivery_store import EVERYTHING, ByConsumer, offsets_of

@@ -51,7 +51,7 @@ class LogManifest:
 
     def nacked(self, start: int, stop: int) -> list[int]:
         """Return the offsets of entries nacked before they were logged. Reads only files that have any."""
-        from conduit_dagster.commit_log.log_reader import read_current
+        from conduit_dagster.commit_log.segment_files import read_current
 
         found: list[int] = []
         parts = [part for part in self.parts(start, stop) if part.nacked]
@@ -64,7 +64,7 @@ class LogManifest:
 
     def count(self, start: int, stop: int) -> int:
         """Return the number of entries in the range. Reads their offsets."""
-        from conduit_dagster.commit_log.log_reader import read_current
+        from conduit_dagster.commit_log.segment_files import read_current
 
         return sum(len(batch) for batch in read_current(self.folder, self.parts, start, stop, columns=["offset"]))
 
@@ -172,7 +172,7 @@ def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
     """Yield the blocks of a split; without ``keys``, keys and positions are filled in by ``complete``."""
     # imported late: validating a pipeline must not import pyarrow
     from conduit_dagster.commit_log.entries import DECODED, decode_batch, decode_rows
-    from conduit_dagster.commit_log.log_reader import read
+    from conduit_dagster.commit_log.segment_files import read
 
     detail = split.detail
     folder = LogFolder(detail["base"], detail["pipeline"], detail["source"])

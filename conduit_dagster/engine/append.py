@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.commit_log.entries import Batch, Nacks, encode_block
+from conduit_dagster.commit_log.segment_files import PartFile
 from conduit_dagster.commit_log.segment_layout import Written
-from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.log_writer import encode_loggable
 from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from conduit_dagster.commit_log.entries import Batch, Nacks, decode_batch, decode_rows, encode_block, encode_plain
-from conduit_dagster.commit_log.segment_writer import PartFile
+from conduit_dagster.commit_log.segment_files import PartFile
 from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.log_source import LogSource

@@ -8,7 +8,7 @@ from functools import partial
 import structlog
 
 from conduit_dagster.commit_log.entries import Batch, decode_entries
-from conduit_dagster.commit_log.log_reader import read_current
+from conduit_dagster.commit_log.segment_files import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.engine.offset_updates import joined_members
 from conduit_dagster.engine.source_nodes import SourceNode

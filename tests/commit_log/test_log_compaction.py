@@ -11,7 +11,7 @@ from lab.kills import at, crashing
 from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compacted, Compactor, handled_upto
 from conduit_dagster.commit_log.entries import decode_batch
-from conduit_dagster.commit_log.log_reader import MissingPartError, read, read_current
+from conduit_dagster.commit_log.segment_files import MissingPartError, read, read_current
 from conduit_dagster.commit_log.segment_layout import hidden
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.recovery.errors import FatalError

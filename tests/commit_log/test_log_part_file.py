@@ -14,9 +14,8 @@ from lab.small_disk import no_file_beyond
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import decode_batch, encode_block
-from conduit_dagster.commit_log.log_reader import read
+from conduit_dagster.commit_log.segment_files import PartFile, read
 from conduit_dagster.commit_log.segment_layout import Last, hidden
-from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.record import COLLECTION, Nack, Record
 
 if TYPE_CHECKING:

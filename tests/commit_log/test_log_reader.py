@@ -9,9 +9,8 @@ from lab.commit_log_lab import SOURCE, LogLab
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import decode_entries, encode_block
-from conduit_dagster.commit_log.log_reader import MissingPartError, read, verify
+from conduit_dagster.commit_log.segment_files import MissingPartError, PartFile, read, verify
 from conduit_dagster.commit_log.segment_layout import LogFolder, hidden
-from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.state.log_store import LogPart

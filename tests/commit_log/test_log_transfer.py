@@ -12,8 +12,7 @@ from lab.commit_log_lab import SOURCE, LogLab
 
 from conduit_dagster.commit_log.binary import LogRecord, decode_log, encode_log_record, export_entries, import_entries
 from conduit_dagster.commit_log.entries import Entry, decode_entries, encode_entries
-from conduit_dagster.commit_log.log_reader import read
-from conduit_dagster.commit_log.segment_writer import PartFile
+from conduit_dagster.commit_log.segment_files import PartFile, read
 from conduit_dagster.record import COLLECTION, MODES, OPERATIONS, Nack, Record, mode_of
 from conduit_dagster.recovery.errors import FatalError
 

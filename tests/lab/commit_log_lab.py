@@ -10,9 +10,8 @@ import sqlalchemy as sa
 
 from conduit_dagster.commit_log.compaction import Compacted, Compactor
 from conduit_dagster.commit_log.entries import decode_entries, encode_block
-from conduit_dagster.commit_log.log_reader import read_current
+from conduit_dagster.commit_log.segment_files import PartFile, read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
-from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.record import COLLECTION, Nack, Record
 from conduit_dagster.state.database import reading

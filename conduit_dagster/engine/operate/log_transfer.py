@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from conduit_dagster import storage
 from conduit_dagster.commit_log.binary import EntryData, export_entries, import_entries
 from conduit_dagster.commit_log.entries import Entry, encode_entries
+from conduit_dagster.commit_log.segment_files import PartFile
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
-from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.export_file import exported
 from conduit_dagster.engine.operate.operator_errors import chosen, refused

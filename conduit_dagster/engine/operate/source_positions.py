@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pydantic_core import PydanticCustomError
 
 from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
-from conduit_dagster.commit_log.log_reader import read_current
+from conduit_dagster.commit_log.segment_files import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.scalars import parse_age
 from conduit_dagster.daemon_threads import BY_HAND, answer_within
