@@ -19,7 +19,6 @@ LAYERS = [
     {"conduit_dagster.connectors", "conduit_dagster.processors"},
     {"conduit_dagster.commit_log"},
     {"conduit_dagster.sdk", "conduit_dagster.connectors.formats"},
-    {"conduit_dagster.connectors.debezium_format"},
     {"conduit_dagster.schemas"},
     {
         "conduit_dagster.spark",

@@ -13,9 +13,9 @@ from lab.support import DECODE, Crashes, Lab, destination, source
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
-from conduit_dagster.connectors.collection_setting import CollectionPattern, is_safe
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.parquet.source import ParquetSourceSettings
+from conduit_dagster.connectors.path_settings import CollectionPattern, is_safe
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.record import COLLECTION
 from conduit_dagster.recovery.errors import FatalError

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conduit_dagster.connectors.columnar.documents import documents
-from conduit_dagster.connectors.columnar.fitting import fitted, kept, storable
+from conduit_dagster.connectors.columnar.rows import fitted, kept, storable
 
 UTC = pa.timestamp("us", "UTC")
 

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conduit_dagster.connectors.columnar.columns import Schema, infer
-from conduit_dagster.connectors.columnar.fitting import Table, fitted
-from conduit_dagster.connectors.columnar.rows import Lines, RowReader, row_sizes
+from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table, fitted, row_sizes
 from conduit_dagster.record import Document, Nack, Record
 from conduit_dagster.sdk import NewPart, Part, Refusal, Rows, Writer, WriterTask
 from conduit_dagster.storage import Sink

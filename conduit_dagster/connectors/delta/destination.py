@@ -9,12 +9,11 @@ from pydantic import Field, field_validator
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, named_columns, parse_columns
-from conduit_dagster.connectors.columnar.fitting import storable
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
-from conduit_dagster.connectors.columnar.rows import RowReader
+from conduit_dagster.connectors.columnar.rows import RowReader, storable
 from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.delta.table import DeltaTableLog
-from conduit_dagster.connectors.path_rules import located, valid_path
+from conduit_dagster.connectors.path_settings import located, valid_path
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Delivery, Keys, StagedDestination, Target, Writer, WriterTask
 

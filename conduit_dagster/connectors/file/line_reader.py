@@ -9,11 +9,10 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from conduit_dagster.connectors.collection_setting import CollectionPattern
 from conduit_dagster.connectors.file.file_state import MARK, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings
-from conduit_dagster.connectors.path_rules import shown_path
+from conduit_dagster.connectors.path_settings import CollectionPattern, shown_path
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import COLLECTION, FILE_HEADER, MODE, READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError

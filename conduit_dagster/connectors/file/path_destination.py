@@ -19,7 +19,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.listing import HIDDEN
-from conduit_dagster.connectors.path_rules import located
+from conduit_dagster.connectors.path_settings import located
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import (

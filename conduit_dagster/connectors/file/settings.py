@@ -8,9 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import Duration, comma_separated
-from conduit_dagster.connectors.collection_setting import check_collection
 from conduit_dagster.connectors.formats import make_format
-from conduit_dagster.connectors.path_rules import valid_path
+from conduit_dagster.connectors.path_settings import check_collection, valid_path
 from conduit_dagster.sdk import ConnectorSettings
 
 GLOB = frozenset("*?[")

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.collection_setting import modes_of
 from conduit_dagster.connectors.file.file_places import open_tracked
 from conduit_dagster.connectors.file.file_position import (
     Copied,
@@ -35,7 +34,7 @@ from conduit_dagster.connectors.file.listing import is_many, require_local
 from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, is_packed
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.step_ranges import Drain, FileSteps, Step
-from conduit_dagster.connectors.path_rules import located
+from conduit_dagster.connectors.path_settings import located, modes_of
 from conduit_dagster.connectors.step_planning import MOST_FILES, is_gone
 from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError

@@ -12,9 +12,8 @@ from pydantic import field_validator
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, named_columns, parse_columns
-from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
-from conduit_dagster.connectors.columnar.rows import RowReader
+from conduit_dagster.connectors.columnar.rows import RowReader, kept
 from conduit_dagster.connectors.file.path_destination import (
     MOST_FILES,
     PartsFolder,
@@ -23,7 +22,7 @@ from conduit_dagster.connectors.file.path_destination import (
     newest_file,
     visible_files,
 )
-from conduit_dagster.connectors.path_rules import valid_path
+from conduit_dagster.connectors.path_settings import valid_path
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.sdk import ConnectorContext, Keys, Writer, WriterTask
 

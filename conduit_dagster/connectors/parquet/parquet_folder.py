@@ -12,7 +12,7 @@ from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.file.folder_scan import EntryTurns, ExaminedEntries
 from conduit_dagster.connectors.file.listing import FolderEntries, FolderEntry, is_many, look
 from conduit_dagster.connectors.file.settings import GLOB
-from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquets
+from conduit_dagster.connectors.parquet.parquet_position import FinishedParquets
 from conduit_dagster.recovery.errors import TransientError
 
 Wanted = Callable[[str], bool] | None

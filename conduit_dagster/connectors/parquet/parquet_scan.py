@@ -10,15 +10,16 @@ import msgspec
 
 from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.file.listing import examine
-from conduit_dagster.connectors.parquet.finished_parquet import (
-    NO_PARQUETS,
-    FinishedParquets,
-    ParquetStates,
-    finished_row,
-)
 from conduit_dagster.connectors.parquet.footer import Footer, read_footer
 from conduit_dagster.connectors.parquet.parquet_folder import Listed, Listing, Wanted
-from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile
+from conduit_dagster.connectors.parquet.parquet_position import (
+    NO_PARQUETS,
+    FinishedParquets,
+    ParquetPosition,
+    ParquetStates,
+    ReadFile,
+    finished_row,
+)
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 
 _KEPT = 10_000

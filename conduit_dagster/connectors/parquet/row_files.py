@@ -9,13 +9,20 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.connectors.collection_setting import modes_of
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.file_state import FoundFile
-from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquet, FinishedParquets, ParquetLists
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
-from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile, parse_file, parse_position
+from conduit_dagster.connectors.parquet.parquet_position import (
+    FinishedParquet,
+    FinishedParquets,
+    ParquetLists,
+    ParquetPosition,
+    ReadFile,
+    parse_file,
+    parse_position,
+)
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
+from conduit_dagster.connectors.path_settings import modes_of
 from conduit_dagster.connectors.step_planning import MOST_FILES, before_failure
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Mode, Record

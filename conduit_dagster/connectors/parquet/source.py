@@ -7,13 +7,18 @@ from typing import Any
 
 from pydantic import field_validator
 
-from conduit_dagster.connectors.collection_setting import CollectionPattern, check_collection
 from conduit_dagster.connectors.columnar.columns import RowSourceSettings
 from conduit_dagster.connectors.file.listing import is_many, require_local
 from conduit_dagster.connectors.parquet.parquet_folder import ListedFiles
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
 from conduit_dagster.connectors.parquet.row_files import RowFiles
-from conduit_dagster.connectors.path_rules import located, shown_path, valid_path
+from conduit_dagster.connectors.path_settings import (
+    CollectionPattern,
+    check_collection,
+    located,
+    shown_path,
+    valid_path,
+)
 from conduit_dagster.sdk import ConnectorContext
 
 

@@ -10,9 +10,8 @@ import pyarrow as pa
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema, named_columns, parse_columns
-from conduit_dagster.connectors.columnar.fitting import readable
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
-from conduit_dagster.connectors.columnar.rows import RowReader
+from conduit_dagster.connectors.columnar.rows import RowReader, readable
 from conduit_dagster.connectors.parquet.destination import FolderColumns
 from conduit_dagster.connectors.spark.driver_session import asked, register
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings

@@ -14,8 +14,8 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_state import FoundFile
-from conduit_dagster.connectors.parquet.finished_parquet import NO_PARQUETS, FinishedParquets
 from conduit_dagster.connectors.parquet.parquet_folder import Listed, Wanted, listed_whole
+from conduit_dagster.connectors.parquet.parquet_position import NO_PARQUETS, FinishedParquets
 from conduit_dagster.discarded_folders import discard_folder
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import TransientError

@@ -11,9 +11,8 @@ from pydantic import Field, field_validator
 
 from conduit_dagster.config.credentials import names_credential
 from conduit_dagster.config.scalars import Duration
-from conduit_dagster.connectors.collection_setting import check_name
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
-from conduit_dagster.connectors.path_rules import possible_path
+from conduit_dagster.connectors.path_settings import check_name, possible_path
 from conduit_dagster.sdk import ConnectorSettings
 
 _OPTION: Final = "option."
