@@ -85,20 +85,20 @@ class FileDestination(PathDestination):
 
     def retarget(self, delivery: Delivery) -> Target | None:
         """Return another target, only for one ordered file with ``if-changed: adopt``."""
-        made = super().retarget(delivery)
+        made = self._layout.retarget(delivery)
         return made and _moved(made, delivery.target)
 
     def publish(self, delivery: Delivery) -> Target:
         """Publish all of the delivery, or nothing that a later step could follow; any process may repeat it."""
-        return _published(super().publish(delivery), delivery)
+        return _published(self._layout.publish(delivery), delivery)
 
     def settled(self, delivery: Delivery) -> Target:
         """Make the delivery durable and return the target after it."""
-        return _published(super().settled(delivery), delivery)
+        return _published(self._layout.settled(delivery), delivery)
 
     def expected(self, delivery: Delivery) -> Target:
         """Return the future result of :meth:`settled`, whether or not the delivery succeeds."""
-        return _published(super().expected(delivery), delivery)
+        return _published(self._layout.expected(delivery), delivery)
 
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer that stages encoded lines."""

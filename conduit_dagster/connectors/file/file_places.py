@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_position import FinishedFiles
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
-from conduit_dagster.connectors.file.listing import FolderEntry, examine
+from conduit_dagster.connectors.file.listing import FolderEntry, examine, examine_content
 from conduit_dagster.connectors.file.open_file import OpenFile, is_packed, open_found
 from conduit_dagster.recovery.errors import FatalError
 
@@ -93,9 +93,6 @@ def by_slot(listed: Iterable[FoundFile], wanted: Iterable[TrackedFile] | None = 
 
 
 _SECOND: Final = 1_000_000_000
-_sizes: dict[tuple[int, int, int], tuple[int, bool]] = {}
-"""Size of the content of a file with the suffix of a compressed one, and whether it is compressed."""
-_MOST_SIZES: Final = 10_000
 
 
 class Copies(NamedTuple):
@@ -199,32 +196,6 @@ def _names(folder: str) -> _Names:
     return names
 
 
-def examine_content(path: str) -> FoundFile | None:
-    """Return the state of a file as :func:`examine` does, with the size of its decompressed content.
-
-    None if it is missing, a folder, or can't be decompressed.
-    """
-    found = examine(path)
-    if found is None or not is_packed(path):
-        return found
-    key = found.device, found.inode, found.changed
-    if key not in _sizes:
-        try:
-            opened = open_found(found._replace(unpacked=True))
-        except FatalError:
-            return None
-        if opened is None:
-            return None
-        with opened:
-            found = opened.found
-        if len(_sizes) >= _MOST_SIZES:
-            _sizes.clear()
-        _sizes[key] = found.size, found.unpacked
-        return found
-    size, unpacked = _sizes[key]
-    return found._replace(size=size, unpacked=unpacked)
-
-
 _MOST: Final = 10_000
 """Number of files whose place is kept, besides those of the newest scans."""
 
@@ -279,20 +250,42 @@ def homes_of(path: str) -> set[str]:
     return {str(Path(place).parent) for place in (path, os.path.realpath(path))}
 
 
+class FileFinder:
+    """Opener of tracked files under their current names. Lists the files only if one is not at its last location."""
+
+    def __init__(self, last: LastPlaces, copies: FileCopies, files: Callable[[], list[FoundFile]]) -> None:
+        """``files`` lists the existing files of the source."""
+        self._last, self._copies, self._files = last, copies, files
+        self._places: Places | None = None
+
+    def open(self, file: TrackedFile) -> OpenFile | None:
+        """Open a tracked file; None if it is missing or the part already read has changed.
+
+        Metadata and data both come from the descriptor: the name is resolved only once.
+        """
+        opened = open_one(file, self._last.of(file))
+        if opened is None and self._places is not None:
+            opened = open_one(file, self._places.get(slot_of(file), ()))
+        if opened is None:
+            # it may have been renamed since the last listing
+            self._places = by_slot([*self._last.strayed([file]), *self._files()])
+            opened = open_one(file, self._places.get(slot_of(file), ()))
+        if opened is None:
+            copies = self._copies.of([file]).of(file)
+            opened = next((copy for found in copies if (copy := open_tracked(found, file.at(found)))), None)
+        return opened
+
+
+def open_one(file: TrackedFile, places: Iterable[FoundFile]) -> OpenFile | None:
+    """Open a tracked file at one of these places; None if it is at none of them, or its read part has changed."""
+    for found in places:
+        if (opened := open_tracked(found, file)) is not None:
+            return opened
+    return None
+
+
 _ATTEMPTS: Final = 2
 """Number of times that a file is sought: one that is being renamed may be missed once."""
-
-
-class _Sought(NamedTuple):
-    """What the files were sought with; with the same, they are where they were."""
-
-    entries: list[FolderEntry]
-    finished: FinishedFiles
-    replaced: set[int]
-
-    def is_as(self, other: _Sought) -> bool:
-        same = self.entries is other.entries and self.finished is other.finished
-        return same and self.replaced == other.replaced
 
 
 class ListedStrays:
@@ -300,7 +293,8 @@ class ListedStrays:
 
     def __init__(self, matches: FileMatches, places: LastPlaces, copies: FileCopies) -> None:
         self._matches, self._places, self._copies = matches, places, copies
-        self._sought: _Sought | None = None
+        self._sought: tuple[list[FolderEntry], FinishedFiles, set[int]] | None = None
+        """What the files were sought with; with the same, they are where they were."""
         self._found: list[KnownFile] = []
         self._vain: dict[int, int] = {}
         """By number of a file: how often it was sought in vain."""
@@ -310,12 +304,12 @@ class ListedStrays:
 
         ``replaced``: numbers of files of the lists whose inode has other content.
         """
-        now = _Sought(entries, finished, replaced)
-        if self._sought is None or not self._sought.is_as(now):
+        before = self._sought or ((), None, None)
+        if before[0] is not entries or before[1] is not finished or before[2] != replaced:
             inodes = {inode for _, inode in entries}
             rows = finished.rows.values()
             self._found = self._seek([row for row in rows if row.inode not in inodes or row.number in replaced])
-            self._sought = now
+            self._sought = entries, finished, replaced
         found = ((file, examine_content(seen.url)) for file, seen in self._found)
         return [(file, seen) for file, seen in found if seen is not None and file.may_be(seen)]
 

@@ -16,10 +16,9 @@ from conduit_dagster.connectors.file.file_places import (
     LastPlaces,
     ListedStrays,
     Match,
-    Places,
     by_slot,
     homes_of,
-    open_tracked,
+    open_one,
     slot_of,
 )
 from conduit_dagster.connectors.file.file_position import FilePosition, FinishedFiles
@@ -275,7 +274,7 @@ class FileScan:
         """Return whether one of these files exists now: the previous listing may have missed a renamed one."""
         places = by_slot(self.files(), files)
         for file in files:
-            if (opened := _open_one(file, places.get(slot_of(file), ()))) is not None:
+            if (opened := open_one(file, places.get(slot_of(file), ()))) is not None:
                 opened.close()
                 return True
         return False
@@ -321,41 +320,6 @@ class FileScan:
             place=self._path,
             fix="create it, or correct the setting path",
         )
-
-
-class FileFinder:
-    """Opener of tracked files under their current names. Lists the files only if one is not at its last location."""
-
-    def __init__(self, scan: FileScan) -> None:
-        self._scan = scan
-        self._places: Places | None = None
-
-    def open(self, file: TrackedFile) -> OpenFile | None:
-        """Open a tracked file; None if it is missing or the part already read has changed.
-
-        Metadata and data both come from the descriptor: the name is resolved only once.
-        """
-        opened = _open_one(file, self._scan.places.of(file))
-        if opened is None and self._places is not None:
-            opened = _open_one(file, self._places.get(slot_of(file), ()))
-        if opened is None:
-            # it may have been renamed since the last listing
-            self._places = by_slot([*self._scan.places.strayed([file]), *self._scan.files()])
-            opened = _open_one(file, self._places.get(slot_of(file), ()))
-        if opened is None:
-            opened = self._open_copy(file)
-        return opened
-
-    def _open_copy(self, file: TrackedFile) -> OpenFile | None:
-        copies = self._scan.copies.of([file]).of(file)
-        return next((opened for found in copies if (opened := open_tracked(found, file.at(found)))), None)
-
-
-def _open_one(file: TrackedFile, places: Iterable[FoundFile]) -> OpenFile | None:
-    for found in places:
-        if (opened := open_tracked(found, file)) is not None:
-            return opened
-    return None
 
 
 def _missing(position: FilePosition, known: list[KnownFile]) -> list[TrackedFile]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import struct
 import time
@@ -77,10 +76,6 @@ class Quiet:
         return time.monotonic() - known[2]
 
 
-MARK = 256
-"""Number of bytes at either end that a mark covers."""
-
-
 class TrackedFile(msgspec.Struct, frozen=True):
     """One file, and how much of it lies before the position.
 
@@ -148,11 +143,6 @@ class TrackedFile(msgspec.Struct, frozen=True):
 def parse_tracked(value: Any) -> TrackedFile:
     """Return the file from a split's start or a boundary."""
     return msgspec.convert(value, TrackedFile)
-
-
-def mark_of(head: bytes, tail: bytes) -> str:
-    """Return a digest of a file's first bytes and of those before an offset."""
-    return hashlib.sha256(head + tail).hexdigest()[:16]
 
 
 learn(TrackedFile)

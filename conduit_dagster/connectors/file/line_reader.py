@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
-from conduit_dagster.connectors.file.file_state import MARK, TrackedFile, parse_tracked
-from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile
+from conduit_dagster.connectors.file.file_state import TrackedFile, parse_tracked
+from conduit_dagster.connectors.file.open_file import MARK, FileChanged, OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.path_settings import CollectionPattern, shown_path
 from conduit_dagster.lazy_property import lazy_property

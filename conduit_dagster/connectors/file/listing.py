@@ -16,7 +16,7 @@ import structlog
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_state import FoundFile, found_at, found_of
-from conduit_dagster.connectors.file.open_file import is_packed
+from conduit_dagster.connectors.file.open_file import is_packed, open_found
 from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.recovery.errors import FatalError
 
@@ -156,7 +156,7 @@ class FolderEntries:
         return not name.startswith(tuple(HIDDEN)) and not self._excluded(name)
 
 
-def list_many(path: str, root: str, exclude: Sequence[str] = ()) -> list[FoundFile]:
+def list_many(path: str, root: str, exclude: Sequence[str]) -> list[FoundFile]:
     """Return the files of a folder or glob by name; one with two names, such as a link to the newest one, once."""
     return _once(_files(path for path, _ in FolderEntries(path, root, exclude).now()))
 
@@ -176,6 +176,37 @@ def examine(path: str) -> FoundFile | None:
         return None
     _require_regular(path, state)
     return found_at(path, _checked(path.rpartition("/")[2]), state)
+
+
+_sizes: dict[tuple[int, int, int], tuple[int, bool]] = {}
+"""Size of the content of a file with the suffix of a compressed one, and whether it is compressed."""
+_MOST_SIZES: Final = 10_000
+
+
+def examine_content(path: str) -> FoundFile | None:
+    """Return the state of a file as :func:`examine` does, with the size of its decompressed content.
+
+    None if it is missing, a folder, or can't be decompressed.
+    """
+    found = examine(path)
+    if found is None or not is_packed(path):
+        return found
+    key = found.device, found.inode, found.changed
+    if key not in _sizes:
+        try:
+            opened = open_found(found._replace(unpacked=True))
+        except FatalError:
+            return None
+        if opened is None:
+            return None
+        with opened:
+            found = opened.found
+        if len(_sizes) >= _MOST_SIZES:
+            _sizes.clear()
+        _sizes[key] = found.size, found.unpacked
+        return found
+    size, unpacked = _sizes[key]
+    return found._replace(size=size, unpacked=unpacked)
 
 
 def _checked(name: str) -> str:

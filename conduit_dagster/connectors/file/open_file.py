@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import lzma
 import os
 import re
@@ -14,10 +15,10 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.file_state import MARK, FoundFile, TrackedFile, found_of, mark_of
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile, found_of
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 
 _SUFFIXES: Final = (".gz", ".bz2", ".xz", ".zst", ".zip", ".lz4", ".Z", ".7z")
@@ -88,6 +89,10 @@ def _unreadable(url: str, reason: str) -> FatalError:
 _BACK: Final = 1 << 16
 
 
+MARK: Final = 256
+"""Number of bytes at either end that a mark covers."""
+
+
 class FileChanged(Exception):  # noqa: N818  # no failure: a reason to look again
     """Raised if the file is not, or no longer, the one seen before."""
 
@@ -124,7 +129,7 @@ class OpenFile:
                 self.found = self.found._replace(size=os.fstat(content).st_size, unpacked=True)
             self._close = weakref.finalize(self, os.close, self._descriptor)
 
-    def __enter__(self) -> OpenFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -194,7 +199,7 @@ class OpenFile:
         # then combine a line number of the old content with a mark of the new one
         if not (head.startswith(self._head[:offset]) and tail.endswith(before or self._ends.get(offset, b""))):
             raise FileChanged
-        return mark_of(head, tail)
+        return hashlib.sha256(head + tail).hexdigest()[:16]
 
     def passed(self, end: int, before: bytes) -> None:
         """Store the bytes before a counted line end, for :meth:`mark` to compare."""
@@ -230,9 +235,6 @@ class WritableFile(OpenFile):
         # the checked file is the one written to: while it is open, no other file gets its device and inode
         if (self.found.device, self.found.inode) != (written.st_dev, written.st_ino):
             raise FileChanged
-
-    def __enter__(self) -> WritableFile:
-        return self
 
     def close(self) -> None:
         """Close both descriptors; may be repeated."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.file.file_places import open_tracked
+from conduit_dagster.connectors.file.file_places import FileFinder, open_tracked
 from conduit_dagster.connectors.file.file_position import (
     Copied,
     CopyEnd,
@@ -19,7 +19,7 @@ from conduit_dagster.connectors.file.file_position import (
     cut_at,
     parse_position,
 )
-from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, ScanResult, SeenFile
+from conduit_dagster.connectors.file.file_scan import FileScan, ScanResult, SeenFile
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.line_reader import (
     FileLabels,
@@ -194,7 +194,7 @@ class FileSource(Source):
 
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks show."""
-        finder = FileFinder(self._scan)
+        finder = self._finder()
         for _, last in self._ranges(start, end):
             self._open(last, finder).close()
 
@@ -204,6 +204,9 @@ class FileSource(Source):
 
     def _ranges(self, start: Position, end: Position) -> Iterator[tuple[TrackedFile, TrackedFile]]:
         return advanced(parse_position(start), parse_position(end), self._lists)
+
+    def _finder(self) -> FileFinder:
+        return FileFinder(self._scan.places, self._scan.copies, self._scan.files)
 
     def _open(self, file: TrackedFile, finder: FileFinder) -> OpenFile:
         opened = finder.open(file)
@@ -234,7 +237,7 @@ class FileSource(Source):
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Split between lines into pieces of about equal size."""
-        finder, splits, ordinal = FileFinder(self._scan), list[Split](), 0
+        finder, splits, ordinal = self._finder(), list[Split](), 0
         ranges = list(self._ranges(start, end))
         modes = CopyModes(parse_position(start).copied, parse_position(end).copied)
         share = max(1, sum(last.offset - first.offset for first, last in ranges) // n)
@@ -268,7 +271,7 @@ class FileSource(Source):
 
     def relocate(self, split: Split) -> Split:
         """Return the split with the file's current name, which may have changed."""
-        opened = FileFinder(self._scan).open(parse_tracked(split.start))
+        opened = self._finder().open(parse_tracked(split.start))
         if opened is None:
             return split
         with opened:
@@ -288,7 +291,7 @@ class FileSource(Source):
         """Open the planned file under its current name, never another file at its path."""
         url = split.detail["url"]
         found = FoundFile(url, file.name, file.inode, 0, 0, unpacked=is_packed(url))
-        opened = open_tracked(found, file) or FileFinder(self._scan).open(file)
+        opened = open_tracked(found, file) or self._finder().open(file)
         if opened is None:
             raise file_moved(file, url)
         return opened

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from conduit_dagster.connectors.file.file_scan import FileScan, SeenFile
-from conduit_dagster.connectors.file.file_state import MARK, FoundFile, Quiet, TrackedFile
+from conduit_dagster.connectors.file.file_state import FoundFile, Quiet, TrackedFile
 from conduit_dagster.connectors.file.line_reader import Mark, nth_end, scan
 from conduit_dagster.connectors.file.listing import look
-from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, open_found, require_plain
+from conduit_dagster.connectors.file.open_file import MARK, FileChanged, OpenFile, open_found, require_plain
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.step_planning import before_failure
 from conduit_dagster.recovery.errors import FatalError

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.file_state import MARK, FoundFile, TrackedFile
+from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.connectors.file.line_reader import Mark, read_lines, scan
-from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, open_found
+from conduit_dagster.connectors.file.open_file import MARK, FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach
 from conduit_dagster.connectors.pipeline.published import Piece, ProjectView, Published, parser
