@@ -9,7 +9,7 @@ from datetime import timedelta
 import dagster as dg
 
 from conduit_dagster.assets.events import RunSnapshot
-from conduit_dagster.config.cron import TIMED, longest_gap
+from conduit_dagster.config.delivery import TIMED, longest_gap
 from conduit_dagster.config.pipeline import Pipeline
 
 _LEAST = timedelta(minutes=1)

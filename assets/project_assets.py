@@ -22,7 +22,7 @@ from conduit_dagster.assets.pipeline_assets import PipelineDefinitions, define_p
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs, specify_pipeline
 from conduit_dagster.assets.source_checks import source_checks
 from conduit_dagster.assets.translator import AssetKeys, PipelineTranslator
-from conduit_dagster.config.isolation import isolated
+from conduit_dagster.config.findings import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.engine.catalogue import Catalogue
 from conduit_dagster.recovery.errors import FatalError

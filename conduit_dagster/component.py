@@ -12,8 +12,7 @@ from pydantic import Field
 
 from conduit_dagster.assets.translator import PipelineAsset, PipelineTranslator
 from conduit_dagster.cli.init import write_project
-from conduit_dagster.config.component_file import FILE
-from conduit_dagster.config.project import Project
+from conduit_dagster.config.project import COMPONENT_FILE, Project
 from conduit_dagster.definitions import load_pipelines
 from conduit_dagster.recovery.errors import FatalError
 
@@ -103,9 +102,9 @@ def _require_own_folder(folder: Path, component: Path) -> None:
     root = Project.find(folder).root
     if root.resolve() != component.resolve():
         raise FatalError(
-            f"pipelines are written in {component / FILE}, but the project is {root}",
+            f"pipelines are written in {component / COMPONENT_FILE}, but the project is {root}",
             code="config.elsewhere",
-            place=str(component / FILE),
+            place=str(component / COMPONENT_FILE),
             fix="leave path out and put conduit.yaml beside defs.yaml, or move the pipelines to a file in the project",
         )
 

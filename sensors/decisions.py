@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conduit_dagster.config.cron import TIMED
+from conduit_dagster.config.delivery import TIMED
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sensors.known import KnownPipeline, LastRun
 

@@ -14,8 +14,7 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
-from conduit_dagster.config.cron import TIMED, next_tick
-from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.recovery.errors import ConduitError

@@ -17,7 +17,7 @@ from conduit_dagster.cli.signals import CommandSignals, handled
 from conduit_dagster.cli.terminal import console
 from conduit_dagster.cli.verb import unforeseen
 from conduit_dagster.cli.verb_session import session_opener, spark_session
-from conduit_dagster.config.cron import TIMED
+from conduit_dagster.config.delivery import TIMED
 from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest

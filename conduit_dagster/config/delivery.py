@@ -1,13 +1,15 @@
-"""Delivery, recovery and trigger of a pipeline."""
+"""Delivery, recovery and trigger of a pipeline, and the times at which a timed trigger starts it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from conduit_dagster.config.cron import TIMED
 from conduit_dagster.config.findings import did_you_mean, refuse
 from conduit_dagster.config.model_findings import Section
 from conduit_dagster.config.scalars import ByteSize, Cron, Duration, PositiveAge, PositiveDuration
@@ -19,6 +21,7 @@ Redelivery = Literal["one-at-a-time", "bisect"]
 FanIn = Literal["merge", "join", "alternate"]
 TriggerKind = Literal["continuous", "available-now", "every", "cron"]
 
+TIMED = ("every", "cron")
 _KINDS = ("continuous", "available-now")
 
 
@@ -192,3 +195,46 @@ def _trigger_fix(word: str) -> str | None:
         value = word.removeprefix(name).strip() or {"every": "5m", "cron": "0 * * * *"}[name]
         return f'write {{{name}: "{value}"}}'
     return did_you_mean(word, [*_KINDS, *TIMED]) if word else None
+
+
+def next_tick(trigger: Trigger, last: datetime) -> datetime:
+    """Return the first tick, in UTC, after ``last``, the start of the previous run; ticks during a long run are skipped."""
+    if trigger.every is not None:
+        return last + timedelta(seconds=trigger.every)
+    # imported here: most commands read no cron expression
+    from croniter import croniter
+
+    assert trigger.cron is not None, "a timed trigger has one of the two"
+    return croniter(trigger.cron, last).get_next(datetime)
+
+
+_NEXT = 60
+"""Number of ticks to check one by one, for schedules less frequent than daily."""
+_SAMPLES, _APART = 40, timedelta(hours=6)
+"""Number and distance of the sampled times; they include a night and a weekend."""
+
+
+def longest_gap(trigger: Trigger) -> timedelta:
+    """Return the longest time between two ticks, within the next sixty ticks and ten days."""
+    if trigger.every is not None:
+        return timedelta(seconds=trigger.every)
+    assert trigger.cron is not None, "a timed trigger has one of the two"
+    return _longest_gap(trigger.cron, datetime.now(UTC).replace(minute=0, second=0, microsecond=0))
+
+
+@lru_cache(maxsize=256)
+def _longest_gap(cron: str, now: datetime) -> timedelta:
+    from croniter import croniter
+
+    ticks = croniter(cron, now)
+    found = [ticks.get_next(datetime) for _ in range(_NEXT)]
+    gaps = [after - before for before, after in pairwise(found)]
+    for number in range(_SAMPLES):
+        around = croniter(cron, now + number * _APART)
+        gaps.append(around.get_next(datetime) - around.get_prev(datetime))
+    return max(gaps)
+
+
+def first_tick(trigger: Trigger, now: datetime) -> datetime:
+    """Return the first tick: now for ``every``, the next due time for ``cron``."""
+    return now if trigger.every is not None else next_tick(trigger, now)

@@ -13,12 +13,10 @@ from ruamel.yaml.nodes import Node, ScalarNode
 from ruamel.yaml.reader import ReaderError
 
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.compose import compose
-from conduit_dagster.config.environment import offset_of
 from conduit_dagster.config.findings import Finding, Severity, shown
-from conduit_dagster.config.references import FoundSecret, References
+from conduit_dagster.config.references import FoundSecret, References, offset_of
 from conduit_dagster.config.source_text import MAX_BYTES, Chunk, ConfigText, too_large
-from conduit_dagster.config.tree import AliasLimitError, Mapped, TreeBuilder, YamlFlaw
+from conduit_dagster.config.tree import AliasLimitError, Mapped, TreeBuilder, YamlFlaw, compose
 from conduit_dagster.secret_values import masked
 
 # exceptions that the YAML library raises on hostile text, besides its own errors

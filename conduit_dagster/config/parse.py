@@ -10,16 +10,14 @@ from typing import Any, cast
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config import rules
-from conduit_dagster.config.component_file import attributes_of
-from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.document import Document, load_documents
-from conduit_dagster.config.findings import UNSET, Finding, Severity, by_place, without_consequences
-from conduit_dagster.config.isolation import unexpected
+from conduit_dagster.config.findings import UNSET, Finding, Severity, by_place, unexpected, without_consequences
 from conduit_dagster.config.model_findings import Checker, kebab
 from conduit_dagster.config.pipeline import LATEST_VERSION, OLDER_VERSIONS, Pipeline, PipelineFile
 from conduit_dagster.config.source_text import read_source, source_of, unreadable
 from conduit_dagster.config.tree import Mapped
+from conduit_dagster.secret_values import remember_credentials
 
 
 @dataclass
@@ -166,7 +164,7 @@ def _parse_isolated(parsed: ParsedFile, document: Document, strict: bool, recove
 def _parse_document(parsed: ParsedFile, document: Document, strict: bool, recovery: Recovery) -> None:
     checker = Checker(document, strict)
     yaml_flaws, document.findings = document.findings, []
-    component = attributes_of(document.tree)
+    component = _component_attributes(document.tree)
     trees = _of_file(checker, document) if component is None else _of_component(document, component)
     for tree in trees:
         parsed.pipelines.append(_parse_pipeline(checker, tree, yaml_flaws, recovery))
@@ -184,6 +182,15 @@ def _of_file(checker: Checker, document: Document) -> list[Mapped]:
         return []
     document.findings += _unknown_keys(checker, document)
     return _pipelines(document, document.tree)
+
+
+def _component_attributes(tree: Mapped) -> Mapped | None:
+    """Return the attributes of a Dagster component's document; None for any other document.
+
+    A component is recognised by its structure, not by its type: subclasses have their own names.
+    """
+    attributes = tree.get("attributes")
+    return attributes if isinstance(attributes, Mapped) and isinstance(tree.get("type"), str) else None
 
 
 def _of_component(document: Document, attributes: Mapped) -> list[Mapped]:

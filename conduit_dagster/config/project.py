@@ -9,19 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.config import component_file
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.config.document import Document, load_documents
-from conduit_dagster.config.findings import UNSET, Finding, by_place
-from conduit_dagster.config.isolation import unexpected
+from conduit_dagster.config.findings import UNSET, Finding, by_place, unexpected
 from conduit_dagster.config.model_findings import Checker, kebab, section_at
 from conduit_dagster.config.project_settings import CONDUIT_ONLY, POSTGRES_STORES, ProjectSettings
 from conduit_dagster.config.source_text import read_source, source_of
 from conduit_dagster.config.tree import Mapped
 from conduit_dagster.extras import can_import, install_command, unopenable
+from conduit_dagster.secret_values import remember_credentials
 
 FILE = "conduit.yaml"
+COMPONENT_FILE = "defs.yaml"
+"""File of a Dagster component, whose attribute ``pipelines`` holds pipelines as a pipeline file does."""
+_PIPELINES_KEY = re.compile(rb"^[ \t]+[\"']?pipelines[\"']?[ \t]*:", re.MULTILINE)
 _HOME = ".conduit"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 _SQLITE = "sqlite:///"
@@ -74,12 +75,12 @@ class Project:
     @property
     def component_path(self) -> Path:
         """File of a Dagster component that represents this project, if it is one."""
-        return self.root / component_file.FILE
+        return self.root / COMPONENT_FILE
 
     @property
     def pipeline_paths(self) -> list[Path]:
         """Paths that pipelines are read from: the folder, and a component's file with its own pipelines."""
-        if not component_file.may_hold_pipelines(self.component_path):
+        if not _may_hold_pipelines(self.component_path):
             return [self.pipelines_path]
         return [*([self.pipelines_path] if self.pipelines_path.exists() else []), self.component_path]
 
@@ -113,6 +114,14 @@ class Project:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
+    except OSError:
+        return False
+
+
+def _may_hold_pipelines(path: Path) -> bool:
+    """Return whether a file may be a component with pipelines, at the cost of reading it. Never raises."""
+    try:
+        return _PIPELINES_KEY.search(path.read_bytes()) is not None
     except OSError:
         return False
 

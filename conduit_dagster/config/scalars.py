@@ -1,4 +1,4 @@
-"""Scalar values of a pipeline file: durations, sizes, ids, regular expressions, setting texts."""
+"""Scalar values of a pipeline file: durations, sizes, ids, regular and cron expressions, setting texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import durationpy
 import re2
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from conduit_dagster.config.cron import cron_problem
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_reference
 
@@ -25,6 +24,7 @@ _DAYS = re.compile(r"([0-9]{1,6})d(.*)")
 _ID = re.compile(r"[A-Za-z0-9\-_:.]*")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
 _EMAIL = re.compile(r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9.\-]+\.[A-Z|a-z]{2,7}")
+_CRON_FIELDS = ("minute, 0-59", "hour, 0-23", "day of the month, 1-31", "month, 1-12", "day of the week, 0-7")
 _UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -142,6 +142,39 @@ def _compiles(pattern: str) -> str:
 def comma_separated(text: str) -> tuple[str, ...]:
     """Return the items of a comma-separated list, without blanks around them and without empty ones."""
     return tuple(item for part in text.split(",") if (item := part.strip()))
+
+
+def cron_problem(text: str) -> str | None:
+    """Return why croniter or Dagster refuses a cron expression, or None. A date that never occurs is a problem too."""
+    # imported here: most commands read no cron expression
+    from croniter import CroniterBadDateError, CroniterError, croniter
+
+    fields = text.split()
+    if not text.startswith("@") and len(fields) != len(_CRON_FIELDS):
+        return f"it has {len(fields)} fields, not {len(_CRON_FIELDS)}"
+    for number, field in enumerate(fields if len(fields) > 1 else ()):
+        # croniter draws a random value for `r`, a different one in each process
+        if not _is_cron_field(" ".join([*"*" * number, field, *"*" * (4 - number)])) or "r" in field.lower().split(","):
+            return f"{_CRON_FIELDS[number]}: {field[:20]!r} is no value, range or step"
+    try:
+        days, months = croniter.expand(text)[0][2:4]
+        croniter(text).get_next()
+    except CroniterBadDateError:
+        return "no month has that day"
+    except CroniterError:
+        return "it is not a cron expression"
+    # Dagster refuses these even if a day of the week would match too
+    return "no month has that day" if months == [2] and days in ([30], [31]) else None
+
+
+def _is_cron_field(text: str) -> bool:
+    from croniter import CroniterError, croniter
+
+    try:
+        croniter.expand(text)
+    except CroniterError:
+        return False
+    return True
 
 
 def _is_cron(text: str) -> str:

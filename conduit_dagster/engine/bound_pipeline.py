@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.builtin_plugins import PROCESSORS, SOURCES
-from conduit_dagster.config.isolation import isolated
+from conduit_dagster.config.findings import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
 from conduit_dagster.config.references import FoundSecret, marked

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, BuiltinPlugins
-from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.engine.nodes import Node, Step, filter_nodes, selects_of
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
 from conduit_dagster.engine.processor_state import StatefulNode
@@ -25,7 +24,7 @@ from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
 from conduit_dagster.sdk.promises import keeps
-from conduit_dagster.secret_values import remember
+from conduit_dagster.secret_values import remember, remember_credentials
 from conduit_dagster.spark.sql.query import SqlQuery
 
 DEAD_LETTERS = "dead_letters"

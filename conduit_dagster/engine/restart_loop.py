@@ -13,8 +13,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.config.cron import first_tick, next_tick
-from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.config.delivery import Trigger, first_tick, next_tick
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, story_of
 from conduit_dagster.engine.run_options import RunRequest
 from conduit_dagster.engine.run_status import RunOrigin, end_waiting

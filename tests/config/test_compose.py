@@ -12,8 +12,8 @@ from lab.mutated_files import GOLDEN, ROOT
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import Node
 
-from conduit_dagster.config import compose as composing
-from conduit_dagster.config.compose import compose
+from conduit_dagster.config import tree
+from conduit_dagster.config.tree import compose
 
 _PIECES = [
     ":", ": ", " ", "  ", "\n", "\n\n", "\n  ", "- ", "-", "? ", ",", "[", "]", "{", "}", "'", '"', "''", "#", " #",
@@ -72,7 +72,7 @@ def _outcome(text: str) -> Any:
 def test_both_parsers_give_the_same_nodes_at_the_same_places_or_the_same_error(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         fast = _outcome(text)
-        patch.setattr(composing.libyaml, "__with_libyaml__", False)
+        patch.setattr(tree.libyaml, "__with_libyaml__", False)
         assert fast == _outcome(text)
 
 
@@ -80,7 +80,7 @@ def test_the_files_people_write_are_read_by_the_fast_parser(monkeypatch: pytest.
     def refuse(text: str) -> None:
         raise AssertionError(text)
 
-    monkeypatch.setattr(composing, "_compose_slowly", refuse)
+    monkeypatch.setattr(tree, "_compose_slowly", refuse)
     for text in _texts():
         assert isinstance(compose(text.replace("\n---\n", "\n")), Node)
 
@@ -89,5 +89,5 @@ def test_the_files_people_write_are_read_by_the_fast_parser(monkeypatch: pytest.
     "text", ["[" * 5000, "- " * 5000, "{a: " * 5000 + "}" * 5000, "a: &x [*x]", "%YAML 1.1\n---\na"]
 )
 def test_what_is_deep_or_not_plain_is_left_to_the_parser_in_python(text: str) -> None:
-    with pytest.raises(composing._NotPlainError):  # pyright: ignore[reportPrivateUsage]
-        composing._plain_nodes(text)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(tree._NotPlainError):  # pyright: ignore[reportPrivateUsage]
+        tree._plain_nodes(text)  # pyright: ignore[reportPrivateUsage]

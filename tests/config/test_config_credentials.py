@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conduit_dagster.config import parse_text
-from conduit_dagster.config.credentials import remember_credentials
-from conduit_dagster.secret_values import hide
+from conduit_dagster.secret_values import hide, remember_credentials
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from conduit_dagster.config.environment import expand, offset_of
+from conduit_dagster.config.references import expand, offset_of
 
 ENV = {"A": "1", "LONG_NAME": "two", "EMPTY": ""}
 

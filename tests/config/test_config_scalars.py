@@ -6,8 +6,7 @@ import pytest
 from dagster._utils.schedules import is_valid_cron_string
 from pydantic import TypeAdapter, ValidationError
 
-from conduit_dagster.config.cron import cron_problem
-from conduit_dagster.config.scalars import ByteSize, Duration, PositiveDuration, Regex, SettingText
+from conduit_dagster.config.scalars import ByteSize, Duration, PositiveDuration, Regex, SettingText, cron_problem
 
 # pyright: reportUnknownParameterType=false
 

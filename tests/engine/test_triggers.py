@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from conduit_dagster.config.cron import first_tick, next_tick
-from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.config.delivery import Trigger, first_tick, next_tick
 
 NOON = datetime(2026, 11, 21, 12, 0, 30, tzinfo=UTC)
 EVERY = Trigger(kind="every", every=90)

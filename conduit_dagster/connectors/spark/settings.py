@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 
-from conduit_dagster.config.credentials import names_credential
 from conduit_dagster.config.scalars import Duration
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
 from conduit_dagster.connectors.path_settings import check_name, possible_path
 from conduit_dagster.sdk import ConnectorSettings
+from conduit_dagster.secret_values import names_credential
 
 _OPTION: Final = "option."
 

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from conduit_dagster.builtin_plugins import SOURCES, is_builtin
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.findings import did_you_mean
-from conduit_dagster.config.isolation import isolated
+from conduit_dagster.config.findings import did_you_mean, isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
 from conduit_dagster.connectors.pipeline.read_mode import PLUGIN, READABLE, Upstream

@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conduit_dagster.config.isolation import isolated
+from conduit_dagster.config.findings import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Pipeline
 from conduit_dagster.sdk import Source
