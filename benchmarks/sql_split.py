@@ -24,9 +24,8 @@ from benchmarks.bench import Bench
 from benchmarks.compare import Side
 from benchmarks.data import generate
 from benchmarks.files import clear, counts
-from conduit_dagster.processors.common.spark_sql.answers import Answers
 from conduit_dagster.processors.common.spark_sql.block import Columns
-from conduit_dagster.processors.common.spark_sql.column_types import parse_columns
+from conduit_dagster.processors.common.spark_sql.column_types import Answers, parse_columns
 from conduit_dagster.processors.common.spark_sql.statement import PARTS, DocumentSelection, parse_statement
 from conduit_dagster.record import Record
 from conduit_dagster.spark.sql.frame import result_of, types_of

@@ -1,11 +1,12 @@
 """Processes by id and start time: an id alone may have been reused.
 
 The start time is the kernel's own, in ticks since boot: psutil turns it into a time of day, which moves with the clock.
-psutil is imported at its first use.
+psutil is imported at its first use. A file lock (:func:`try_lock`) ends with its process, however that ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _PROC = Path("/proc")
 _TICK = 0.05
@@ -157,3 +158,15 @@ def _ended(pid: int, started: str, how: signal.Signals, patience: float) -> bool
     while is_alive(pid, started) and time.monotonic() < deadline:
         time.sleep(_TICK)
     return not is_alive(pid, started)
+
+
+def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
+    """Try to take the lock; return whether it is now held.
+
+    It is held until the file is closed, including its last copy in a forked process.
+    """
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

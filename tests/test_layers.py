@@ -36,9 +36,7 @@ LAYERS = [
     {"conduit_dagster.readable", "conduit_dagster.payload_code"},
     {
         "conduit_dagster.daemon_threads",
-        "conduit_dagster.idempotency_keys",
         "conduit_dagster.processes",
-        "conduit_dagster.file_locks",
         "conduit_dagster.lazy_property",
         "conduit_dagster.node_ids",
         "conduit_dagster.public_network",

@@ -235,7 +235,7 @@ def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
     from conduit_dagster.cli.verb_session import session_opener
     from conduit_dagster.engine.dead_letters.search import letter_facts
     from conduit_dagster.engine.operate.letters import parse_id
-    from conduit_dagster.spark.sql.evaluator import open_with
+    from conduit_dagster.spark.sql.query import open_with
 
     pipeline, key = parse_id(letter)
     if not pipeline:

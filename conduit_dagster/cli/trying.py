@@ -48,7 +48,7 @@ def test(paths: Paths = None, only: Only = "", as_json: AsJson = False) -> None:
 
 def _opened(paths: list[str]) -> Catalogue:
     from conduit_dagster.cli.verb_session import session_opener
-    from conduit_dagster.spark.sql.evaluator import open_with
+    from conduit_dagster.spark.sql.query import open_with
 
     # only a query needs a session
     open_with(session_opener(current_project()))

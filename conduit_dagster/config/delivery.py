@@ -198,7 +198,7 @@ def _trigger_fix(word: str) -> str | None:
 
 
 def next_tick(trigger: Trigger, last: datetime) -> datetime:
-    """Return the first tick, in UTC, after ``last``, the start of the previous run; ticks during a long run are skipped."""
+    """Return the first tick, in UTC, after ``last``, the start of the previous run. Ticks during a run are skipped."""
     if trigger.every is not None:
         return last + timedelta(seconds=trigger.every)
     # imported here: most commands read no cron expression

@@ -31,7 +31,7 @@ from conduit_dagster.recovery.classify import blamed, survivable
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.spark.sql.evaluator import open_with
+from conduit_dagster.spark.sql.query import open_with
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.store import PipelineStore

@@ -6,8 +6,15 @@ grow without bound.
 
 from __future__ import annotations
 
-from conduit_dagster.expressions.compiled import Clock, Compiled, EvaluationError, ExpressionError, reads_key
-from conduit_dagster.expressions.fields_read import expression_fields, template_fields
+from conduit_dagster.expressions.compiled import (
+    Clock,
+    Compiled,
+    EvaluationError,
+    ExpressionError,
+    expression_fields,
+    reads_key,
+    template_fields,
+)
 from conduit_dagster.expressions.gotemplate.go_values import format_go, is_bool
 from conduit_dagster.expressions.gotemplate.template_compiler import template_condition, template_text
 from conduit_dagster.expressions.python.expression_compiler import python_condition, python_value

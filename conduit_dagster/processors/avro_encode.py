@@ -15,8 +15,16 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
-from conduit_dagster.processors.common.avro_values import Fits, lossless
+from conduit_dagster.processors.common.avro import (
+    ID_BYTES,
+    MAGIC,
+    AvroProcessor,
+    AvroSettings,
+    Fits,
+    asking,
+    lossless,
+    parsed,
+)
 from conduit_dagster.processors.common.unwrapping import document_in
 from conduit_dagster.record import Document
 from conduit_dagster.schemas.schema_registry import NoSchemaError, inferred

@@ -10,10 +10,9 @@ from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
 from conduit_dagster.payload_code import PayloadCode
-from conduit_dagster.processors.common.base64_text import decode_base64, quick_base64
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
+from conduit_dagster.processors.common.conversions import decode_base64, quick_base64
 from conduit_dagster.processors.common.in_place import FieldProcessor
-from conduit_dagster.processors.common.setting_kinds import ChangeableField
+from conduit_dagster.processors.common.setting_kinds import ChangeableField, ConduitSettings
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 

@@ -12,9 +12,8 @@ from typing_extensions import override
 from conduit_dagster.expressions import format_go
 from conduit_dagster.field_reference import kind_of
 from conduit_dagster.payload_code import NoFitError, PayloadCode
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor
-from conduit_dagster.processors.common.setting_kinds import ChangeableField
+from conduit_dagster.processors.common.setting_kinds import ChangeableField, ConduitSettings
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 

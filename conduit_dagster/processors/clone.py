@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
+from conduit_dagster.processors.common.setting_kinds import ConduitSettings
 from conduit_dagster.record import copy
 from conduit_dagster.sdk import Example, Processor, ProcessorContext, ProcessorSettings, Record, Result
 

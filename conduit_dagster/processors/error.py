@@ -8,8 +8,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_template, reads_key
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
-from conduit_dagster.processors.common.setting_kinds import Template, failure
+from conduit_dagster.processors.common.setting_kinds import ConduitSettings, Template, failure
 from conduit_dagster.sdk import (
     Example,
     Nack,

@@ -12,9 +12,8 @@ from typing_extensions import override
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import Reference
 from conduit_dagster.payload_code import PayloadCode
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, removing
-from conduit_dagster.processors.common.setting_kinds import list_items, reference
+from conduit_dagster.processors.common.setting_kinds import ConduitSettings, list_items, reference
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _BOTH_PAYLOADS = (".Payload.Before", ".Payload.After")

@@ -22,9 +22,8 @@ from conduit_dagster.expressions import (
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.json_values import HUGE, LEAST
 from conduit_dagster.payload_code import AFTER, PayloadCode
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
-from conduit_dagster.processors.common.setting_kinds import Expression, Field, Template, failure
+from conduit_dagster.processors.common.setting_kinds import ConduitSettings, Expression, Field, Template, failure
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _PLAIN: Final = frozenset({bool, type(None)})

@@ -10,10 +10,9 @@ from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.payload_code import PayloadCode
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
+from conduit_dagster.processors.common.conversions import decode_json
 from conduit_dagster.processors.common.in_place import FieldProcessor, if_present
-from conduit_dagster.processors.common.json_text import decode_json
-from conduit_dagster.processors.common.setting_kinds import DataField
+from conduit_dagster.processors.common.setting_kinds import ConduitSettings, DataField
 from conduit_dagster.readable import excerpt
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 

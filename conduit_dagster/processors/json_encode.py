@@ -9,9 +9,8 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.payload_code import PayloadCode
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor
-from conduit_dagster.processors.common.setting_kinds import DataField
+from conduit_dagster.processors.common.setting_kinds import ConduitSettings, DataField
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _encode = msgspec.json.Encoder().encode

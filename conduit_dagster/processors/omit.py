@@ -9,8 +9,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.config.scalars import comma_separated
-from conduit_dagster.processors.common.in_place import if_present, removing
-from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames
+from conduit_dagster.processors.common.in_place import DocumentProcessor, FieldNames, if_present, removing
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 

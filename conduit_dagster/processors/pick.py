@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.payload_code import NoFitError, PayloadCode
-from conduit_dagster.processors.common.in_place import if_present
-from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames
+from conduit_dagster.processors.common.in_place import DocumentProcessor, FieldNames, if_present
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from conduit_dagster.processors.common.in_place import InPlaceProcessor
-from conduit_dagster.processors.common.transporter_documents import MapSettings
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, MapSettings
 from conduit_dagster.record import COLLECTION
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, MapSettings
+from conduit_dagster.processors.common.in_place import DocumentProcessor, MapSettings
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 

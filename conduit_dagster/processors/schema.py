@@ -14,8 +14,7 @@ from typing_extensions import override
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import kind_of
 from conduit_dagster.payload_code import NoFitError, PayloadCode
-from conduit_dagster.processors.common.in_place import InPlaceProcessor
-from conduit_dagster.processors.common.transporter_documents import document_of
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, document_of
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.sdk.processor import StepError

@@ -15,7 +15,7 @@ from typing_extensions import override
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import compile_regex
 from conduit_dagster.field_reference import kind_of
-from conduit_dagster.processors.common.transporter_documents import document_of
+from conduit_dagster.processors.common.in_place import document_of
 from conduit_dagster.sdk import (
     DROP,
     Drop,

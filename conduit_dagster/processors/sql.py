@@ -10,14 +10,12 @@ from pydantic import ValidationInfo, field_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.processors.common.spark_sql.answers import Answers, NotJsonError
 from conduit_dagster.processors.common.spark_sql.block import Columns
-from conduit_dagster.processors.common.spark_sql.column_types import SqlTextError, parse_columns
+from conduit_dagster.processors.common.spark_sql.column_types import Answers, NotJsonError, SqlTextError, parse_columns
 from conduit_dagster.processors.common.spark_sql.statement import PARTS, Computed, DocumentSelection, parse_statement
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import DROP, Example, Nack, Processor, ProcessorContext, ProcessorSettings, Result
-from conduit_dagster.spark.sql.evaluator import SqlEvaluator, evaluator
-from conduit_dagster.spark.sql.query import SqlQuery
+from conduit_dagster.spark.sql.query import SqlEvaluator, SqlQuery, evaluator
 
 _ADVICE = "a cast, an overflow, a division by zero: try_cast, try_divide and nullif give NULL instead"
 

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference
 from conduit_dagster.payload_code import NoFitError
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
+from conduit_dagster.processors.common.setting_kinds import ConduitSettings
 from conduit_dagster.processors.common.unwrapping import PayloadField, document_in, invalid, unwrapped_key
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 

@@ -11,10 +11,9 @@ from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.payload_code import NoFitError
-from conduit_dagster.processors.common.base64_text import decode_base64, quick_base64
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
+from conduit_dagster.processors.common.conversions import decode_base64, quick_base64
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
-from conduit_dagster.processors.common.setting_kinds import Field
+from conduit_dagster.processors.common.setting_kinds import ConduitSettings, Field
 from conduit_dagster.processors.common.unwrapping import PAYLOADS, document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record

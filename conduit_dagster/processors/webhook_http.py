@@ -22,9 +22,8 @@ from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import ByteSize, Duration, PositiveDuration
 from conduit_dagster.expressions import Compiled, compile_template, reads_key
 from conduit_dagster.field_reference import FieldError, Reference
-from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import parts_of, put_back
-from conduit_dagster.processors.common.setting_kinds import ChangeableField, Template, failure
+from conduit_dagster.processors.common.setting_kinds import ChangeableField, ConduitSettings, Template, failure
 from conduit_dagster.public_network import connect_public
 from conduit_dagster.sdk import (
     ProcessError,

@@ -10,19 +10,21 @@ from conduit_dagster.lazy_records import LazyRecords, PayloadIds, Payloads, Rows
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, coded
-from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
-from conduit_dagster.sdk.dataset import Dataset
+from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Dataset, Strategy
 from conduit_dagster.sdk.destination import (
     NACKED_TOGETHER,
     AlreadyClaimed,
     Claim,
     Claimed,
     Destination,
+    DirectDestination,
     DriverDestination,
+    Receipt,
     Rejected,
+    Sender,
+    SenderTask,
     StagedDestination,
 )
-from conduit_dagster.sdk.direct import DirectDestination, Receipt, Sender, SenderTask
 from conduit_dagster.sdk.processor import (
     DROP,
     Drop,
@@ -52,13 +54,16 @@ from conduit_dagster.sdk.source import (
 from conduit_dagster.sdk.staging import (
     Delivery,
     Encoder,
+    NewPart,
     RecordWriter,
+    Refusal,
     StagedRecord,
     StagedWriter,
     Target,
+    Writer,
+    WriterTask,
     staged_records,
 )
-from conduit_dagster.sdk.writer import NewPart, Refusal, Writer, WriterTask
 from conduit_dagster.state.steps import Part
 
 __all__ = [

@@ -1,11 +1,12 @@
-"""Settings and context of a connector."""
+"""What connectors are given and name: settings, context, idempotency keys of side effects, external data sets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,7 +14,7 @@ from conduit_dagster import storage
 from conduit_dagster.config.delivery import Strategy
 from conduit_dagster.expressions import Clock
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 
 
 class ConnectorSettings(BaseModel):
@@ -60,3 +61,66 @@ class ConnectorContext:
 def resolved(path: str, root: str) -> str:
     """Return ``path`` made absolute against the project root; a URL is returned unchanged."""
     return path if "://" in path else str(Path(root, path))
+
+
+RecordKey = tuple[str, int, str]
+"""Source, its generation, and the record's position: the same for every attempt, and unique to the record.
+
+The source is the connector's id; of joined records their ids joined by ``+``, and of records that are sent again a name
+of its own with ``@``.
+"""
+
+
+@dataclass
+class IdempotencyKeys:
+    """Idempotency keys of a worker's current step.
+
+    One object per compiled pipeline; the engine sets it before the first record of a step, and :attr:`source` before
+    each block. Nothing of a key is read off metadata, which processors may replace.
+    """
+
+    hashes: dict[str, str] = field(default_factory=dict[str, str])
+    """Consumer to delivery hash; the empty name holds the step's own, for everything before the fan-out."""
+    generations: dict[str, int] = field(default_factory=dict[str, int])
+    source: str = ""
+    """The source of the records at hand, as their step names it."""
+
+    def hash_of(self, consumer: str = "") -> str:
+        """Return the delivery hash of a consumer; empty outside a step."""
+        return self.hashes.get(consumer, "")
+
+    def key_of(self, record: Record) -> RecordKey:
+        """Return the key of a record at hand. A record that a processor derived from another one has the same key."""
+        return self.source, self.generations.get(self.source, 0), str(record.position)
+
+
+class Dataset(NamedTuple):
+    """A data set, named as in OpenLineage's specification. Holds no secrets."""
+
+    namespace: str
+    """The system or store: ``postgres://host:5432``, ``s3://bucket``, ``file``."""
+    name: str
+    """The data set within it: ``database.schema.table``, ``folder/file``, ``/absolute/path``."""
+    is_table: bool = False
+
+    @property
+    def uri(self) -> str:
+        """``postgres://host:5432/database/schema/table``, ``s3://bucket/folder/file``, ``file:///absolute/path``."""
+        if self.is_table:
+            return "/".join([self.namespace, *self.name.split(".")])
+        return f"file://{self.name}" if self.namespace == "file" else f"{self.namespace}/{self.name}"
+
+
+def dataset_at(place: str | None) -> Dataset | None:
+    """Return the data set at an absolute path or a URL; None for anything else."""
+    if place is None:
+        return None
+    if place.startswith("/"):
+        return Dataset("file", place)
+    if "://" not in place:
+        return None
+    parts = urlsplit(place)
+    if parts.scheme == "file":
+        return Dataset("file", parts.path)
+    host = parts.netloc.rpartition("@")[2]
+    return Dataset(f"{parts.scheme}://{host}", parts.path.lstrip("/")) if host else None

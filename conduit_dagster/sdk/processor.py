@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict
 
 from conduit_dagster.expressions import Clock
 from conduit_dagster.field_reference import FieldError
-from conduit_dagster.idempotency_keys import IdempotencyKeys, RecordKey
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.classify import ENDINGS
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk.context import IdempotencyKeys, RecordKey
 from conduit_dagster.sdk.promises import withdraw
 from conduit_dagster.spark.sql.query import SqlQuery
 

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import msgspec
 
 from conduit_dagster.record import Mode, Nack, Record
-from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings
-from conduit_dagster.sdk.dataset import Dataset, dataset_at
+from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Dataset, dataset_at
 from conduit_dagster.sdk.promises import withdraw
 
 Position = Any

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conduit_dagster.file_locks import try_lock
-from conduit_dagster.processes import is_up, started_at
+from conduit_dagster.processes import is_up, started_at, try_lock
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.spark.class_data import archive_path, forget_unused, mark_failed
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer

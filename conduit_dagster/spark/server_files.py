@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.file_locks import try_lock
-from conduit_dagster.processes import is_alive
+from conduit_dagster.processes import is_alive, try_lock
 from conduit_dagster.recovery.errors import TransientError, from_os_error
 
 _TICK = 0.1

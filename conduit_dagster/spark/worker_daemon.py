@@ -19,8 +19,7 @@ from typing import IO
 from pyspark import daemon
 from pyspark.serializers import write_int
 
-from conduit_dagster.warm.preload import preload
-from conduit_dagster.warm.protocol import MODULES
+from conduit_dagster.warm.protocol import MODULES, preload
 
 _IDLE = "CONDUIT_WORKER_DAEMON_SECONDS"
 """Environment variable: seconds between two checks for workers. Spark stops a worker that was idle for a minute."""

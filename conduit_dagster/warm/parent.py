@@ -13,10 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from conduit_dagster.file_locks import try_lock
-from conduit_dagster.processes import identity
-from conduit_dagster.warm.preload import preload
-from conduit_dagster.warm.protocol import ForkRequest, receive_go, receive_request, send_answer
+from conduit_dagster.processes import identity, try_lock
+from conduit_dagster.warm.protocol import ForkRequest, preload, receive_go, receive_request, send_answer
 
 
 @dataclass(frozen=True)

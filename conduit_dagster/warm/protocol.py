@@ -1,7 +1,8 @@
-"""Messages between a client and a parent over a Unix socket, and its path. Standard library only."""
+"""What a parent imports, and its messages with a client over a Unix socket. Standard library only."""
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -9,7 +10,9 @@ import socket
 import stat
 import struct
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,14 @@ MODULES = {
     ),
 }
 """Modules that each role's parent imports: importing them must not start a thread or open a connection."""
+
+
+def preload(modules: Iterable[str]) -> None:
+    """Import modules and freeze them: their memory is shared with all forks, and a collection would copy it."""
+    for module in modules:
+        import_module(module)
+    gc.collect()
+    gc.freeze()
 
 
 def socket_path(role: str, python: str, path: str) -> Path:

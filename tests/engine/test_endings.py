@@ -54,7 +54,7 @@ import time
 from pathlib import Path
 
 from conduit_dagster.sdk import ConnectorSettings
-from conduit_dagster.sdk.direct import DirectDestination, Sender
+from conduit_dagster.sdk.destination import DirectDestination, Sender
 
 class SlowSender(Sender):
     def __init__(self, destination, task):

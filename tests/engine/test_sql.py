@@ -262,7 +262,7 @@ DYING = """
 import os, signal, socket, struct
 from pathlib import Path
 
-from conduit_dagster.spark.sql.evaluator import evaluator
+from conduit_dagster.spark.sql.query import evaluator
 
 def die(record):
     mark = Path({mark!r})

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from conduit_dagster.expressions import Clock
-from conduit_dagster.idempotency_keys import IdempotencyKeys
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, ProcessorSettings
+from conduit_dagster.sdk.context import IdempotencyKeys
 
 
 class Raising(Processor):

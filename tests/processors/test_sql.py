@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import DROP, Nack, Processor, ProcessorContext
-from conduit_dagster.spark.sql.evaluator import open_with
+from conduit_dagster.spark.sql.query import open_with
 
 Run = Callable[..., list[Any]]
 BIG = 10**37

@@ -26,7 +26,7 @@ from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.owner_jobs import end_jobs_of
-from conduit_dagster.spark.sql.evaluator import open_with
+from conduit_dagster.spark.sql.query import open_with
 from conduit_dagster.state.connector_registrations import Generations, unmarked
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.delivery_store import EVERYTHING, set_offsets

@@ -10,6 +10,7 @@ from RestrictedPython.transformer import RestrictingNodeTransformer
 
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, Clock, Compiled, ExpressionError, compiled
+from conduit_dagster.expressions.limits import MakingBudget, measured, weighed
 from conduit_dagster.expressions.python.allow_list import ExpressionChecker, ExpressionText
 from conduit_dagster.expressions.python.expression_code import code_of
 from conduit_dagster.expressions.python.expression_functions import (
@@ -29,7 +30,6 @@ from conduit_dagster.expressions.python.expression_functions import (
 )
 from conduit_dagster.expressions.python.growth import is_metered, is_part_of_record, loop_weight, operations
 from conduit_dagster.expressions.python.guards import GUARDS, WorkBudget
-from conduit_dagster.expressions.python.sizes import MakingBudget, measured, weighed
 from conduit_dagster.payload_code import AFTER, SYNTAX_TREES
 from conduit_dagster.record import Record
 

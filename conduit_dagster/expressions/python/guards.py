@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, EvaluationError, kind
-from conduit_dagster.expressions.python.sizes import CONTAINERS, measure
+from conduit_dagster.expressions.limits import CONTAINERS, measure
 
 _NUMBERS = frozenset({int, float, bool})
 _SIZED = frozenset({str, list, tuple, dict, bytes})

@@ -1,18 +1,21 @@
-"""Base classes of the built-in processors that change records in place."""
+"""Base classes of the built-in processors that change records in place: any part, one field, or the document."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from operator import is_, length_hint
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
+from pydantic import AfterValidator, ConfigDict
 from typing_extensions import override
 
+from conduit_dagster.config.findings import refuse
+from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.field_reference import Reference
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.payload_code import NoFitError, PayloadChain, PayloadCode, conditional
-from conduit_dagster.record import Data
+from conduit_dagster.record import Data, Document
 from conduit_dagster.sdk import (
     Drop,
     ProcessError,
@@ -172,3 +175,54 @@ class FieldProcessor(InPlaceProcessor):
 
         ``value`` is null only with ``sees_null``.
         """
+
+
+def _some(text: str) -> str:
+    if not comma_separated(text):
+        raise refuse("the list of fields is empty", fix="write their names: name,count")
+    return text
+
+
+FieldNames = Annotated[str, AfterValidator(_some)]
+
+
+def document_of(record: Record) -> Document | None:
+    """Return the record's document; None if it has no payload. Raises :class:`ProcessError` for raw data."""
+    after = record.after
+    if isinstance(after, bytes):
+        message = ".Payload.After does not contain structured data but raw data: put json.decode before it"
+        raise ProcessError(message, code="field.unresolved")
+    return after
+
+
+class DocumentProcessor(InPlaceProcessor):
+    """A processor that changes the record's document; a record without a payload passes unchanged."""
+
+    keyless: ClassVar[bool] = True
+
+    @override
+    def change(self, record: Record) -> None:
+        document = document_of(record)
+        if document is not None:
+            record.after = self.changed(document)
+
+    @abstractmethod
+    def changed(self, document: Document) -> Document:
+        """Return the document, changed in place or replaced."""
+
+
+class MapSettings(ProcessorSettings):
+    """Settings whose keys are ``PREFIX.NAME``, one per name."""
+
+    model_config = ConfigDict(extra="allow")
+    prefix: ClassVar[str]
+
+    @override
+    def model_post_init(self, context: Any, /) -> None:
+        if not self.names:
+            raise refuse(f"there is no setting {self.prefix}NAME", fix=f"{self.prefix}old: new")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Old names to new names, in the order of the file."""
+        return self.below(self.prefix)

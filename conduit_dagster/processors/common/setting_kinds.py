@@ -1,15 +1,15 @@
-"""Types of settings that several processors share.
+"""Settings of the built-in processors: base class and types.
 
-They are validated when the file is checked, and keep the text as written.
+Values are validated when the file is checked, and keep the text as written.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.expressions import (
@@ -20,6 +20,24 @@ from conduit_dagster.expressions import (
     compile_template,
 )
 from conduit_dagster.field_reference import Reference, ReferenceSyntaxError
+from conduit_dagster.sdk import ProcessorSettings
+
+
+class ConduitSettings(ProcessorSettings):
+    """Settings parsed as in Conduit: blanks around keys and values are trimmed, an empty value means the default.
+
+    Settings with a pattern as name, such as ``headers.*``, may be empty.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sanitized(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        trimmed = {key.strip(): value.strip() if isinstance(value, str) else value for key, value in given.items()}
+        declared = {field.alias or name for name, field in cls.model_fields.items()}
+        return {key: value for key, value in trimmed.items() if value != "" or key not in declared}
+
 
 _LIST_ITEM = re.compile(r"""(?:\["(?:[^"\\]|\\.)*"\]|\['(?:[^'\\]|\\.)*'\]|:\s*"(?:[^"\\]|\\.)*"|[^,])+""")
 

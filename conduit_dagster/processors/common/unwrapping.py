@@ -9,8 +9,7 @@ from pydantic import AfterValidator
 
 from conduit_dagster.config.findings import refuse
 from conduit_dagster.field_reference import Reference, kind_of
-from conduit_dagster.processors.common.conversions import to_string
-from conduit_dagster.processors.common.json_text import decode_json
+from conduit_dagster.processors.common.conversions import decode_json, to_string
 from conduit_dagster.processors.common.setting_kinds import reference
 from conduit_dagster.record import Data, Document, Record
 from conduit_dagster.sdk import ProcessError

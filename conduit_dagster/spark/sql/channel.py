@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.sql.evaluator import Answer, evaluating_with
-from conduit_dagster.spark.sql.query import SqlQuery, arrow
+from conduit_dagster.spark.sql.query import Answer, SqlQuery, arrow, evaluating_with
 from conduit_dagster.spark.sql.sql_session import BATCH
 
 _LENGTH = struct.Struct("<Q")

@@ -10,8 +10,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.explain import is_sparks
 from conduit_dagster.spark.jobs import cancellable, lost_session, new_tag
 from conduit_dagster.spark.sql.channel import answering, asks, question_schema, rows_of
-from conduit_dagster.spark.sql.evaluator import Answer
-from conduit_dagster.spark.sql.query import SqlQuery, ddl
+from conduit_dagster.spark.sql.query import Answer, SqlQuery, ddl
 from conduit_dagster.spark.sql.sql_session import sql_session
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ class SessionEvaluator:
         self._opener = opener or _open
 
     def ask(self, query: SqlQuery, columns: Sequence[Any], why: bool = False) -> list[Answer]:
-        """Return the answers, as :class:`~conduit_dagster.spark.sql.evaluator.SqlEvaluator` defines them."""
+        """Return the answers, as :class:`~conduit_dagster.spark.sql.query.SqlEvaluator` defines them."""
         import pyarrow as pa
 
         rows = rows_of(query, columns, why, question_schema([query]))
@@ -152,7 +151,7 @@ class SessionEvaluator:
         return self._run(answers)
 
     def types(self, query: SqlQuery) -> str:
-        """Return the types of the outputs, as :class:`~conduit_dagster.spark.sql.evaluator.SqlEvaluator` does."""
+        """Return the types of the outputs, as :class:`~conduit_dagster.spark.sql.query.SqlEvaluator` does."""
         return self._run(lambda spark: types_of(spark, "", query))
 
     def _run(self, action: Callable[[SparkSession], T]) -> T:

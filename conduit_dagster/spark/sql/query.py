@@ -1,4 +1,4 @@
-"""The query of a ``sql`` processor, as data, and the types of its columns, in Spark and in Arrow.
+"""The query of a ``sql`` processor, as data, the types of its columns, and what evaluates it in this process.
 
 A type is the name of a simple one, or ``("decimal", digits, scale)``, ``("array", of)``, ``("map", of)`` with string
 keys, or ``("struct", ((name, of), …))``.
@@ -6,9 +6,14 @@ keys, or ``("struct", ((name, of), …))``.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ColumnType = str | tuple[Any, ...]
 
@@ -83,3 +88,51 @@ class SqlQuery(msgspec.Struct, frozen=True):
     def struct(self) -> ColumnType:
         """The query's columns as one struct type; never empty."""
         return ("struct", tuple((f"c{i}", kind) for i, kind in enumerate(self.columns or ("boolean",))))
+
+
+Answer = bytes | None
+"""A record's results as a JSON object; empty if the condition does not hold, None if Spark raised."""
+
+
+class SqlEvaluator(Protocol):
+    """Evaluator of queries for blocks of records."""
+
+    def ask(self, query: SqlQuery, columns: Sequence[Any], why: bool = False) -> list[Answer]:
+        """Return an answer for each row of the Arrow ``columns``, in order.
+
+        ``why``: return instead which parts of the query raise, condition first: ``1`` for each that does, otherwise
+        ``0``.
+        """
+        ...
+
+    def types(self, query: SqlQuery) -> str:
+        """Return the types of the query's outputs, as Spark's JSON schema."""
+        ...
+
+
+_evaluators: list[SqlEvaluator] = []
+_openers: list[Callable[[], SparkSession]] = []
+
+
+@contextmanager
+def evaluating_with(own: SqlEvaluator) -> Generator[None]:
+    """Make this the process's evaluator within the block."""
+    _evaluators.append(own)
+    try:
+        yield
+    finally:
+        _evaluators.pop()
+
+
+def open_with(opener: Callable[[], SparkSession]) -> None:
+    """Set the opener of the session, with the project's settings, that answers outside of a task."""
+    _openers[:] = [opener]
+
+
+def evaluator() -> SqlEvaluator:
+    """Return the process's evaluator. Outside of a task the first question starts Spark if it is not running yet."""
+    if _evaluators:
+        return _evaluators[-1]
+    from conduit_dagster.spark.sql.frame import SessionEvaluator
+
+    return SessionEvaluator(_openers[0] if _openers else None)
