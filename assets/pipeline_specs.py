@@ -1,12 +1,13 @@
-"""Asset specs of one pipeline: sources, destinations, dead letters and acks, after translation."""
+"""Asset specs of pipelines: sources, destinations, dead letters and acks, what is upstream of each, when it is late."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 
-from conduit_dagster.assets.freshness import freshness_policy
-from conduit_dagster.assets.links import Links
 from conduit_dagster.assets.names import (
     ACKS,
     REPLAYED,
@@ -18,14 +19,82 @@ from conduit_dagster.assets.names import (
     short,
 )
 from conduit_dagster.assets.translator import AssetKeys, PipelineAsset, PipelineTranslator, Role, translated
+from conduit_dagster.config.delivery import TIMED, longest_gap
 from conduit_dagster.config.parse import ParsedPipeline
-from conduit_dagster.config.pipeline import ConnectorConfig
+from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
+from conduit_dagster.connectors.pipeline.source import PipelineSource
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.validation.owner_rules import is_read_with, path_of
 from conduit_dagster.sdk import Dataset
 from conduit_dagster.secret_values import hide
 
+Links = dict[tuple[str, str], list[dg.AssetKey]]
+
+
+def find_links(pipelines: Iterable[BoundPipeline]) -> Links:
+    """Return the assets upstream of each source, by pipeline and source, and those upstream of the acks.
+
+    No run writes a source. So that a run of both pipelines takes them in order, the reader's acks are downstream of the
+    other one's. Links are chains by the plugin ``pipeline``, and files that one pipeline reads and another one owns. A
+    link that would close a cycle is left out, because Dagster would reject the whole code location.
+    """
+    pipelines = list(pipelines)
+    found: Links = defaultdict(list)
+    upstream: dict[str, set[str]] = defaultdict(set)
+    for reader, source, other, connector in _chained(pipelines):
+        _link(found, (reader, source), (other, connector))
+        upstream[reader].add(other)
+    written = list(_written_by(pipelines))
+    for reader, source, path in _read(pipelines):
+        for writer, consumer, thing in written:
+            if is_read_with(thing, path) and not _reaches(upstream, writer, reader):
+                _link(found, (reader, source), (writer, consumer))
+                upstream[reader].add(writer)
+    return found
+
+
+def _link(found: Links, source: tuple[str, str], read: tuple[str, str]) -> None:
+    """``source``: a pipeline and its source; ``read``: the other pipeline, and what is read of it."""
+    found[source].append(asset_key(*read))
+    acks, others = found[source[0], ACKS], asset_key(read[0], ACKS)
+    if others not in acks:
+        acks.append(others)
+
+
+def _chained(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each source that reads another pipeline's connector. Validation has excluded cycles of these."""
+    known = {bound.id for bound in pipelines}
+    for bound in pipelines:
+        for node in bound.compiled.sources:
+            if isinstance(node.source, PipelineSource) and node.source.reads[0] in known:
+                yield bound.id, node.id, *node.source.reads
+
+
+def _read(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
+    for bound in pipelines:
+        for node in bound.compiled.sources:
+            if (path := path_of(node.source)) is not None:
+                yield bound.id, node.id, path
+
+
+def _written_by(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
+    for bound in pipelines:
+        for name, destination in bound.compiled.consumers().items():
+            if destination.owned is not None:
+                yield bound.id, name, destination.owned
+
+
+def _reaches(upstream: dict[str, set[str]], start: str, goal: str) -> bool:
+    """Return whether ``goal`` is ``start`` or upstream of it."""
+    return start == goal or any(_reaches(upstream, nearer, goal) for nearer in upstream[start])
+
+
 _OWNERS = ["team:conduit"]
+_LEAST_WINDOW = timedelta(minutes=1)
+"""Dagster's shortest freshness window."""
+_WINDOWS_APART = timedelta(seconds=1)
+"""Minimum difference between the two windows: Dagster refuses equal ones."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +194,7 @@ class _Specs:
         deps = [*self._destinations, self._key(DEAD_LETTERS), *self._links.get((self._bound.id, ACKS), [])]
         text = f"How far the sources of pipeline {self._bound.id} are acked: up to there everything is handled."
         spec = self._spec(ACKS, "", deps, {"checkpoint"}, text, None)
-        return spec.replace_attributes(freshness_policy=freshness_policy(self._config))
+        return spec.replace_attributes(freshness_policy=_freshness_policy(self._config))
 
     def _spec(
         self, name: str, where: str, deps: list[dg.AssetKey], kinds: set[str], text: str, plugin: str | None
@@ -154,3 +223,31 @@ def _known(dataset: Dataset) -> dict[str, str]:
     """Return the metadata that Dagster and its integrations use: a table has the same name in all code locations."""
     table = {"dagster/table_name": dataset.name} if dataset.is_table else {}
     return {"dagster/uri": dataset.uri, **table}
+
+
+def _freshness_policy(config: Pipeline) -> dg.FreshnessPolicy | None:
+    """Return the policy of a pipeline's acks; None if no setting defines when they are late.
+
+    Every successful run of a timed pipeline materialises them. They are late once two runs in a row should have ended
+    and have not; with ``delivery.max-lag``, once that has passed since a run should have begun. A continuous pipeline
+    has a policy with ``max-lag`` only: see ``run_reporter.Heartbeat``. Dagster evaluates policies if
+    ``freshness.enabled`` is set in ``dagster.yaml``.
+    """
+    trigger, lag = config.trigger, config.delivery.max_lag
+    max_lag = None if lag is None else timedelta(seconds=lag)
+    if trigger.kind in TIMED:
+        return _timed(max(longest_gap(trigger), _LEAST_WINDOW), max_lag)
+    return None if max_lag is None or trigger.kind != "continuous" else _continuous(max_lag)
+
+
+def _timed(longest: timedelta, max_lag: timedelta | None) -> dg.FreshnessPolicy:
+    """``longest``: longest time between two runs."""
+    if max_lag is None:
+        return dg.FreshnessPolicy.time_window(fail_window=2 * longest, warn_window=longest + longest / 2)
+    return dg.FreshnessPolicy.time_window(fail_window=longest + max(max_lag, _WINDOWS_APART), warn_window=longest)
+
+
+def _continuous(max_lag: timedelta) -> dg.FreshnessPolicy:
+    """For ``max_lag`` up to half a minute both windows would be Dagster's shortest: then it only fails."""
+    fail, warn = max(2 * max_lag, _LEAST_WINDOW), max(max_lag, _LEAST_WINDOW)
+    return dg.FreshnessPolicy.time_window(fail_window=fail, warn_window=warn if fail - warn >= _WINDOWS_APART else None)

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from dagster_layer.project_folder import SETTINGS, Folder
 
-from conduit_dagster.assets import destination_contents
+from conduit_dagster.assets import run_reporter
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run waits for what its destinations show: on a busy machine that takes longer than the usual two seconds."""
-    monkeypatch.setattr(destination_contents, "_SECONDS", 60.0)
+    monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 60.0)
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ import pytest
 from dagster_layer.project_folder import Folder
 
 from conduit_dagster.assets import events
-from conduit_dagster.assets.asset_checks import CheckResult, verdicts
+from conduit_dagster.assets.asset_checks import CheckResult, readable_verdicts, verdicts
 from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization
 from conduit_dagster.assets.run_op import RunConfig
-from conduit_dagster.assets.source_checks import readable_verdicts
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline

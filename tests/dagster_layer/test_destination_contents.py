@@ -13,8 +13,8 @@ from dagster_layer.project_folder import Folder
 from lab.postgres_lab import PostgresLab
 from lab.postgres_server import PostgresServer
 
-from conduit_dagster.assets import destination_contents
-from conduit_dagster.assets.destination_contents import ContentsView
+from conduit_dagster.assets import run_reporter
+from conduit_dagster.assets.run_reporter import ContentsView
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.parse import parse_text
 from conduit_dagster.engine.bound_pipeline import bind_all
@@ -139,7 +139,7 @@ def test_a_destination_that_fails_or_hangs_is_left_out(tmp_path: Path, monkeypat
         return 1
 
     monkeypatch.setattr(destination, "row_count", hangs)
-    monkeypatch.setattr(destination_contents, "_SECONDS", 2.0)
+    monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 2.0)
     view = ContentsView(pipeline, AssetKeys("people"))
     assert view.metadata()["out"] == {}
     assert view.metadata()["out"] == {}

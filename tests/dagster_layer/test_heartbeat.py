@@ -17,7 +17,7 @@ from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
 from conduit_dagster.assets.events import Observer, RunSnapshot
-from conduit_dagster.assets.freshness import Heartbeat
+from conduit_dagster.assets.run_reporter import Heartbeat
 from conduit_dagster.cli.main import main
 from conduit_dagster.engine.report import RunProgress
 from conduit_dagster.state.overview import pipeline_rows

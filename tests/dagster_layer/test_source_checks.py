@@ -9,7 +9,7 @@ import pytest
 from dagster_layer.project_folder import Folder
 from pyspark.sql import SparkSession
 
-from conduit_dagster.assets import source_checks
+from conduit_dagster.assets import asset_checks
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.resources import spark_resource
 
@@ -86,7 +86,7 @@ def test_by_itself_it_waits_only_so_long_for_a_source(folder: Folder, monkeypatc
     folder.numbers()
     released = threading.Event()
     monkeypatch.setattr(FileSource, "lag", lambda *_: released.wait(60))
-    monkeypatch.setattr(source_checks, "BY_HAND", 0.2)
+    monkeypatch.setattr(asset_checks, "BY_HAND", 0.2)
     try:
         assert _ask(folder).success
         assert _shown(folder) == (False, "it hangs when asked how much waits: no answer within 0.2 s")
