@@ -16,8 +16,7 @@ import typer
 import yaml
 from lab.modules import ROOT
 
-from conduit_dagster.cli.examples import EXAMPLES
-from conduit_dagster.cli.main import app
+from conduit_dagster.cli.main import EXAMPLES, app
 from conduit_dagster.config.parse import parse_text
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -87,7 +86,7 @@ def test_every_verb_has_two_examples() -> None:
     assert {len(examples) for examples in EXAMPLES.values()} == {2}
 
 
-_EXAMPLES = {("examples.py", line) for examples in EXAMPLES.values() for line in examples}
+_EXAMPLES = {("main.py", line) for examples in EXAMPLES.values() for line in examples}
 
 
 @pytest.mark.parametrize(("page", "line"), sorted(_EXAMPLES | set(commands())))

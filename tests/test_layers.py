@@ -27,7 +27,6 @@ LAYERS = [
         "conduit_dagster.config",
         "conduit_dagster.extras",
     },
-    {"conduit_dagster.discarded_folders"},
     {"conduit_dagster.storage"},
     {"conduit_dagster.store_files"},
     {"conduit_dagster.field_reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},

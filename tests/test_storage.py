@@ -21,8 +21,8 @@ from lab.small_disk import no_file_beyond
 from structlog.testing import capture_logs
 
 from conduit_dagster import storage
-from conduit_dagster.discarded_folders import discard_folder
 from conduit_dagster.recovery.errors import from_os_error
+from conduit_dagster.sdk.staging import discard_folder
 
 LARGE = 1 << 14
 SIZES = st.lists(st.sampled_from([0, 1, 100, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE]), max_size=8)

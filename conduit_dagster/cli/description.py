@@ -1,31 +1,27 @@
-"""Facts about pipelines, from their files and from the state store."""
+"""Facts about one pipeline, from its file and from the state store."""
 
 from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from conduit_dagster.cli.pipeline_list import broken_file, status_of, status_rows
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.daemon_threads import BY_HAND
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.metrics.source_lag import source_lag
-from conduit_dagster.processes import is_dead
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.secret_values import masked
 from conduit_dagster.state import overview
-from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, letter_id, newest, open_counts
+from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, letter_id, newest
 from conduit_dagster.state.history import events, said
-from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import sqlalchemy as sa
 
-    from conduit_dagster.config.findings import Finding
     from conduit_dagster.config.parse import ParsedPipeline
     from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
     from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -35,123 +31,10 @@ _NEWEST = 10
 Facts = dict[str, Any]
 
 
-SourceRows = dict[str, overview.Rows]
-"""Rows of sources, by pipeline."""
-
-
-def source_rows(store: sa.Engine | None) -> SourceRows:
-    """Return position and counts of each source, of every pipeline that ran."""
-    return {} if store is None else overview.every_source_row(store)
-
-
-def listed(catalogue: Catalogue, store: sa.Engine | None, sources: SourceRows | None = None) -> list[Facts]:
-    """Return one row per pipeline in the files, then one per pipeline that only the store has; no deleted ones.
-
-    ``sources``: rows of sources, if already read.
-    """
-    known = {} if store is None else _rows(store)
-    stored = [] if store is None else overview.stored_names(store)
-    sources = source_rows(store) if sources is None else sources
-    names = dict.fromkeys([*(parsed.config.id for parsed in catalogue.loaded.pipelines), *stored])
-    letters = {} if store is None else open_counts(store)
-    counts = {
-        name: Counts(sum(source["records"] for source in sources.get(name, ())), letters.get(name, 0)) for name in names
-    }
-    rows = [_from_file(parsed, known.pop(parsed.config.id, None), counts) for parsed in catalogue.loaded.pipelines]
-    return rows + [_from_store(name, known[name], counts, catalogue) for name in stored if name in known]
-
-
-class Counts(NamedTuple):
-    """Counters of one pipeline."""
-
-    read: int
-    letters: int
-    """Open dead letters."""
-
-
-def _from_file(parsed: ParsedPipeline, row: Facts | None, counts: Mapping[str, Counts]) -> Facts:
-    config = parsed.config
-    return {
-        **_row(config.id, row, counts),
-        "starts": config.status,
-        "findings": len(parsed.findings),
-        "file": parsed.file,
-    }
-
-
-def _from_store(name: str, row: Facts, counts: Mapping[str, Counts], catalogue: Catalogue) -> Facts:
-    broken = _broken_file(row, catalogue)
-    return {**_row(name, row, counts), "findings": len(broken), "file": broken[0].file if broken else None}
-
-
-def _broken_file(row: Facts, catalogue: Catalogue) -> list[Finding]:
-    """Return the findings of the file that a pipeline came from, where the pipeline can't be found in it."""
-    root = catalogue.project.root
-    return [one for one in catalogue.loaded.findings if Path(root, one.file) == Path(root, row["file"])]
-
-
-def _row(name: str, row: Facts | None, counts: Mapping[str, Counts]) -> Facts:
-    read, letters = counts[name]
-    numbers: Facts = {"records": read, "dead_letters": letters, "active_ns": 0 if row is None else row["updated_ns"]}
-    return {"id": name, **_status(row), "starts": None, **numbers, "error": None if row is None else row["error"]}
-
-
-def _rows(store: sa.Engine) -> dict[str, Facts]:
-    recoveries = recovery_rows(store)
-    return {
-        name: {**row, "recovery": recoveries.get(name, NEVER)} for name, row in overview.pipeline_rows(store).items()
-    }
-
-
-def _restart(row: Facts) -> Facts | None:
-    """Return the restart that is pending or in progress, or None."""
-    state = row["recovery"]
-    if row["status"] != PipelineStatus.RECOVERING:
-        return None
-    due = state.restart_at_ns
-    at = datetime.fromtimestamp(due / 1e9, UTC).isoformat(timespec="milliseconds") if due else None
-    return {"attempt": state.past.attempt, "at": at, "at_ns": due, "cause": state.cause}
-
-
-def _status(row: Facts | None) -> Facts:
-    if row is None:
-        return {"status": None, "reason": "", "owner_alive": None, "restart": None}
-    return {
-        "status": row["status"],
-        # that of a run is about what follows it
-        "reason": "" if row["status"] in (PipelineStatus.RUNNING, PipelineStatus.RECOVERING) else row["reason"],
-        "owner_alive": _owner_alive(row),
-        "restart": _restart(row),
-    }
-
-
-def is_abandoned(status: str | None, owner_alive: bool | None, restart: Facts | None) -> bool:
-    """Return whether a run counts as under way although its process is certainly gone.
-
-    A process that is gone may also have been a command, which leaves a pipeline as it was.
-    """
-    runs = status == PipelineStatus.RUNNING or (restart is not None and not restart["at_ns"])
-    return runs and owner_alive is False
-
-
-def abandoned_names(store: sa.Engine) -> list[str]:
-    """Return the pipelines with such a run."""
-    found = {name: _status(row) for name, row in _rows(store).items()}
-    return [name for name, one in found.items() if is_abandoned(one["status"], one["owner_alive"], one["restart"])]
-
-
-def _owner_alive(row: Facts) -> bool | None:
-    owner = row["owner"]
-    if owner is None:
-        # a run gives its lease back after it has stored its end
-        return False if row["status"] == PipelineStatus.RUNNING else None
-    return not is_dead(owner)
-
-
 def described(catalogue: Catalogue, parsed: ParsedPipeline, store: sa.Engine | None) -> Facts:
     """Return all facts about one pipeline. Settings are shown as written, without values from the environment."""
     config, bound = parsed.config, catalogue.get(parsed.config.id)
-    row = None if store is None else _rows(store).get(config.id)
+    row = None if store is None else status_rows(store).get(config.id)
     line, _ = parsed.locate()
     return {
         "id": config.id,
@@ -176,8 +59,8 @@ def described_without_file(name: str, store: sa.Engine, catalogue: Catalogue) ->
 
     Where the file that it came from can't be read any more, with that file and its findings.
     """
-    row, sources, consumers = _rows(store)[name], overview.source_rows(store, name), {}
-    broken = _broken_file(row, catalogue)
+    row, sources, consumers = status_rows(store)[name], overview.source_rows(store, name), {}
+    broken = broken_file(row, catalogue)
     for one in overview.consumer_rows(store, name):
         consumers[one["id"]] = one["delivered"]
     own = {"plugin": None, "namespace": "", "settings": {}, "processors": []}
@@ -206,7 +89,7 @@ def described_without_file(name: str, store: sa.Engine, catalogue: Catalogue) ->
 
 
 def _status_facts(starts: str | None, row: Facts | None) -> Facts:
-    status = _status(row)
+    status = status_of(row)
     return {
         "now": status["status"],
         "reason": status["reason"],

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from conduit_dagster.cli.description import is_abandoned, short
+from conduit_dagster.cli.description import short
+from conduit_dagster.cli.pipeline_list import is_abandoned
 from conduit_dagster.cli.progress import known_lag
 from conduit_dagster.cli.terminal import print_error, styled
 from conduit_dagster.readable import readable

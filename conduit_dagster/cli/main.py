@@ -11,13 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from conduit_dagster.cli import (
     dlq,
-    doctor,
     init,
     log_verbs,
     metrics,
@@ -31,7 +30,6 @@ from conduit_dagster.cli import (
     trying,
     validate,
 )
-from conduit_dagster.cli.examples import epilog
 from conduit_dagster.cli.verb import (
     INTERRUPTED,
     INVALID,
@@ -59,7 +57,7 @@ app.command("validate")(validate.validate)
 app.command("lint")(validate.lint)
 app.command("dry-run")(trying.dry_run)
 app.command("test")(trying.test)
-app.command("doctor")(doctor.doctor)
+app.command("doctor")(validate.doctor)
 app.command("init")(init.init)
 app.command("metrics")(metrics.metrics)
 app.command("top")(top.top)
@@ -73,12 +71,70 @@ app.add_typer(plugins.connectors, name="connectors")
 app.add_typer(plugins.processors, name="processors")
 
 
+EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
+    "run": ("run", "run pipelines/orders.yaml --once"),
+    "validate": ("validate", "validate pipelines/orders.yaml --strict"),
+    "lint": ("lint", "lint pipelines/orders.yaml"),
+    "dry-run": ("dry-run pipelines/orders.yaml", "dry-run pipelines/orders.yaml --records 3 --pipeline orders"),
+    "test": ("test", "test pipelines/orders.yaml --only adult"),
+    "doctor": ("doctor --deep", "doctor pipelines/orders.yaml"),
+    "init": ("init shop", "init processor trim.text"),
+    "metrics": ("metrics", "metrics --serve 127.0.0.1:9400"),
+    "top": ("top", "top --once --json"),
+    "pipelines list": ("pipelines list --lag", "pipelines list --no-lag --json"),
+    "pipelines describe": ("pipelines describe orders", "pipelines describe orders elsewhere/orders.yaml"),
+    "pipelines start": ("pipelines start orders", "pipelines start orders --accept-new-state"),
+    "pipelines stop": ("pipelines stop orders", "pipelines stop orders --force"),
+    "pipelines delete": ("pipelines delete orders --dry-run", "pipelines delete orders"),
+    "pipelines history": ("pipelines history orders", "pipelines history orders --since 2h"),
+    "pipelines reload": ("pipelines reload", "pipelines reload --url http://dagster:3000"),
+    "log current": ("log current orders", "log current orders --json"),
+    "log oldest": ("log oldest orders", "log oldest orders --json"),
+    "log show": ("log show orders --from 9 --to 15", "log show orders --source in --limit 5 --json"),
+    "log compact": ("log compact orders --dry-run", "log compact orders --source in"),
+    "log export": ("log export orders orders.log", "log export orders orders.log --from 0 --to 999"),
+    "log import": ("log import orders orders.log --dry-run", "log import orders orders.log --as raw"),
+    "offsets list": ("offsets list orders", "offsets list orders --json"),
+    "offsets show": ("offsets show orders warehouse", "offsets show orders warehouse --json"),
+    "offsets mark": ("offsets mark orders warehouse 14", "offsets mark orders warehouse --offset 12 --offset 14-15"),
+    "offsets step": ("offsets step orders warehouse", "offsets step orders warehouse --dry-run"),
+    "offsets drop": ("offsets drop orders totals:in --dry-run", "offsets drop orders totals:in"),
+    "positions show": ("positions show", "positions show orders"),
+    "positions rewind": ("positions rewind orders in --to-start", "positions rewind orders --to-offset 10 --dry-run"),
+    "dlq list": ("dlq list orders --by-reason", "dlq list orders --since 2h --where 'after.amount > 100'"),
+    "dlq show": ("dlq show orders/17.3", "dlq show orders/17.3 --json"),
+    "dlq export": ("dlq export orders letters.jsonl", "dlq export orders letters.jsonl --since 1d"),
+    "dlq replay": (
+        "dlq replay orders --dry-run",
+        "dlq replay orders --id orders/17.3 --from node --set '.Payload.After.amount=0'",
+    ),
+    "dlq discard": (
+        "dlq discard orders --code field.unsuitable --note 'test data'",
+        "dlq discard orders --note 'test data' --dry-run",
+    ),
+    "spark start": ("spark start", "spark start --json"),
+    "spark stop": ("spark stop", "spark stop --json"),
+    "spark status": ("spark status", "spark status --json"),
+    "connectors list": ("connectors list", "connectors list --json"),
+    "connectors describe": ("connectors describe postgres", "connectors describe file --json"),
+    "processors list": ("processors list", "processors list --json"),
+    "processors describe": ("processors describe field.set", "processors describe csv.decode"),
+}
+"""Examples shown below each verb's help. Tests check that each command exists."""
+
+
 def _show_examples(typers: typer.Typer, above: str = "") -> None:
     for command in typers.registered_commands:
-        command.epilog = epilog(f"{above}{command.name}")
+        command.epilog = _epilog(f"{above}{command.name}")
     for group in typers.registered_groups:
         assert group.typer_instance is not None, "groups are added as instances"
         _show_examples(group.typer_instance, f"{above}{group.name} ")
+
+
+def _epilog(verb: str) -> str:
+    """Return the text below a verb's help; line breaks are kept."""
+    lines = "\n".join(f"  conduit-dagster {example}" for example in EXAMPLES[verb])
+    return f"\b\nExamples:\n{lines}"
 
 
 _show_examples(app)

@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from prometheus_client.registry import Collector
 
-    from conduit_dagster.metrics.live import LiveMetrics
-    from conduit_dagster.metrics.metrics_server import MetricsServer
+    from conduit_dagster.metrics.collectors import Lags, LiveMetrics, MetricsServer, StoredMetrics
     from conduit_dagster.metrics.source_lag import SourceLag
-    from conduit_dagster.metrics.stored import Lags, StoredMetrics
 
 Address = Annotated[
     str | None, typer.Option("--serve", metavar="HOST:PORT", help="Serve them at /metrics until interrupted.")
@@ -48,7 +46,7 @@ def _metrics(address: str | None, paths: list[str]) -> Outcome:
 
 
 def _stored(store: sa.Engine, paths: list[str]) -> StoredMetrics:
-    from conduit_dagster.metrics.stored import StoredMetrics
+    from conduit_dagster.metrics.collectors import StoredMetrics
 
     return StoredMetrics(store, _lags(paths))
 
@@ -100,7 +98,7 @@ def run_metrics(address: str | None) -> LiveMetrics | None:
     """
     if address is None:
         return None
-    from conduit_dagster.metrics.live import LiveMetrics
+    from conduit_dagster.metrics.collectors import LiveMetrics
 
     live = LiveMetrics()
     served_at(address, live, "--metrics")
@@ -110,7 +108,7 @@ def run_metrics(address: str | None) -> LiveMetrics | None:
 def served_at(address: str, collector: Collector, option: str) -> MetricsServer:
     """Serve metrics at ``HOST:PORT``."""
     from conduit_dagster.config.project_settings import address_of
-    from conduit_dagster.metrics.metrics_server import serve
+    from conduit_dagster.metrics.collectors import serve
 
     parts = address_of(address)
     if parts is None:

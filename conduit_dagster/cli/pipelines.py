@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,7 +23,6 @@ from conduit_dagster.engine.operate.summaries import delete_summary, start_summa
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.cli.listed_lag import LagsFound
     from conduit_dagster.engine.catalogue import Catalogue
     from conduit_dagster.state.history import Event
 
@@ -40,8 +38,6 @@ AskLag = Annotated[
         show_default="0.3 s for all",
     ),
 ]
-_LAG_SECONDS = 0.3
-"""Time in which all sources together must report their lag."""
 
 
 @app.command("list")
@@ -57,81 +53,9 @@ def describe(pipeline: Id, paths: Paths = None, as_json: AsJson = False) -> None
 
 
 def _list(paths: list[str], ask_lag: bool | None) -> Outcome:
-    from conduit_dagster.cli.description import listed, source_rows
-    from conduit_dagster.cli.listed_lag import ask_lags
-    from conduit_dagster.state.existing_store import existing_store
+    from conduit_dagster.cli.pipeline_list import list_pipelines
 
-    catalogue = current_catalogue(paths)
-    store = existing_store(catalogue.project)
-    sources = source_rows(store)
-    seconds = None if ask_lag else _LAG_SECONDS
-    lags = None if ask_lag is False else ask_lags(catalogue.bound, store, sources, seconds)
-    known = {} if lags is None else lags.known
-    rows = [{**row, "lag": known.get(row["id"])} for row in listed(catalogue, store, sources)]
-    summary = _summary(len(rows), len(catalogue.findings), 0 if lags is None else len(lags.open))
-    return Outcome(summary, {"pipelines": rows}, show=lambda console: _show_list(console, rows, lags))
-
-
-def _summary(pipelines: int, findings: int, lags_open: int) -> str:
-    from conduit_dagster.cli.terminal import count
-
-    found = f", {count(findings, 'finding')}: conduit-dagster validate shows them" if findings else ""
-    unasked = f"; the lag of {lags_open:,} was not found out in {_LAG_SECONDS:g} s: --lag asks all" if lags_open else ""
-    return count(pipelines, "pipeline") + found + unasked
-
-
-def _lag_cells(row: dict[str, Any], lags: LagsFound | None) -> list[str]:
-    """Return the cell of a pipeline's lag; empty if the sources were not to be queried."""
-    from conduit_dagster.cli.listed_lag import lag_text
-
-    if lags is None:
-        return []
-    return ["?" if row["id"] in lags.open else lag_text(row["lag"])]
-
-
-def _show_list(console: Console, rows: list[dict[str, Any]], lags: LagsFound | None) -> None:
-    from conduit_dagster.cli.moments import ago
-    from conduit_dagster.cli.terminal import print_table, styled
-
-    now_ns = time.time_ns()
-    lag = () if lags is None else ("lag",)
-    columns = ("id", "status", "starts", "records", *lag, "dead letters", "last activity", "findings", "file", "error")
-    cells = [
-        (
-            row["id"],
-            styled(row["status"] or "", status_text(row, now_ns)),
-            row["starts"] or "",
-            f"{row['records']:,}",
-            *_lag_cells(row, lags),
-            f"{row['dead_letters']:,}",
-            ago(row["active_ns"], now_ns),
-            row["findings"],
-            _short(row["file"]) if row["file"] else "no file any more",
-            (row["error"] or {}).get("code", ""),
-        )
-        for row in rows
-    ]
-    if cells:
-        print_table(console, columns, cells)
-
-
-def _short(file: str) -> str:
-    """Return a path as it would be typed here."""
-    here = Path.cwd()
-    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file
-
-
-def status_text(row: dict[str, Any], now_ns: int) -> str:
-    """Return a pipeline's status, with the time until its restart: ``recovering, restart 2 in 40 s``."""
-    from conduit_dagster.cli.description import is_abandoned
-    from conduit_dagster.cli.moments import due
-
-    restart = row["restart"]
-    gone = ", its process is gone" if is_abandoned(row["status"], row["owner_alive"], restart) else ""
-    if restart is None:
-        return f"{row['status'] or 'never ran'}{gone}"
-    when = f" {due(restart['at_ns'], now_ns)}" if restart["at_ns"] else ""
-    return f"recovering, restart {restart['attempt']}{when}{gone}"
+    return list_pipelines(current_catalogue(paths), ask_lag)
 
 
 def _describe(pipeline: str, paths: list[str]) -> Outcome:

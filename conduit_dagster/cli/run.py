@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conduit_dagster.config.findings import Finding
     from conduit_dagster.engine.bound_pipeline import BoundPipeline
     from conduit_dagster.engine.catalogue import Catalogue
-    from conduit_dagster.metrics.live import LiveMetrics
+    from conduit_dagster.metrics.collectors import LiveMetrics
 
 Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then stop.")]
 NoServer = Annotated[

@@ -75,7 +75,7 @@ class _Rates:
 
     def rows(self) -> list[Facts]:
         """Poll the store, which the first run creates, and return one row per pipeline."""
-        from conduit_dagster.cli.description import listed
+        from conduit_dagster.cli.pipeline_list import listed
         from conduit_dagster.state.existing_store import existing_store
         from conduit_dagster.state.overview import delivered_counts
 
@@ -100,9 +100,8 @@ class _Rates:
 
 
 def _table(rows: list[Facts]) -> Table:
-    from conduit_dagster.cli.moments import ago
-    from conduit_dagster.cli.pipelines import status_text
-    from conduit_dagster.cli.terminal import styled, table
+    from conduit_dagster.cli.pipeline_list import status_text
+    from conduit_dagster.cli.terminal import ago, styled, table
 
     now_ns = time.time_ns()
     return table(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from conduit_dagster.cli.signals import CommandSignals
 from conduit_dagster.cli.terminal import console
 from conduit_dagster.engine.bounded import left_behind, within
 from conduit_dagster.recovery.errors import ConduitError, FatalError
@@ -22,6 +21,7 @@ from conduit_dagster.state.history import duration
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from conduit_dagster.cli.running import CommandSignals
     from conduit_dagster.config.project import Project
 
 _NAME = "conduit-dagster"

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.discarded_folders import discard_folder
 from conduit_dagster.engine.offset_updates import generations
 from conduit_dagster.engine.plugin_results import splits_of
 from conduit_dagster.engine.stage import stage_task
@@ -18,6 +17,7 @@ from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, 
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import MISCOUNTED, Part
+from conduit_dagster.sdk.staging import discard_folder
 from conduit_dagster.state.steps import Plan, StagedDelivery
 
 Tasks = list[list[SplitOf]]

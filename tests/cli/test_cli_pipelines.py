@@ -15,7 +15,7 @@ from lab.scripted import Script
 from lab.support import Lab, destination, source
 from lab.waiting import wait_until
 
-from conduit_dagster.cli import pipelines
+from conduit_dagster.cli import pipeline_list
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.status_store import RunStart
@@ -171,7 +171,7 @@ OF_PLUGIN: dict[str, Any] = {"id": "told", "type": "source", "plugin": "waiting"
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """All sources are waited for: on a busy machine even a quick one takes longer than a list waits."""
-    monkeypatch.setattr(pipelines, "_LAG_SECONDS", 60.0)
+    monkeypatch.setattr(pipeline_list, "_LAG_SECONDS", 60.0)
 
 
 def _waiting(lab: Lab, name: str, *sources: dict[str, Any]) -> None:
@@ -230,7 +230,7 @@ def test_list_knows_no_lag_of_a_source_that_cannot_tell_or_fails(run, project: P
 def test_list_waits_for_no_source_that_hangs_unless_it_is_told_to(
     run, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipelines, "_LAG_SECONDS", 3.0)  # in which the quick source answers on a busy machine too
+    monkeypatch.setattr(pipeline_list, "_LAG_SECONDS", 3.0)  # in which the quick source answers on a busy machine too
     lab.write("in.jsonl", ["123"])
     _waiting(lab, "hanging", OF_PLUGIN)
     _waiting(lab, "quick", source())

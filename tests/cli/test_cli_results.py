@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from conduit_dagster.cli.progress import finished, print_traces
-from conduit_dagster.cli.signals import CommandSignals
+from conduit_dagster.cli.running import CommandSignals
 from conduit_dagster.cli.terminal import console, print_table
 from conduit_dagster.cli.verb import failure
 from conduit_dagster.engine.report import RunProgress, RunResult

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lab.as_owner import ERROR, owned
 
-from conduit_dagster.cli.moments import ago, due, span
+from conduit_dagster.cli.terminal import ago, due, span
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.status_store import RunStart
 

@@ -17,7 +17,7 @@ import pytest
 from lab.support import DECODE, Lab, destination, processor, queue, source
 from test_docs import commands
 
-from conduit_dagster.cli.examples import EXAMPLES
+from conduit_dagster.cli.main import EXAMPLES
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_session")]
 

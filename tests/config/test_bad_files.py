@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from lab.mutated_files import files
 
-from conduit_dagster.cli.description import listed
+from conduit_dagster.cli.pipeline_list import listed
 from conduit_dagster.cli.terminal import console
 from conduit_dagster.cli.validate import judged, show_findings
 from conduit_dagster.config.project import Project

@@ -11,8 +11,8 @@ from lab.support import DECODE, Lab, destination, source
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
+from conduit_dagster.metrics.collectors import LiveMetrics, PipelineMetrics
 from conduit_dagster.metrics.families import PipelineFacts, page
-from conduit_dagster.metrics.live import LiveMetrics, PipelineMetrics
 from conduit_dagster.metrics.source_lag import SourceLag, source_lag
 from conduit_dagster.recovery.policy import FRESH
 from conduit_dagster.sdk import Source

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 
-from conduit_dagster.metrics.metrics_server import MetricsServer, serve
+from conduit_dagster.metrics.collectors import MetricsServer, serve
 from conduit_dagster.recovery.errors import FatalError
 
 

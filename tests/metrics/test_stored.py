@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from conduit_dagster.metrics.collectors import StoredMetrics
 from conduit_dagster.metrics.families import page
 from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, SourceLag
-from conduit_dagster.metrics.stored import StoredMetrics
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.history import deprovision

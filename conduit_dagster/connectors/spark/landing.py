@@ -16,9 +16,9 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.parquet.parquet_folder import Listed, Wanted, listed_whole
 from conduit_dagster.connectors.parquet.parquet_position import NO_PARQUETS, FinishedParquets
-from conduit_dagster.discarded_folders import discard_folder
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk.staging import discard_folder
 
 _SUFFIX: Final = ".json"
 _REMOVED: Final = ".removed"
