@@ -19,8 +19,7 @@ from conduit_dagster.config.pipeline import DeadLetterQueue
 from conduit_dagster.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
-from conduit_dagster.engine.closing import close_sources
-from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, close_sources
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import PendingRestart, RunResult
 from conduit_dagster.engine.run_status import NO_FAILURE
@@ -28,7 +27,7 @@ from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.resources.spark_resource import StateResource
 from conduit_dagster.state.overview import source_rows
 

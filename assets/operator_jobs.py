@@ -34,7 +34,7 @@ from conduit_dagster.engine.operate.summaries import (
 )
 from conduit_dagster.engine.run_status import AWAY
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.resources.spark_resource import StateResource, session_when_needed
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.overview import pipeline_rows

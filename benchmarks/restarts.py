@@ -25,7 +25,7 @@ import sqlalchemy as sa
 from benchmarks.daemon import Daemon
 from benchmarks.processes import machine_cpu_seconds, resident_of
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.operate.starting import stop
+from conduit_dagster.engine.operate.subject import stop
 from conduit_dagster.spark.server import stop_server
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.overview import pipeline_rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conduit_dagster.config.delivery import TIMED
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.sensors.known import KnownPipeline, LastRun
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from conduit_dagster.msgspec_warmup import learn
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.secret_values import masked
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import gone

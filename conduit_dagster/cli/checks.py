@@ -246,8 +246,8 @@ def _pipelines(project: Project) -> Check:
 
 def _failures(project: Project) -> Check:
     from conduit_dagster.cli.pipeline_list import abandoned_names
-    from conduit_dagster.recovery.pipeline_status import PipelineStatus
-    from conduit_dagster.state.existing_store import existing_store
+    from conduit_dagster.recovery.policy import PipelineStatus
+    from conduit_dagster.state.claim import existing_store
     from conduit_dagster.state.overview import pipeline_rows
 
     failing = (PipelineStatus.DEGRADED, PipelineStatus.RECOVERING)

@@ -32,8 +32,7 @@ def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = Fals
 
 def _metrics(address: str | None, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.log_output import configure_logs
-    from conduit_dagster.state.claim import project_store
-    from conduit_dagster.state.existing_store import existing_store
+    from conduit_dagster.state.claim import existing_store, project_store
 
     project = current_project()
     configure_logs(project.settings.log)

@@ -121,8 +121,7 @@ def _open(delivery: dict[str, Any] | None) -> str:
 
 
 def _show(pipeline: str, consumer: str | None, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.consumer_lag import namespace_facts
-    from conduit_dagster.engine.operate.log_readers import readers
+    from conduit_dagster.engine.operate.consumer_lag import namespace_facts, readers
     from conduit_dagster.engine.operate.operator_errors import chosen
     from conduit_dagster.state.overview import consumer_rows
 
@@ -236,7 +235,7 @@ def _stepped(facts: Facts) -> str:
 
 
 def _drop(pipeline: str, reader: str, dry_run: bool, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.log_readers import drop_reader
+    from conduit_dagster.engine.operate.consumer_lag import drop_reader
 
     one = subject(pipeline, files)
     facts = drop_reader(one.known(), pipeline, reader, who(), one.options.lease_seconds, dry_run)

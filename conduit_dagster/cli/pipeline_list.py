@@ -16,10 +16,10 @@ from conduit_dagster.cli.terminal import ago, count, due, print_table, styled
 from conduit_dagster.cli.verb import Outcome
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.processes import is_dead
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state import overview
+from conduit_dagster.state.claim import existing_store
 from conduit_dagster.state.dead_letters import open_counts
-from conduit_dagster.state.existing_store import existing_store
 from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:

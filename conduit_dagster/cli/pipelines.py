@@ -61,7 +61,7 @@ def _list(paths: list[str], ask_lag: bool | None) -> Outcome:
 def _describe(pipeline: str, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.description import described, described_without_file
     from conduit_dagster.cli.description_text import show_description
-    from conduit_dagster.state.existing_store import existing_store
+    from conduit_dagster.state.claim import existing_store
     from conduit_dagster.state.overview import stored_names
 
     catalogue = current_catalogue(paths)

@@ -20,7 +20,7 @@ from rich.text import Text
 from conduit_dagster.cli.terminal import count, print_error, styled, table
 from conduit_dagster.cli.verb import FAILED, OK, Outcome
 from conduit_dagster.metrics.source_lag import lag_amount
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.sdk import Source
 from conduit_dagster.secret_values import hide
 

@@ -30,8 +30,7 @@ from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.metrics.source_lag import source_lag
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.recovery.policy import PipelineStatus, Policy
 from conduit_dagster.state.claim import project_store
 
 if TYPE_CHECKING:

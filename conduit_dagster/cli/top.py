@@ -76,7 +76,7 @@ class _Rates:
     def rows(self) -> list[Facts]:
         """Poll the store, which the first run creates, and return one row per pipeline."""
         from conduit_dagster.cli.pipeline_list import listed
-        from conduit_dagster.state.existing_store import existing_store
+        from conduit_dagster.state.claim import existing_store
         from conduit_dagster.state.overview import delivered_counts
 
         self._store = self._store or existing_store(self._catalogue.project)

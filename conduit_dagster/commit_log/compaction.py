@@ -21,8 +21,8 @@ from conduit_dagster.commit_log.segment_files import PartFile, read, verify
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written, shown
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.catch_ups import held_from
 from conduit_dagster.state.delivery_store import EVERYTHING, ByConsumer, offsets_of
-from conduit_dagster.state.log_holds import held_from
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.tables import LONGEST
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +24,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
 from conduit_dagster.sdk.context import IdempotencyKeys
 from conduit_dagster.sdk.promises import keeps
-from conduit_dagster.secret_values import remember, remember_credentials
+from conduit_dagster.secret_values import hide, remember, remember_credentials
 from conduit_dagster.spark.sql.query import SqlQuery
 
 DEAD_LETTERS = "dead_letters"
@@ -276,3 +276,28 @@ def _missing(kinds: BuiltinPlugins[Any], plugin: str, own: Mapping[str, type[Any
         code="plugin.unknown",
         fix="run conduit-dagster validate for the nearest names",
     )
+
+
+def close(kind: str, name: str, closing: Callable[[], object]) -> None:
+    """Call a connector's ``close``. A failure is only logged: the result stands, and the others are closed."""
+    try:
+        closing()
+    except Exception as error:  # noqa: BLE001  # code of any author
+        import structlog  # imported late: read-only commands compile pipelines, and log nothing
+
+        log = structlog.get_logger("conduit.engine")
+        log.warning(f"a {kind} could not be closed", **{kind: name}, cause=hide(str(error)))
+
+
+def close_sources(pipeline: CompiledPipeline) -> None:
+    """Close every source of a pipeline, each once."""
+    nodes = {id(node.source): node for node in (*pipeline.inputs, *pipeline.sources)}
+    for node in nodes.values():
+        close("source", node.id, node.source.close)
+
+
+def close_connectors(pipeline: CompiledPipeline) -> None:
+    """Close every source and destination of a pipeline."""
+    close_sources(pipeline)
+    for name, destination in pipeline.consumers().items():
+        close("destination", name, destination.close)

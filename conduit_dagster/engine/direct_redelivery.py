@@ -11,11 +11,10 @@ from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import refused_letter, split_error
 from conduit_dagster.engine.delivery_progress import pieces, progress_of
-from conduit_dagster.engine.direct_sender import send_directly
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import RefusalOutcome
-from conduit_dagster.engine.sending import Sent
+from conduit_dagster.engine.sending import Sent, send_directly
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import NACKED_TOGETHER

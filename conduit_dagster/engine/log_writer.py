@@ -12,8 +12,7 @@ from conduit_dagster.commit_log.segment_files import PartFile
 from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.log_source import LogSource
-from conduit_dagster.engine.reading import read_blocks, read_or_fail
-from conduit_dagster.engine.record_faults import loggable
+from conduit_dagster.engine.reading import loggable, read_blocks, read_or_fail
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import LogRequest, LogResult
 from conduit_dagster.record import Nack, Record

@@ -15,8 +15,7 @@ import msgspec
 
 from conduit_dagster.daemon_threads import Worker
 from conduit_dagster.engine.appender import Appender
-from conduit_dagster.engine.dead_letters.late_letters import LateLetters
-from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
+from conduit_dagster.engine.dead_letters.late_letters import LateLetters, StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.plan import StepPlanner

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import re2
 
-from conduit_dagster.engine.record_faults import not_json, source_faults, storable, unknown_operation
+from conduit_dagster.engine.reading import not_json, source_faults, storable, unknown_operation
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.json_values import is_json
 from conduit_dagster.lazy_records import as_list

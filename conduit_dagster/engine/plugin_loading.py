@@ -1,7 +1,8 @@
 """Processors and connectors that are not built in: from the project's ``plugins/`` folder, and from installed packages.
 
 A package declares them as entry points of the group ``conduit_dagster.plugins``, each a class, or a module with
-classes. Packages must be installed wherever tasks run; the project's own files are sent with the tasks.
+classes. Packages must be installed wherever tasks run; the project's own files are sent with the tasks. A class that
+the engine could not call as it calls plugins is refused here: its mistake would show only once records move, or never.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import inspect
 import traceback
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from conduit_dagster.engine.join_source import JoinSource
-from conduit_dagster.engine.plugin_classes import PluginMistakeError, line_of, require_usable
+from pydantic import BaseModel
+
+from conduit_dagster.builtin_plugins import plain_name
+from conduit_dagster.engine.log_source import JoinSource
 from conduit_dagster.processors.common.modules import module_of
-from conduit_dagster.sdk import Destination, Processor, Source
+from conduit_dagster.sdk import Destination, Processor, Source, Strategy
+from conduit_dagster.sdk.promises import is_built_in
 from conduit_dagster.state.pipeline_state import CATCH_UP, REPLAY
 
 _BASES = (Processor, Source, Destination)
@@ -37,7 +41,7 @@ class PluginError(Exception):
     """Raised for a plugin file or class that can't be used; ``line`` is its place, ``trace`` the traceback."""
 
     def __init__(self, file: str, error: BaseException) -> None:
-        super().__init__(str(error) if isinstance(error, PluginMistakeError) else f"{type(error).__name__}: {error}")
+        super().__init__(str(error) if isinstance(error, _PluginMistakeError) else f"{type(error).__name__}: {error}")
         self.file = file
         self.line = _line_in(file, error)
         self.trace = "".join(traceback.format_exception(error))
@@ -46,7 +50,7 @@ class PluginError(Exception):
 
 def _line_in(file: str, error: BaseException) -> int:
     """Return the line of the file that the error is about; 1 if it names none."""
-    if isinstance(error, PluginMistakeError):
+    if isinstance(error, _PluginMistakeError):
         return error.line
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno or 1
@@ -121,12 +125,12 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
 def _add_own(found: Plugins, own: Plugins, kind: type[Any], file: str) -> None:
     """Add a project's class, unless it can't work or has the name of another one of the project."""
     try:
-        require_usable(kind)
+        _require_usable(kind)
         _require_free(kind)
         if (other := _same_kind(own, kind).get(kind.name)) is not None:
             message = f"{kind.__name__} has the name {kind.name}, which is that of {other.__name__} too"
-            raise PluginMistakeError(message, line_of(kind))
-    except PluginMistakeError as error:
+            raise _PluginMistakeError(message, _line_of(kind))
+    except _PluginMistakeError as error:
         found.errors.append(PluginError(file, error))
         return
     _add(own, kind)
@@ -171,7 +175,7 @@ def _installed() -> list[tuple[str, list[type[Any]] | BaseException]]:
             thing = point.load()
             kinds = [thing] if inspect.isclass(thing) else list(_kinds(thing))
             for kind in kinds:
-                require_usable(kind)
+                _require_usable(kind)
                 _require_free(kind)
             found.append((name, kinds))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a package may raise anything while it is imported
@@ -199,7 +203,7 @@ def _require_free(kind: type[Any]) -> None:
     if issubclass(kind, Source) and kind.name in _RESERVED:
         taken = ", ".join(sorted(_RESERVED))
         message = f"the source {kind.__name__} can't be named {kind.name}: the engine's own are called {taken}"
-        raise PluginMistakeError(message, line_of(kind))
+        raise _PluginMistakeError(message, _line_of(kind))
 
 
 def _add(found: Plugins, kind: type[Any]) -> None:
@@ -210,3 +214,88 @@ def _same_kind(found: Plugins, kind: type[Any]) -> dict[str, Any]:
     if issubclass(kind, Processor):
         return found.processors
     return found.sources if issubclass(kind, Source) else found.destinations
+
+
+_STRATEGIES = frozenset(get_args(Strategy))
+_NO_GENERATOR = frozenset({"initial", "latest", "ack", "process", "process_block", "deliver", "publish", "sender"})
+"""Methods whose results are not iterated: a ``yield`` in one means that its body never runs."""
+
+
+class _PluginMistakeError(TypeError):
+    """Raised for a class that cannot work; ``line`` is the place in its file, 1 if unknown."""
+
+    def __init__(self, message: str, line: int = 1) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def _require_usable(kind: type[Any]) -> None:
+    """Raise ``_PluginMistakeError`` for a class that the engine could not call as it calls plugins."""
+    if missing := sorted(getattr(kind, "__abstractmethods__", ())) or _missing_process(kind):
+        raise _PluginMistakeError(f"{kind.__name__} lacks {', '.join(missing)}", _line_of(kind))
+    for name, method in _own_methods(kind):
+        _check_method(kind, name, method)
+    _check_attributes(kind)
+
+
+def _check_attributes(kind: type[Any]) -> None:
+    name, line = kind.__name__, _line_of(kind)
+    if not (inspect.isclass(kind.Settings) and issubclass(kind.Settings, BaseModel)):
+        base = "ProcessorSettings" if issubclass(kind, Processor) else "ConnectorSettings"
+        raise _PluginMistakeError(f"{name}.Settings must be a class that derives from {base}", line)
+    if plain_name(kind.name) != kind.name:
+        raise _PluginMistakeError(f"the name {kind.name} has a prefix or a version: only built-in plugins have", line)
+    if issubclass(kind, Source) and isinstance(kind.identity_settings, str):
+        raise _PluginMistakeError(f'{name}.identity_settings must be a tuple: ("{kind.identity_settings}",)', line)
+    if issubclass(kind, Destination) and (isinstance(kind.strategies, str) or set(kind.strategies) - _STRATEGIES):
+        raise _PluginMistakeError(f"{name}.strategies must be a set of some of {', '.join(sorted(_STRATEGIES))}", line)
+
+
+def _missing_process(kind: type[Any]) -> list[str]:
+    names = ("process", "process_block", "_each", "_one")
+    lacks = issubclass(kind, Processor) and all(getattr(kind, name) is getattr(Processor, name) for name in names)
+    return ["process"] if lacks else []
+
+
+def _own_methods(kind: type[Any]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Return the methods of the engine's protocol that the class, or another one outside this package, defines."""
+    for name in dir(kind):
+        giver = next((one for one in kind.__mro__ if name in vars(one)), kind)
+        method = vars(giver).get(name)
+        if not is_built_in(giver) and inspect.isfunction(method) and _protocol(kind, name) is not None:
+            yield name, method
+
+
+def _protocol(kind: type[Any], name: str) -> Callable[..., Any] | None:
+    """Return the engine's own method of this name; None for methods that the class adds."""
+    bases = [one for one in kind.__mro__ if one.__module__.startswith("conduit_dagster.sdk.") and name in vars(one)]
+    method = vars(bases[-1])[name] if bases and (not name.startswith("_") or name == "__init__") else None
+    return method if inspect.isfunction(method) else None
+
+
+def _check_method(kind: type[Any], name: str, method: Callable[..., Any]) -> None:
+    protocol, place = _protocol(kind, name), f"{kind.__name__}.{name}"
+    line = method.__code__.co_firstlineno
+    assert protocol is not None
+    if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+        raise _PluginMistakeError(f"{place} is async: nothing awaits it; write def, and asyncio.run(...) inside", line)
+    if name in _NO_GENERATOR and inspect.isgeneratorfunction(method):
+        raise _PluginMistakeError(f"{place} has a yield, so nothing in it runs: return the result instead", line)
+    wanted, given = inspect.signature(protocol), inspect.signature(method)
+    arguments = [None] * len(_positional(wanted))
+    try:
+        given.bind(*arguments)
+    except TypeError as error:
+        message = f"{place}{given} can't be called as {name}({', '.join(_positional(wanted))}): {error}"
+        raise _PluginMistakeError(message, line) from None
+
+
+def _positional(signature: inspect.Signature) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
+
+
+def _line_of(kind: type[Any]) -> int:
+    """Return the line of the first method of a class, as Python 3.11 does not keep its own; 1 if it has none."""
+    lines = [method.__code__.co_firstlineno for method in vars(kind).values() if inspect.isfunction(method)]
+    return min(lines, default=1)

@@ -9,13 +9,12 @@ from conduit_dagster.daemon_threads import side_by_side
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import reason, shown_cause, to_error
 from conduit_dagster.engine.delivery_progress import Shipment
-from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_redelivery import DirectRedelivery
-from conduit_dagster.engine.direct_sender import send_directly
 from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
-from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.restage import DeliveryRecords, Restaged
+from conduit_dagster.engine.sending import send_directly
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError

@@ -1,25 +1,35 @@
-"""Start-up recovery. May be killed at any line and repeated (DELIVERY.md, Start)."""
+"""Start-up recovery, which may be killed at any line and repeated (DELIVERY.md, Start); where sources resume."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from functools import partial
 
 import msgspec
+import structlog
 
+from conduit_dagster.commit_log.entries import Batch, decode_entries
+from conduit_dagster.commit_log.segment_files import read_current
+from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.engine.acks import newest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.engine.dead_letters.replay_route import settle_letters
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery, progress_of
 from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.offset_updates import joined_members
+from conduit_dagster.engine.open_work import settle_letters
 from conduit_dagster.engine.plan import planned_target
-from conduit_dagster.engine.reads_same import changed_source
-from conduit_dagster.engine.registering import register, retire
+from conduit_dagster.engine.registering import changed_source, register, retire
 from conduit_dagster.engine.restage import is_staged
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.record import Mode, Record
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Destination
+from conduit_dagster.sdk import Destination, Position, ResumeState, Source
+from conduit_dagster.state.log_store import LogPart, LogStore
+from conduit_dagster.state.overview import collection_rows
 from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, DeliveryProgress, Plan, StagedDelivery
 
@@ -198,3 +208,70 @@ def _retargeted(
     every = [changed.get(delivery.consumer, delivery) for delivery in decision.deliveries]
     context.store.retarget(plan, msgspec.structs.replace(decision, deliveries=every))
     return [changed.get(staged.consumer, staged) for staged in missing]
+
+
+log = structlog.get_logger("conduit.engine")
+
+
+def resume_sources(context: StepContext) -> None:
+    """Pass the resume state to each source that uses it. Call it when all open steps are done, before reading."""
+    for node in context.pipeline.sources:
+        if type(node.source).resume is not Source.resume:
+            blamed(context.node(node.id), node.source.resume, _Resuming(context, node).state())
+
+
+class _Resuming:
+    def __init__(self, context: StepContext, node: SourceNode) -> None:
+        self._context, self._id, self._source = context, node.id, node.source
+        self._is_logged = context.pipeline.program.log == "records"
+        self._log = LogStore(context.name)
+        self._folder = LogFolder(context.settings.log, context.name, node.id)
+
+    def state(self) -> ResumeState:
+        modes = self._handled_modes()
+        if not self._is_logged:
+            position = self._context.state.sources[self._id].position
+            return ResumeState(position, None, modes | self._own_modes(position))
+        logged = self._context.store.transactions.read(lambda connection: self._log.state(connection, self._id))
+        try:
+            modes |= self._logged_modes()
+            last = self._last(logged.next_offset)
+        except FatalError as error:
+            # the step that needs the entry reports the error; a source must be able to resume without it
+            log.warning("a source's last record can't be read from the log", source=self._id, cause=error.message)
+            last = None
+        return ResumeState(logged.position, last, modes | self._own_modes(logged.position))
+
+    def _own_modes(self, position: Position) -> dict[str, Mode]:
+        return dict(blamed(self._context.node(self._id), self._source.collection_modes, position))
+
+    def _handled_modes(self) -> dict[str, Mode]:
+        rows = collection_rows(self._context.store.engine, self._context.name)
+        return {row["namespace"]: row["mode"] for row in rows if row["source"] == self._id}
+
+    def _logged_modes(self) -> dict[str, Mode]:
+        """Return the modes of collections whose records are logged and not yet in a step that is done."""
+        found: dict[str, Mode] = {}
+        for batch in self._batches(self._handled(), ["namespace", "mode"]):
+            found |= dict(zip(batch.column("namespace").to_pylist(), batch.column("mode").to_pylist(), strict=True))
+        return found
+
+    def _handled(self) -> int:
+        state = self._context.state
+        plan = state.last_plan
+        joined = {} if plan is None else joined_members(plan)
+        name = next((join for join, members in joined.items() if self._id in members), None)
+        if name is not None and name in state.sources:
+            return int(state.sources[name].position[self._id])
+        return int(state.sources[self._id].position)
+
+    def _last(self, stop: int) -> Record | None:
+        entries = (entry for batch in self._batches(max(0, stop - 1)) for entry in decode_entries(batch))
+        return next((entry.record for entry in entries), None)
+
+    def _batches(self, start: int, columns: list[str] | None = None) -> Iterator[Batch]:
+        return read_current(self._folder, self._parts, start, None, columns)
+
+    def _parts(self, start: int, stop: int | None) -> list[LogPart]:
+        read = partial(self._log.parts, source=self._id, start=start, stop=stop)
+        return self._context.store.transactions.read(read)

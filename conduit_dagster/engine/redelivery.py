@@ -23,9 +23,9 @@ from conduit_dagster.engine.delivery_progress import (
     split_into,
     with_refused,
 )
-from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.offset_updates import before_next, offset_of
 from conduit_dagster.engine.refusals import RefusalOutcome, Refusals, RefusedRecord
+from conduit_dagster.engine.restage import DeliveryRecords
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import blame, blamed

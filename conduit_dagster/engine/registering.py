@@ -1,4 +1,4 @@
-"""Registration of a pipeline's connectors in the state store, before the first step."""
+"""Registration of a pipeline's connectors before the first step, and whether they still read the registered data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from conduit_dagster.commit_log.splits import LogManifest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import archive_folder
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
-from conduit_dagster.engine.join_source import JoinSource
-from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.log_source import JoinSource, LogSource
 from conduit_dagster.engine.plugin_results import initial_of
-from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
@@ -22,10 +20,12 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import KeptValues, Position
 from conduit_dagster.state.catch_ups import sent_ranges
-from conduit_dagster.state.connector_registrations import Registry
+from conduit_dagster.state.connector_registrations import Registry, SourceUnit
 from conduit_dagster.state.kept_values import KeptReader
 from conduit_dagster.state.lease import free_silent
 from conduit_dagster.state.log_registry import LogRegistry
+from conduit_dagster.state.pipeline_state import LOGGED, PipelineState, SourceState
+from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -190,3 +190,40 @@ def _logged(source_node: SourceNode) -> Mapping[str, LogSource]:
     if isinstance(source, JoinSource):
         return source.members
     return {source_node.origin: source} if isinstance(source, LogSource) else {}
+
+
+def unit_of(pipeline: CompiledPipeline, node: SourceNode) -> SourceUnit:
+    """Return the identity of the data that a source reads."""
+    return SourceUnit(node.source.unit, pipeline.program.root)
+
+
+def reads_same(pipeline: CompiledPipeline, node: SourceNode | None, state: PipelineState) -> bool:
+    """Return whether the source still reads the data registered in the store, with positions of the same kind.
+
+    The stored generation, positions and offsets are meaningless for any other data.
+    """
+    known = None if node is None else state.sources.get(node.id)
+    if node is None or known is None:
+        return False
+    if node.is_replay:
+        return known.is_replay
+    if node.only:
+        return known.late == node.only and _is_same(pipeline, node, state.sources.get(node.origin))
+    return _is_same(pipeline, node, known)
+
+
+def _is_same(pipeline: CompiledPipeline, node: SourceNode, known: SourceState | None) -> bool:
+    is_logged = isinstance(node.source, LogSource)
+    return (
+        known is not None
+        and is_logged == bool(known.unit.get(LOGGED))
+        and unit_of(pipeline, node).is_same_as(known.unit)
+    )
+
+
+def changed_source(pipeline: CompiledPipeline, plan: Plan, state: PipelineState) -> str | None:
+    """Return a source of the step that was removed or now refers to other data; None if all can still be read."""
+    for span in plan.ranges:
+        if not reads_same(pipeline, pipeline.find_source(span.source), state):
+            return span.source
+    return None

@@ -17,8 +17,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.offset_updates import joined_members
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import RestartHistory, Wait
+from conduit_dagster.recovery.policy import PipelineStatus, RestartHistory, Wait
 from conduit_dagster.sdk import Strategy
 from conduit_dagster.state.history import events
 from conduit_dagster.state.steps import Decision, Plan, SourceCount

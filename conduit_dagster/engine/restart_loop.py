@@ -20,8 +20,7 @@ from conduit_dagster.engine.run_status import RunOrigin, end_waiting
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import FRESH
+from conduit_dagster.recovery.policy import FRESH, PipelineStatus
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import LeaseHeldByCommand, refusal
 from conduit_dagster.state.overview import pipeline_rows

@@ -17,8 +17,7 @@ from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.engine.stop import Reason
 from conduit_dagster.recovery.classify import blame
 from conduit_dagster.recovery.errors import ConduitError, FatalError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import FRESH, Policy, RestartHistory, Wait, decide, settled
+from conduit_dagster.recovery.policy import FRESH, PipelineStatus, Policy, RestartHistory, Wait, decide, settled
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.database import reading, unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire

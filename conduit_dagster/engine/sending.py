@@ -1,19 +1,22 @@
-"""Spark task of a direct destination: passes staged records to the sender and stores the acks."""
+"""Publishing to a direct destination: a Spark job of one task, whose acks become durable while it runs."""
 
 from __future__ import annotations
 
+import secrets
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from conduit_dagster.engine.acks import Acked, AckFile, Acks
-from conduit_dagster.engine.closing import close
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
+from conduit_dagster.engine.acks import Acked, AckFile, Acks, newest
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close, compile_encoded
 from conduit_dagster.engine.delivery_progress import as_delivery
+from conduit_dagster.engine.offset_updates import generations
 from conduit_dagster.engine.plugin_results import invalid_result, require_methods
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
@@ -31,7 +34,10 @@ from conduit_dagster.sdk import (
     staged_records,
 )
 from conduit_dagster.secret_values import hide
-from conduit_dagster.state.steps import StagedDelivery
+from conduit_dagster.state.steps import DeliveryChild, Plan, StagedDelivery
+
+if TYPE_CHECKING:
+    from conduit_dagster.engine.step_context import StepContext
 
 
 class SendJob(msgspec.Struct, frozen=True):
@@ -211,6 +217,48 @@ class _Sending:
             # the outstanding record of the error, and its original values, are unknown
             return told.without_text(self._redaction.unnamed(error))
         return told.masked(lambda text: self._redaction.text(text, self._last))
+
+
+def send_directly(
+    context: StepContext,
+    plan: Plan,
+    delivery: StagedDelivery,
+    piece: DeliveryChild,
+    skipped: dict[str, int],
+    flushed: Callable[[Acked], bool] = lambda _: True,
+) -> Sent:
+    """Send a piece of a staged delivery, by a Spark job of one task.
+
+    ``skipped``: by namespace, the place of the last record that an earlier job's destination acked. ``flushed`` is
+    called with the acks as they become durable. It returns False if it could not store them, and is then called again
+    with the same acks.
+    """
+    token, interval = secrets.token_hex(8), context.settings.flush_interval
+    job = SendJob(
+        delivery.consumer, plan.step, plan.clock_ns, delivery, piece.skip, piece.take, skipped, piece.single, interval,
+        token, plan.hashes, generations(plan),
+    )  # fmt: skip
+    task, ended = partial(send_task, context.program, msgspec.msgpack.encode(job)), threading.Event()
+    follow = partial(_follow, delivery.staging, job, flushed, ended)
+    thread = threading.Thread(target=follow, name=f"acks-of-{delivery.consumer}", daemon=True)
+    thread.start()
+    try:
+        (row,) = context.jobs.each(1, task)
+    finally:
+        ended.set()
+        thread.join()
+    return msgspec.msgpack.decode(row, type=Sent)
+
+
+def _follow(staging: str, job: SendJob, flushed: Callable[[Acked], bool], ended: threading.Event) -> None:
+    known: list[Acked] = []
+    while not ended.wait(job.interval):
+        try:
+            found = newest(staging, job.token)
+        except OSError:
+            continue  # an unavailable file system is reported when the job ends
+        if found and found != known and flushed(found[0]):
+            known = found
 
 
 learn(SendJob, Sent)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
-from conduit_dagster.engine.join_source import JoinSource
-from conduit_dagster.engine.log_source import CatchUpSource, LogSource, catch_up_id
+from conduit_dagster.engine.log_source import CatchUpSource, JoinSource, LogSource, catch_up_id
 from conduit_dagster.engine.nodes import SourceCheck, Step
 from conduit_dagster.engine.program import Program
 from conduit_dagster.node_ids import input_id, node_id

@@ -15,7 +15,7 @@ from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.engine.delivery_hash import DeliveryHashes
 from conduit_dagster.engine.processor_state import ProcessorStateFiles, state_folder
-from conduit_dagster.engine.reads_same import reads_same
+from conduit_dagster.engine.registering import reads_same
 from conduit_dagster.engine.resolve import NackWindow
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import RunOptions

@@ -14,14 +14,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RECORDING, RunHung, Watch, bounded, watching, within
-from conduit_dagster.engine.catch_up import require_no_memory, with_open_work
-from conduit_dagster.engine.closing import close_connectors
+from conduit_dagster.engine.compiled_pipeline import close_connectors
 from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
-from conduit_dagster.engine.recover import acknowledge, start_up
+from conduit_dagster.engine.open_work import require_no_memory, with_open_work
+from conduit_dagster.engine.recover import acknowledge, resume_sources, start_up
 from conduit_dagster.engine.registering import attach_kept, attach_logs, fence
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
-from conduit_dagster.engine.resume import resume_sources
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import Observe, RunOptions, RunRequest, ignore_step
 from conduit_dagster.engine.run_status import AWAY, RunStatusWriter, unrecorded
@@ -30,7 +29,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.classify import blamed, survivable
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.spark.sql.query import open_with
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire

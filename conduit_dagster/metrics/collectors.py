@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.join_source import JoinSource
+from conduit_dagster.engine.log_source import JoinSource
 from conduit_dagster.metrics.families import (
     BUCKETS,
     DestinationFacts,
@@ -29,7 +29,7 @@ from conduit_dagster.metrics.families import (
 )
 from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, SourceLag
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.sdk import Source
 from conduit_dagster.state import overview
 from conduit_dagster.state.database import reading

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, SourceLag
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the histogram buckets of step seconds; the last bucket is unbounded."""

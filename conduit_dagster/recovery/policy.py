@@ -1,16 +1,36 @@
-"""Restart schedule after a transient error: a pure function of the policy, past restarts and the time."""
+"""Statuses of a pipeline (reference 3, Pipeline state management), and its restarts after a transient error.
+
+The schedule is a pure function of the policy, past restarts and the time.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from conduit_dagster.config.delivery import Recovery
 
+
 _SECOND = 1_000_000_000
+
+
+class PipelineStatus(StrEnum):
+    """Status of a pipeline in the state store, metrics, checks and commands; stored as its text.
+
+    Not to be confused with ``status`` in a pipeline file: whether the pipeline is meant to run.
+    """
+
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    """Waiting for a restart after a transient error, or in its first window after one."""
+    DEGRADED = "degraded"
+    """Ended by a fatal error, by the last restart's error, or by a forced stop."""
+    STOPPED = "stopped"
+    """Ended on request (reason ``user`` or ``system``), or never run."""
 
 
 @dataclass(frozen=True)

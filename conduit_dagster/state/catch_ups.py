@@ -12,6 +12,7 @@ from conduit_dagster.state.connector_registrations import Generations
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.pipeline_state import CATCH_UP, SENT_AGAIN
+from conduit_dagster.state.readers import readers_of
 from conduit_dagster.state.row_statements import insert, update
 from conduit_dagster.state.tables import consumers, sources
 
@@ -36,7 +37,7 @@ def sent_ranges(unit: Mapping[str, Any]) -> list[range]:
     return [range(first, upto) for first, upto in (*unit.get(_BEFORE, ()), (unit.get("first", 0), unit["upto"]))]
 
 
-def pending_from(connection: sa.Connection, pipeline: str, source: str) -> int | None:
+def _pending_from(connection: sa.Connection, pipeline: str, source: str) -> int | None:
     """Return the first offset of a log that a catch-up still needs; None if none needs any."""
     left = [
         position
@@ -170,3 +171,10 @@ def _stored(connection: sa.Connection, pipeline: str) -> list[tuple[str, dict[st
     rows = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings()
     units = [(row["source"], json.loads(row["unit"]), row["position"]) for row in rows]
     return [(name, unit, json.loads(position)) for name, unit, position in units if unit.get("plugin") == CATCH_UP]
+
+
+def held_from(connection: sa.Connection, pipeline: str, source: str) -> int | None:
+    """Return the first offset of a log that another pipeline or a catch-up still needs; None if none needs any."""
+    pending = _pending_from(connection, pipeline, source)
+    read = [reader.offset for reader in readers_of(connection, pipeline, source)]
+    return min([*read, *([] if pending is None else [pending])], default=None)

@@ -1,7 +1,8 @@
 """Association of a state store with its project: the same id in the store and in the project's home.
 
 A home with an id has had a store. A store without that id, or one older than the home remembers, has lost state: using
-it would read and deliver everything again, so it is refused unless the caller accepts it.
+it would read and deliver everything again, so it is refused unless the caller accepts it. A read-only command opens the
+store only if there is one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster import storage
 from conduit_dagster.config.findings import UNSET
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
+from conduit_dagster.state import tables
 from conduit_dagster.state.database import (
     NoStore,
     loss_of,
+    make_engine,
     open_database,
     place_of,
     reading,
@@ -30,11 +33,12 @@ from conduit_dagster.state.database import (
 from conduit_dagster.state.history import HistoryRetention, retain
 from conduit_dagster.state.migrations import IS_CURRENT, require_not_newer
 from conduit_dagster.state.row_statements import insert_if_absent
-from conduit_dagster.state.store_file import ACCEPT, replaced
+from conduit_dagster.state.store_file import ACCEPT, replaced, sqlite_file
 from conduit_dagster.state.tables import meta, pipelines
 
 if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
+
 
 _FILE = "project"
 _PLACES = ("/state/url", "/state/staging", "/state/log")
@@ -126,7 +130,7 @@ def open_store(url: str, home: Path, accept_new: bool = False, private: bool = T
     except NoStore:
         raise _lost(url, home, own) from None
     except OSError as error:
-        raise unusable_home(error, home) from error
+        raise _unusable_home(error, home) from error
     try:
         claim_store(engine, home, accept_new)
     except ConduitError:
@@ -202,10 +206,10 @@ def has_claim(home: Path) -> bool:
     try:
         return bool(_read(home / _FILE))
     except OSError as error:
-        raise unusable_home(error, home) from error
+        raise _unusable_home(error, home) from error
 
 
-def unusable_home(error: OSError, home: Path) -> TransientError:
+def _unusable_home(error: OSError, home: Path) -> TransientError:
     """Return the error for a home that another user owns, for example."""
     found = from_os_error(error, "the project's home can't be used")
     return TransientError(found.message, code="state.unreachable", place=found.place or str(home), fix=found.fix)
@@ -275,3 +279,30 @@ def project_store(project: Project) -> sa.Engine:
     database = open_store(project.state_url, project.home, state.accept_new, state.private)
     retain(database, HistoryRetention(state.history.keep, state.history.most))
     return database
+
+
+def existing_store(project: Project) -> sa.Engine | None:
+    """Return the project's state store, or None if nothing has ever run: reading must not create it.
+
+    Raises ``FatalError`` (``state.lost``, ``state.older``) without changing anything if the store is lost.
+    """
+    require_known_place(project)
+    is_claimed = has_claim(project.home) and not project.settings.state.accept_new
+    try:
+        return project_store(project) if is_claimed or _has_content(project.state_url) else None
+    except OSError as error:
+        raise _unusable_home(error, project.home) from error
+
+
+def _has_content(url: str) -> bool:
+    address = sa.make_url(url)
+    if address.get_backend_name() == "sqlite":
+        file = sqlite_file(address)
+        return file is not None and file.is_file() and file.stat().st_size > 0
+    engine = make_engine(url)
+    try:
+        return sa.inspect(engine).has_table(tables.meta.name)
+    except SQLAlchemyError as error:
+        raise unreachable(engine, error, "the state store can't be opened") from error
+    finally:
+        engine.dispose()

@@ -7,8 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import FRESH
+from conduit_dagster.recovery.policy import FRESH, PipelineStatus
 from conduit_dagster.state.dead_letters import up_to
 from conduit_dagster.state.history import DELETED, record_event
 from conduit_dagster.state.lease import Transactions

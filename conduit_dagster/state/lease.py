@@ -20,7 +20,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from conduit_dagster.processes import identity, is_dead, is_running
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.claim import IS_CLAIMED, claim_of
 from conduit_dagster.state.database import BUSY, is_outage, loss_of, place_of, reading, unreachable
 from conduit_dagster.state.row_statements import bound_to, insert_if_absent, new_values

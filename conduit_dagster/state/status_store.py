@@ -10,8 +10,7 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import FRESH, GiveUp, Policy, RestartHistory, Wait, decide
+from conduit_dagster.recovery.policy import FRESH, GiveUp, PipelineStatus, Policy, RestartHistory, Wait, decide
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import provision, record_event, restarts_of
 from conduit_dagster.state.lease import Transactions

@@ -16,8 +16,7 @@ from lab.support import Lab, destination, source
 from lab.waiting import wait_until
 
 from conduit_dagster.cli import pipeline_list
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.recovery.policy import PipelineStatus, Policy
 from conduit_dagster.state.status_store import RunStart
 
 

@@ -21,8 +21,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import FRESH
+from conduit_dagster.recovery.policy import FRESH, PipelineStatus
 
 WINDOW = "{plugin: builtin:file, window-size: 10, window-nack-threshold: 1, settings: {path: ./dead.jsonl}}"
 

@@ -19,7 +19,7 @@ from lab.waiting import wait_until, whole_lines
 
 from benchmarks.daemon import Daemon
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.engine.operate.subject import ask_start, stop
 from conduit_dagster.spark.server import stop_server
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.state.database import open_database

@@ -26,7 +26,7 @@ from lab.support import Lab, destination, processor, queue
 from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
-from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.engine.operate.subject import ask_start, stop
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import RunDeath, RunOrigin, report_failure

@@ -6,7 +6,7 @@ import psycopg
 from lab.postgres_server import PostgresServer
 from lab.support import DECODE, Lab, processor, queue, source
 
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 
 # a row that is too wide is known when it is staged, one that is too big for a page only when it is written
 BIG = {f"c{place}": 0.5 for place in range(1_500)}

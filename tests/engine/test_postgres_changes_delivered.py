@@ -13,7 +13,7 @@ from lab.postgres_server import PostgresServer
 from lab.support import DECODE, Lab, processor, queue, source
 
 from conduit_dagster.record import envelope
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from conduit_dagster.engine.bounded import watching
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.claim import open_store
 
 

@@ -13,7 +13,7 @@ from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.delivery import Trigger
-from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.engine.operate.subject import ask_start, stop
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conduit_dagster.engine.operate.log_readers import drop_reader
+from conduit_dagster.engine.operate.consumer_lag import drop_reader
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.rewind import rewind
 from conduit_dagster.engine.run_options import RunOptions

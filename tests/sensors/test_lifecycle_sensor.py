@@ -11,8 +11,7 @@ from lab.sensors_lab import Location
 from conduit_dagster.config import references
 from conduit_dagster.config.secret_providers import Unresolved
 from conduit_dagster.engine.operate.delete import delete
-from conduit_dagster.engine.operate.starting import ask_start, stop
-from conduit_dagster.engine.operate.subject import subject
+from conduit_dagster.engine.operate.subject import ask_start, stop, subject
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
 

@@ -7,8 +7,8 @@ import time
 import sqlalchemy as sa
 from lab.leases import change_owner, silence
 
-from conduit_dagster.engine.operate.starting import ask_start, stop
-from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.engine.operate.subject import ask_start, stop
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import RunStart, record_request, recovery_rows

@@ -13,10 +13,10 @@ from lab.commit_log_lab import PIPELINE, LogLab
 from lab.stored_events import newest_events
 from lab.waiting import wait_until
 
+from conduit_dagster.state.catch_ups import held_from
 from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.log_holds import held_from
 from conduit_dagster.state.pipeline_state import load
 from conduit_dagster.state.readers import ReadingSource, drop, log_unit, readers_of
 from conduit_dagster.state.store import PipelineStore

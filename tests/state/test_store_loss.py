@@ -16,8 +16,7 @@ from lab.waiting import wait_until
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.state import tables
-from conduit_dagster.state.claim import claim_of, is_kept, open_store
-from conduit_dagster.state.existing_store import existing_store
+from conduit_dagster.state.claim import claim_of, existing_store, is_kept, open_store
 from conduit_dagster.state.lease import Transactions, acquire
 
 

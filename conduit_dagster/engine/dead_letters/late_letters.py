@@ -1,30 +1,46 @@
-"""Dead letters of records that a destination refuses at publishing; records refused together form one delivery."""
+"""Dead letters of records that a destination refuses at publishing, and the originals of these records."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.archive import kept
+from conduit_dagster.engine.dead_letters.archive import keep, kept
 from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_letter
-from conduit_dagster.engine.dead_letters.split_letters import processed
-from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
+from conduit_dagster.engine.dead_letters.replay_source import letter_at
+from conduit_dagster.engine.dead_letters.split_letters import Originals, processed
 from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown_cause, to_error
 from conduit_dagster.engine.delivery_hash import LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
-from conduit_dagster.engine.direct_sender import send_directly
-from conduit_dagster.engine.offset_updates import generations, offset_of, origin_of
+from conduit_dagster.engine.offset_updates import generations, offset_of, origin_of, span_of
+from conduit_dagster.engine.reading import read_blocks
+from conduit_dagster.engine.registering import changed_source
 from conduit_dagster.engine.resolve import base_of
-from conduit_dagster.engine.restage import content, differs, is_staged
+from conduit_dagster.engine.restage import Restaged, content, differs, is_staged
+from conduit_dagster.engine.sending import send_directly
+from conduit_dagster.engine.stager import from_rows
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.classify import blamed
-from conduit_dagster.sdk import Delivery, Part, StagedDestination, StagedRecord, Target, Writer, WriterTask
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import (
+    Block,
+    Delivery,
+    Part,
+    ReadOptions,
+    StagedDestination,
+    StagedRecord,
+    Target,
+    Writer,
+    WriterTask,
+)
+from conduit_dagster.secret_values import hide
 from conduit_dagster.state.steps import Decision, DeliveryChild, LateLetter, Plan, StagedDelivery
 
 
@@ -161,3 +177,71 @@ class LateLetters:
         letter = msgspec.structs.replace(letter, delivery=msgspec.structs.replace(staged, target=target))
         self._context.store.deliveries.retarget_letter(plan.step, letter)
         return letter
+
+
+class StepOriginals:
+    """Reader of a step's splits, a second time, for the few records that a destination refuses."""
+
+    def __init__(self, context: StepContext, restaged: Restaged) -> None:
+        self._context, self._pipeline, self._restaged = context, context.pipeline, restaged
+        self._open: dict[str, tuple[int, int, Originals]] = {}
+        """By source: the step, the last requested ordinal, and the reader, positioned right after it."""
+        self._last: tuple[tuple[int, str, int], bytes] = (-1, "", -1), b""
+
+    def of(self, shipment: Shipment, record: StagedRecord) -> bytes:
+        """Return the record in the archive's encoding; a second call for the same record reads nothing.
+
+        Empty if the source or the code has changed since the step was prepared, or if a dead letter has no original: a
+        prepared step does not depend on it (DELIVERY.md, When the pipeline changes).
+        """
+        asked = shipment.plan.step, record.source, record.ordinal
+        if self._last[0] != asked:
+            find = self._of_letter if shipment.plan.replay else self._of_source
+            self._last = asked, find(shipment, record)
+        return self._last[1]
+
+    def redact(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
+        """Return a text without the redacted values of a record, in its present and its original form."""
+        redaction = self._pipeline.redaction
+        if not redaction:
+            return hide(text)
+        original = self.of(shipment, record)
+        if not original:
+            # a staged row does not show which fields its redacted values are in
+            return "its text is left out, because it may contain redacted values"
+        return redaction.text(text, [record.record, kept(original)])
+
+    def _of_letter(self, shipment: Shipment, record: StagedRecord) -> bytes:
+        letter = letter_at(shipment.decision, record.source, record.ordinal)
+        try:
+            return next(self._context.archive.records(letter.part, [letter.line], original=True))[1]
+        except ConduitError:
+            return b""
+
+    def _of_source(self, shipment: Shipment, record: StagedRecord) -> bytes:
+        plan, decision = shipment.plan, shipment.decision
+        step, source, ordinal = plan.step, record.source, record.ordinal
+        if changed_source(self._pipeline, plan, self._context.state) or not self._restaged.gives_same(shipment):
+            return b""
+        # the clock of the step's tasks: a source derives the same values from the time
+        self._pipeline.begin_step(plan.clock_ns)
+        known, last, reader = self._open.get(source, (-1, -1, None))
+        if reader is None or known != step or ordinal <= last:
+            reader = Originals(partial(self._blocks, plan, decision, source), 0)
+        self._open[source] = (step, ordinal, reader)
+        try:
+            found = reader.of([ordinal])[0]
+        except (ConduitError, OSError, StopIteration):
+            del self._open[source]
+            return b""
+        # a record at another position is not the original of the staged one
+        return keep(found) if str(found.position) == str(record.record.position) else b""
+
+    def _blocks(self, plan: Plan, decision: Decision, source: str) -> Iterator[Block]:
+        node, span = self._pipeline.source_node(source), span_of(plan, source)
+        node.source.verify(span.start, span.end)
+        tasks = from_rows(decision.splits)
+        for split in (one.split for task in tasks for one in task if one.source == source):
+            yield from read_blocks(
+                node.node, node.source, self._pipeline.clock, node.source.relocate(split), ReadOptions()
+            )

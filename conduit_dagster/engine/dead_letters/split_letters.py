@@ -19,7 +19,7 @@ from conduit_dagster.engine.dead_letters.letter_layout import (
     said,
 )
 from conduit_dagster.engine.delivery_errors import queue_refuses
-from conduit_dagster.engine.record_faults import SHOWN
+from conduit_dagster.engine.reading import SHOWN
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import StageJob
 from conduit_dagster.node_ids import node_id

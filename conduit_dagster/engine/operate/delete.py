@@ -12,16 +12,14 @@ import sqlalchemy as sa
 
 from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
-from conduit_dagster.engine.closing import close_sources
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.join_source import JoinSource
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_sources
+from conduit_dagster.engine.log_source import JoinSource
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import never_ran, refused
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.operate.source_positions import logs_of
 from conduit_dagster.engine.operate.subject import Subject
-from conduit_dagster.engine.reads_same import reads_same, unit_of
-from conduit_dagster.engine.registering import attach_kept, attach_logs
+from conduit_dagster.engine.registering import attach_kept, attach_logs, reads_same, unit_of
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.recovery.classify import blamed

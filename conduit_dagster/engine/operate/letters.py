@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
-from conduit_dagster.engine.dead_letters.replay_route import give_back
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, tally
+from conduit_dagster.engine.open_work import give_back
 from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import StoreLock

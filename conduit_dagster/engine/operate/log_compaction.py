@@ -19,9 +19,9 @@ from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.operate.source_positions import LogView, log_of, logs_of
+from conduit_dagster.state.catch_ups import held_from
 from conduit_dagster.state.delivery_store import ByConsumer, offsets_of
 from conduit_dagster.state.history import record_event
-from conduit_dagster.state.log_holds import held_from
 from conduit_dagster.state.log_store import LogPart, LogStore
 
 

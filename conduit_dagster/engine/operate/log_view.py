@@ -16,7 +16,7 @@ from conduit_dagster.commit_log.entries import Entry
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.delivery_progress import as_delivery
 from conduit_dagster.engine.offset_updates import offset_of
-from conduit_dagster.engine.operate.log_readers import readers
+from conduit_dagster.engine.operate.consumer_lag import readers
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
 from conduit_dagster.engine.operate.source_positions import LogView, beyond, joined_of, log_of, logs_of, no_log, stored

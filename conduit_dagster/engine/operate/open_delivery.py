@@ -10,12 +10,12 @@ import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, pieces, trimmed, with_mark
-from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import before_next
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.recover import prepared, shipped
+from conduit_dagster.engine.restage import DeliveryRecords
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed

@@ -13,10 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catch_up import with_open_work
-from conduit_dagster.engine.closing import close_connectors
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_connectors
 from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.open_work import with_open_work
 from conduit_dagster.engine.operate.operator_errors import never_ran
 from conduit_dagster.engine.registering import attach_kept, attach_logs
 from conduit_dagster.engine.report import StepReport

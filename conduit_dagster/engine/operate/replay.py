@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.replay_route import give_back, with_replay
+from conduit_dagster.engine.open_work import give_back, with_replay
 from conduit_dagster.engine.operate.letters import DeadLetterSelection, total
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock

@@ -19,7 +19,7 @@ from conduit_dagster.engine.operate.pipeline_lock import (
     renew_source,
 )
 from conduit_dagster.engine.operate.source_positions import LogView, beyond, joined_of, lag_of, logs_of
-from conduit_dagster.engine.reads_same import unit_of
+from conduit_dagster.engine.registering import unit_of
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Limit, Source

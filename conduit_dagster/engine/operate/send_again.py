@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.catch_up import with_open_catch_ups
 from conduit_dagster.engine.log_source import catch_up_id
+from conduit_dagster.engine.open_work import with_open_catch_ups
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, drop_planned
 from conduit_dagster.engine.operate.replay import finish_open_steps

@@ -1,4 +1,4 @@
-"""Pipelines with replay sources: the remaining nodes and destinations of a replayed record, and the end of a replay."""
+"""Pipelines with the sources of unfinished work: a replay of dead letters, and ranges of the log to be sent again."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Nack
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Replayed
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.store import PipelineStore
@@ -118,7 +119,7 @@ def with_replay(bound: BoundPipeline, replay: Replay) -> BoundPipeline:
     return replace(bound, program=program, compiled=compile_program(program))
 
 
-def with_open_replay(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
+def _with_open_replay(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
     """Return the pipeline with the replay of a step that is prepared but not done, for the next owner to finish."""
     if not any(step.decision is not None and step.plan.replay for step in state.open_steps):
         return bound
@@ -147,6 +148,42 @@ def give_back(store: PipelineStore) -> None:
         store.void(planned.step)
     prepared = next((step.plan for step in state.open_steps if step.decision is not None and step.plan.replay), None)
     store.replays.give_back(prepared)
+
+
+def require_no_memory(bound: BoundPipeline, state: PipelineState) -> None:
+    """Raise ``FatalError`` (``positions.remembering``) if records to be sent again would be dropped as duplicates."""
+    pending = [one for one in state.sources.values() if one.is_sent_again and one.position < one.unit["upto"]]
+    if pending and bound.compiled.stateful:
+        nodes = ", ".join(bound.compiled.stateful)
+        raise FatalError(
+            f"{pending[0].late} is to be sent records again, and {nodes} would take them for duplicates",
+            code="positions.remembering",
+            node=bound.id,
+            fix="remove it from the file until they are sent",
+        )
+
+
+def with_open_work(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
+    """Return the pipeline with the sources of its unfinished work: a prepared replay, and ranges to be sent again."""
+    return with_open_catch_ups(_with_open_replay(bound, state), state)
+
+
+def with_open_catch_ups(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
+    """Return the pipeline with a log source for each destination that is still being sent records again.
+
+    Only destinations whose catch-up, or one of its steps, is not done; the others need no sources of their own any
+    more.
+    """
+    asked = [one for one in state.sources.values() if one.is_sent_again]
+    steps = {step.plan.only for step in state.open_steps}
+    names = {one.late for one in asked if one.position < one.unit["upto"] or one.late in steps}
+    specs = [
+        msgspec.structs.replace(spec, from_log=spec.from_log or spec.id in names) for spec in bound.program.destinations
+    ]
+    if specs == bound.program.destinations:
+        return bound
+    program = msgspec.structs.replace(bound.program, destinations=specs)
+    return replace(bound, program=program, compiled=compile_program(program))
 
 
 learn(Replay)
