@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, Self
 from urllib.parse import quote
 
 from conduit_dagster.store_files import NoSuchBucketError, create_stored, has_folders, open_stored, store_of
@@ -171,8 +171,9 @@ def put_new(url: str, data: bytes) -> bool:
     whole = path.with_name(f".{secrets.token_hex(8)}")
     file = NewFile(str(whole))
     try:
-        file.write(data)
-        file.finish()
+        with file:
+            file.write(data)
+            file.finish()
         os.link(whole, path)
     except FileExistsError:
         return False
@@ -373,13 +374,22 @@ def digest(url: str, start: int = 0, length: int | None = None) -> tuple[int, st
 
 
 class NewFile:
-    """A file being written: its bytes are counted and digested, and durable once :meth:`finish` has returned."""
+    """A file being written: its bytes are counted and digested, and durable once :meth:`finish` has returned.
+
+    Leave none open: Python itself would write what still waits, and from 3.13 on print the error of a full disk.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.bytes = 0
         self._sha = hashlib.sha256()
         self._file = create(url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
 
     def write(self, data: bytes) -> None:
         """Append bytes; small pieces wait for others.
@@ -402,7 +412,7 @@ class NewFile:
             os.fsync(self._file.fileno())
 
     def abort(self) -> None:
-        """Close without any durability guarantee."""
+        """Close without any durability guarantee; no effect on a finished file."""
         with suppress(OSError):
             # what is still waiting does not count: a disk that is full does not matter any more
             self._file.close()

@@ -104,11 +104,11 @@ def _write(folder: str, step: int, entries: Entries, basis: str) -> ProcessorSta
     storage.make_folder(folder)
     # random per attempt: a retry never collides with the file of an earlier attempt
     name = f"{step:012d}-{secrets.token_hex(8)}.msgpack.zst"
-    file = storage.NewFile(storage.join(folder, name))
     columns = map(_bytes_of, (entries.owners, entries.numbers, entries.at_ns))
-    with pa.CompressedOutputStream(pa.PythonFile(Sink(file), "w"), "zstd") as stream:
-        stream.write(_encode(_File(basis, entries.keys, *columns)))
-    digest = file.finish()
+    with storage.NewFile(storage.join(folder, name)) as file:
+        with pa.CompressedOutputStream(pa.PythonFile(Sink(file), "w"), "zstd") as stream:
+            stream.write(_encode(_File(basis, entries.keys, *columns)))
+        digest = file.finish()
     return ProcessorStatePart(name, len(entries), file.bytes, digest, entries.numbers[-1], entries.at_ns[-1])
 
 

@@ -37,7 +37,8 @@ def serve(sock: socket.socket, authenticated: bool) -> int:
     try:
         return _serve(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
-        return 1
+        # at once: closing its output, Python would fail to write what still waits, and from 3.13 on print the error
+        os._exit(1)
 
 
 def _acknowledge(number: int, stream: IO[bytes]) -> None:

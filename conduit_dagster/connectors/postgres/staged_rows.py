@@ -92,9 +92,9 @@ def read_index(delivery: Delivery, part: Part) -> Index:
 
 def write_missing(staging: str, part: Part, missing: list[Missing]) -> None:
     """Store the missing tables beside the part, as durably as the part."""
-    file = storage.NewFile(_beside(staging, part))
-    file.write(msgspec.json.encode(missing))
-    file.finish()
+    with storage.NewFile(_beside(staging, part)) as file:
+        file.write(msgspec.json.encode(missing))
+        file.finish()
 
 
 def read_missing(delivery: Delivery, part: Part) -> list[Missing]:

@@ -96,22 +96,22 @@ def narrowed_lines(
     lacks = {group: _lacks(group, tables.get(group.table)) for group, _ in slices}
     if not any(lacks.values()):
         return list(slices)
-    file = storage.NewFile(url)
     found, refused, offset = list[Placed](), list[Refusal](), 0
-    for group, one in slices:
-        if not lacks[group]:
-            found.append((group, one))
-            continue
-        narrower, size = _Narrower(group, lacks[group], ignores), 0
-        for place, line in enumerate(_lines(one), one.place):
-            if (made := narrower.line(line)) is None:
-                refused.append(Refusal(place, narrower.nack))
-            else:
-                file.write(made)
-                size += len(made)
-        found.append((narrower.group, Slice(url, offset, size, one.records, one.place)))
-        offset += size
-    file.finish()
+    with storage.NewFile(url) as file:
+        for group, one in slices:
+            if not lacks[group]:
+                found.append((group, one))
+                continue
+            narrower, size = _Narrower(group, lacks[group], ignores), 0
+            for place, line in enumerate(_lines(one), one.place):
+                if (made := narrower.line(line)) is None:
+                    refused.append(Refusal(place, narrower.nack))
+                else:
+                    file.write(made)
+                    size += len(made)
+            found.append((narrower.group, Slice(url, offset, size, one.records, one.place)))
+            offset += size
+        file.finish()
     if refused:
         raise Rejected(*refused[0], more=refused[1:NACKED_TOGETHER])
     return found
