@@ -17,8 +17,7 @@ from conduit_dagster.assets.names import ACKS, GROUP
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.pipeline import DeadLetterQueue
 from conduit_dagster.daemon_threads import BY_HAND, answer_within
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, close_sources
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import PendingRestart, RunResult

@@ -11,7 +11,7 @@ import dagster as dg
 from conduit_dagster.assets.names import GROUP, asset_key, code_references, job_name
 from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.folder import LoadedFiles
-from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.bound_pipeline import Catalogue, open_catalogue
 from conduit_dagster.resources.spark_resource import StateResource
 
 PIPELINE_FILES = dg.AssetKey([GROUP, "pipeline_files"])

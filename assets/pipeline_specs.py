@@ -25,7 +25,7 @@ from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
 from conduit_dagster.connectors.pipeline.source import PipelineSource
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.validation.owner_rules import is_read_with, path_of
+from conduit_dagster.engine.validation.cross_pipeline_rules import is_read_with, path_of
 from conduit_dagster.sdk import Dataset
 from conduit_dagster.secret_values import hide
 

@@ -23,8 +23,7 @@ from conduit_dagster.assets.run_op import LoadedPipeline, RunConfig, run_in_dags
 from conduit_dagster.assets.translator import AssetKeys, PipelineTranslator, followed
 from conduit_dagster.config.findings import isolated
 from conduit_dagster.config.parse import ParsedPipeline
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import Catalogue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.resources.spark_resource import Spark, StateResource
 from conduit_dagster.secret_values import hide

@@ -18,9 +18,8 @@ from conduit_dagster.assets.stopping import ExitWatchdog, Signals, StopWatcher
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.scalars import PositiveDuration
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, open_catalogue
 from conduit_dagster.engine.bounded import GRACE, RECORDING
-from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest

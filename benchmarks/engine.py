@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stop import StopFlag

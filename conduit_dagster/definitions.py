@@ -12,7 +12,7 @@ from conduit_dagster.assets.operator_jobs import operator_jobs
 from conduit_dagster.assets.project_assets import Refused, define_assets
 from conduit_dagster.assets.translator import PipelineTranslator
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.bound_pipeline import Catalogue, open_catalogue
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.resources.spark_resource import SparkResource, StateResource
 from conduit_dagster.sensors.schedules import define_schedules

@@ -21,8 +21,7 @@ from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.pipeline import Pipeline
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.references import FileStamp, stamp_of
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.classify import from_dagster
 from conduit_dagster.recovery.errors import ConduitError, TransientError

@@ -97,7 +97,7 @@ def test_only_the_dagster_layer_imports_dagster() -> None:
 def test_the_planner_and_the_plugins_import_no_spark() -> None:
     """``validate`` binds pipelines to plugins; it must start no JVM and import no pyspark."""
     code = (
-        "import sys, conduit_dagster.engine.catalogue\n"
+        "import sys, conduit_dagster.engine.bound_pipeline\n"
         "from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES\n"
         "[plugins.all() for plugins in (SOURCES, DESTINATIONS, PROCESSORS)]\n"
         "print([m for m in ('pyspark', 'dagster', 'pandas') if m in sys.modules])"

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, open_catalogue
 from conduit_dagster.extras import EXTRAS, install_command, is_installed
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed

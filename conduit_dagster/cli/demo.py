@@ -18,7 +18,7 @@ from conduit_dagster.cli.running import run_together
 from conduit_dagster.cli.terminal import console, print_error
 from conduit_dagster.cli.verb import INVALID, Outcome, failure
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
 
 if TYPE_CHECKING:

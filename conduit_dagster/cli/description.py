@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.config.parse import ParsedPipeline
     from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
-    from conduit_dagster.engine.bound_pipeline import BoundPipeline
-    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue
 
 _NEWEST = 10
 Facts = dict[str, Any]

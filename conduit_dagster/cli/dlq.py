@@ -270,7 +270,7 @@ def _export(one: Subject, file: Path, filters: Filters, state: str, force: bool)
     import json
 
     from conduit_dagster.cli.terminal import count
-    from conduit_dagster.engine.dead_letters.search import record_json
+    from conduit_dagster.engine.dead_letters.letter_layout import record_json
     from conduit_dagster.engine.operate.export_file import exported
     from conduit_dagster.engine.operate.letters import wanted_of
 

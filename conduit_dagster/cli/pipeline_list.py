@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.config.findings import Finding
     from conduit_dagster.config.parse import ParsedPipeline
-    from conduit_dagster.engine.bound_pipeline import BoundPipeline
-    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue
 
 Facts = dict[str, Any]
 _LAG_SECONDS = 0.3

@@ -23,7 +23,7 @@ from conduit_dagster.engine.operate.summaries import delete_summary, start_summa
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.bound_pipeline import Catalogue
     from conduit_dagster.state.history import Event
 
 app = typer.Typer(no_args_is_help=True, help="The project's pipelines.")

@@ -22,8 +22,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 if TYPE_CHECKING:
     from conduit_dagster.config.findings import Finding
-    from conduit_dagster.engine.bound_pipeline import BoundPipeline
-    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue
     from conduit_dagster.metrics.collectors import LiveMetrics
 
 Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then stop.")]
@@ -58,7 +57,7 @@ class _Asked(NamedTuple):
 
 def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool) -> Outcome:
     from conduit_dagster.cli.log_output import configure_logs
-    from conduit_dagster.engine.catalogue import open_catalogue
+    from conduit_dagster.engine.bound_pipeline import open_catalogue
 
     project = current_project().accepting_new_state(accept_new)
     # before any connector is created: a bound logger keeps its configuration

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from rich.table import Table
 
-    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.bound_pipeline import Catalogue
 
 Facts = dict[str, Any]
 _WINDOW: Final = 10.0

@@ -23,8 +23,7 @@ from conduit_dagster.recovery.errors import FatalError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.engine.bound_pipeline import BoundPipeline
-    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue
     from conduit_dagster.engine.trial.cases import CaseResult
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's file.")]
@@ -58,7 +57,7 @@ def _opened(paths: list[str]) -> Catalogue:
 def _dry_run(file: str, records: int, pipeline: str | None) -> Outcome:
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.cli.validate import judged
-    from conduit_dagster.engine.trial.dry_run import dry_run
+    from conduit_dagster.engine.trial.trace import dry_run
 
     catalogue = _opened([file])
     if not catalogue.bound:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.cli.checks import Check
     from conduit_dagster.config.findings import Finding
-    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.bound_pipeline import Catalogue
 
 Strict = Annotated[bool, typer.Option("--strict", help="Unknown keys and settings are errors.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks: of plugins that fail, and of checks that do.")]

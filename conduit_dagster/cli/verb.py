@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.bound_pipeline import Catalogue
 
 OK: Final = 0
 FAILED: Final = 1
@@ -107,7 +107,7 @@ def current_project() -> Project:
 
 def current_catalogue(paths: Sequence[str] = (), strict: bool = False) -> Catalogue:
     """Return the checked pipelines of files and folders, by default those of the working directory's project."""
-    from conduit_dagster.engine.catalogue import open_catalogue
+    from conduit_dagster.engine.bound_pipeline import open_catalogue
 
     return open_catalogue(current_project(), paths, strict)
 

@@ -1,9 +1,13 @@
-"""Binding of a parsed pipeline to its plugins. Shared by ``validate``, ``describe`` and ``run``; imports no pyspark."""
+"""Pipelines bound to their plugins, and the catalogue of a project's. No Spark, no Dagster.
+
+Shared by ``validate``, ``describe`` and ``run``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,20 +17,21 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.builtin_plugins import PROCESSORS, SOURCES
-from conduit_dagster.config.findings import isolated
+from conduit_dagster.config.findings import Finding, isolated, without_consequences
+from conduit_dagster.config.folder import LoadedFiles, load
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
+from conduit_dagster.config.project import Project
 from conduit_dagster.config.references import FoundSecret, marked
-from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
+from conduit_dagster.connectors.pipeline.read_mode import KEY
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
-from conduit_dagster.engine.plugin_loading import Plugins, failure_of, is_of_project
-from conduit_dagster.engine.program import ConnectorSpec, LogKind, ProcessorSpec, Program
+from conduit_dagster.engine.plugin_loading import PluginError, Plugins, failure_of, is_of_project, project_plugins
+from conduit_dagster.engine.program import ConnectorSpec, LogKind, ProcessorSpec, Program, choose_log
+from conduit_dagster.engine.validation.cross_pipeline_rules import Upstreams, check_owners, link
 from conduit_dagster.engine.validation.guarantee_rules import GuaranteeRules, not_yet
-from conduit_dagster.engine.validation.owner_rules import check_owners
 from conduit_dagster.engine.validation.plugin_rules import PluginRules
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError, FatalError
-from conduit_dagster.sdk import Source
 from conduit_dagster.secret_values import masked
 
 _UNTOLD = {"owners", "tests"}
@@ -82,10 +87,6 @@ class BoundPipeline:
     def log(self) -> tuple[str, str]:
         """Return the chosen ``delivery.log``, and why."""
         return choose_log(self.config, [source_node.source for source_node in self.compiled.sources])
-
-
-Upstreams = dict[tuple[str, str], Upstream]
-"""Upstream of each source that reads another pipeline, by the reader's pipeline and source id."""
 
 
 def bind(
@@ -173,26 +174,6 @@ def _log_of(config: Pipeline, plugins: Plugins) -> LogKind:
     return choose_log(config, [kind for kind in kinds if kind is not None])[0]
 
 
-def choose_log(config: Pipeline, sources: Iterable[Source | type[Source]]) -> tuple[LogKind, str]:
-    """Return the kind of log that makes steps repeatable, and the reason for the choice.
-
-    Source: DESIGN.md, How records move.
-    """
-    if config.delivery.log != "auto":
-        return config.delivery.log, "the file says so"
-    if config.delivery.drift:
-        return "records", "drift lets each destination read the log at its own pace"
-    if config.fan_in != "merge":
-        return "records", f"fan-in {config.fan_in} reads what was logged"
-    if late := [connector.id for connector in config.destinations if connector.start_from == "log"]:
-        return "records", f"the destination {late[0]} starts from the log"
-    if config.delivery.log_retention is not None:
-        return "records", "log-retention keeps records in the log"
-    if once := [source.name for source in sources if not source.replayable]:
-        return "records", f"the source {once[0]} can't be read twice"
-    return "positions", "every source can be read again, and the fan-in is merge"
-
-
 def _used(config: Pipeline, plugins: Plugins) -> Iterator[type[Any]]:
     """Return the pipeline's plugins that are not built in."""
     for sections, kinds in (
@@ -241,3 +222,46 @@ class _Specs:
         return ProcessorSpec(
             node, processor.plugin, dict(settings), processor.condition or "", processor.namespace or ""
         )
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Runnable pipelines of a project, and all findings about it."""
+
+    project: Project
+    loaded: LoadedFiles
+    plugins: Plugins
+    bound: list[BoundPipeline]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings: of the project's settings, of its plugins and of every pipeline file."""
+        return [*self.project.findings, *map(_plugin_finding, self.plugins.errors), *self.loaded.findings]
+
+    def get(self, pipeline: str) -> BoundPipeline | None:
+        """Return the runnable pipeline with this id, or None."""
+        return next((bound for bound in self.bound if bound.id == pipeline), None)
+
+
+def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: bool = False) -> Catalogue:
+    """Read files and folders, by default those of the project. Their content never raises."""
+    chosen = list(paths) or project.pipeline_paths
+    loaded = load(chosen, strict=strict, recovery=project.settings.recovery, root=project.root)
+    plugins = project_plugins(project.root)
+    upstreams = link(loaded.pipelines, lambda: _of_folder(project), plugins)
+    bound = bind_all(loaded.pipelines, project.root, plugins, strict, upstreams)
+    for parsed in loaded.pipelines:
+        parsed.findings = without_consequences(parsed.findings)
+    return Catalogue(project, loaded, plugins, bound)
+
+
+def _of_folder(project: Project) -> list[ParsedPipeline]:
+    """Return the pipelines of the project's own folder, for the case that only some files were read."""
+    paths = [path for path in project.pipeline_paths if os.path.exists(path)]  # noqa: PTH110
+    return load(paths, recovery=project.settings.recovery, root=project.root).pipelines
+
+
+def _plugin_finding(error: PluginError) -> Finding:
+    return Finding(
+        "plugin.broken", "error", error.file, error.line, 1, "", str(error), fix=error.fix, trace=error.trace
+    )

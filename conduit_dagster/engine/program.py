@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from conduit_dagster.config.delivery import FanIn, Strategy
 from conduit_dagster.msgspec_warmup import learn
+
+if TYPE_CHECKING:
+    from conduit_dagster.config.pipeline import Pipeline
+    from conduit_dagster.sdk import Source
 
 LogKind = Literal["records", "positions"]
 """What is kept so that a step can be read again."""
@@ -72,6 +77,26 @@ class Program(msgspec.Struct, frozen=True):
     """Fields that must not appear in any log, list, asset or error text."""
     secrets: list[str] = []
     """Values that must not appear in any text from a task."""
+
+
+def choose_log(config: Pipeline, sources: Iterable[Source | type[Source]]) -> tuple[LogKind, str]:
+    """Return the kind of log that makes steps repeatable, and the reason for the choice.
+
+    Source: DESIGN.md, How records move.
+    """
+    if config.delivery.log != "auto":
+        return config.delivery.log, "the file says so"
+    if config.delivery.drift:
+        return "records", "drift lets each destination read the log at its own pace"
+    if config.fan_in != "merge":
+        return "records", f"fan-in {config.fan_in} reads what was logged"
+    if late := [connector.id for connector in config.destinations if connector.start_from == "log"]:
+        return "records", f"the destination {late[0]} starts from the log"
+    if config.delivery.log_retention is not None:
+        return "records", "log-retention keeps records in the log"
+    if once := [source.name for source in sources if not source.replayable]:
+        return "records", f"the source {once[0]} can't be read twice"
+    return "positions", "every source can be read again, and the fan-in is merge"
 
 
 learn(Program)

@@ -13,7 +13,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.index import index_letters
-from conduit_dagster.engine.delivery_hash import DeliveryHashes
+from conduit_dagster.engine.delivery_progress import DeliveryHashes
 from conduit_dagster.engine.processor_state import ProcessorStateFiles, state_folder
 from conduit_dagster.engine.registering import reads_same
 from conduit_dagster.engine.resolve import NackWindow

@@ -36,7 +36,7 @@ class PipelineTestFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         """Yield its tests. A file with mistakes is one test that fails."""
         from conduit_dagster.config.project import Project
-        from conduit_dagster.engine.catalogue import open_catalogue
+        from conduit_dagster.engine.bound_pipeline import open_catalogue
 
         catalogue = open_catalogue(Project.find(self.path.parent), [self.path])
         if errors := [finding.render() for finding in catalogue.findings if finding.is_error]:

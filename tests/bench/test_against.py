@@ -20,7 +20,7 @@ from benchmarks.bench import Bench
 from benchmarks.other_engines import BENTHOS, CONDUIT, OUTPUT, VECTOR, Engine, expected, ours, recognise
 from benchmarks.whole import run_to_its_end, run_until_there
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 
 _VERSIONS = [
     (CONDUIT, "v0.14.0 linux/amd64", "v0.14.0"),

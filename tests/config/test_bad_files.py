@@ -18,7 +18,7 @@ from conduit_dagster.cli.pipeline_list import listed
 from conduit_dagster.cli.terminal import console
 from conduit_dagster.cli.validate import judged, show_findings
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.bound_pipeline import Catalogue, open_catalogue
 
 MANY = int(os.environ.get("FUZZ_EXAMPLES") or 150)
 """`make fuzz N=…` sets another number."""
@@ -64,8 +64,8 @@ STAGES = {
     "read": ("conduit_dagster.config.parse", "load_documents"),
     "pipeline": ("conduit_dagster.config.rules", "between_fields"),
     "plugins": ("conduit_dagster.engine.bound_pipeline", "make_program"),
-    "chains": ("conduit_dagster.engine.validation.chain_rules", "is_builtin"),
-    "owners": ("conduit_dagster.engine.validation.owner_rules", "_check"),
+    "chains": ("conduit_dagster.engine.validation.cross_pipeline_rules", "is_builtin"),
+    "owners": ("conduit_dagster.engine.validation.cross_pipeline_rules", "_check"),
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conduit_dagster.config.parse import parse_text
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 
 DEFS = """\
 type: theirs.Pipelines

@@ -13,7 +13,7 @@ from lab.support import Lab, destination, queue, source
 
 from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 
 LOG = {"log": "records"}
 DELTA = {"id": "table", "type": "destination", "plugin": "delta", "settings": {"path": "./table"}}

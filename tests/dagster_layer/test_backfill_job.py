@@ -15,7 +15,7 @@ from lab.waiting import wait_until
 from conduit_dagster.assets import backfill_job
 from conduit_dagster.assets.backfill_job import partitions_of
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.state.history import events
 from conduit_dagster.state.lease import acquire
 

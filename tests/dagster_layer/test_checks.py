@@ -17,8 +17,7 @@ from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materializ
 from conduit_dagster.assets.run_op import RunConfig
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, open_catalogue
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import FRESH, PipelineStatus

@@ -11,7 +11,7 @@ from dagster_layer.project_folder import NUMBERS, TAKES_ALL, Folder
 from conduit_dagster.assets.names import asset_key, job_name, kind, short
 from conduit_dagster.assets.pipeline_specs import find_links
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.sdk import Destination
 

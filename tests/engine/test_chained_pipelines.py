@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.rewind import RewindTarget
-from conduit_dagster.engine.trial.dry_run import dry_run
+from conduit_dagster.engine.trial.trace import dry_run
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from lab.support import DECODE, Lab, destination, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.engine.report import FailureStory, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conduit_dagster.engine.delivery_hash import delivery_hash
+from conduit_dagster.engine.delivery_progress import delivery_hash
 
 RANGE = {"source": "in", "generation": 1, "start": {"offset": 0}, "end": {"offset": 10}}
 

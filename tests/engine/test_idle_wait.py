@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conduit_dagster.engine.idle_wait import IdleWait
+from conduit_dagster.engine.supervisor import IdleWait
 
 
 class Machine:

@@ -15,8 +15,7 @@ from lab.support import DECODE, Lab, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.connectors.postgres import connection
-from conduit_dagster.engine.delivery_hash import DeliveryHashes
-from conduit_dagster.engine.delivery_progress import Shipment
+from conduit_dagster.engine.delivery_progress import DeliveryHashes, Shipment
 from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.mark_records import mark_records
 from conduit_dagster.engine.operate.one_record import step

@@ -10,7 +10,7 @@ import pytest
 from lab.support import DECODE, Lab, destination, processor, source
 
 from conduit_dagster.engine.trial.cases import CaseResult, run_case
-from conduit_dagster.engine.trial.dry_run import dry_run
+from conduit_dagster.engine.trial.trace import dry_run
 from conduit_dagster.recovery.errors import FatalError
 
 TAG = processor("tag", "field.set", field=".Payload.After.tag", expression="'t' + str(after.i)")

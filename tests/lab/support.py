@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from ruamel.yaml import YAML
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.bound_pipeline import Catalogue, open_catalogue
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport

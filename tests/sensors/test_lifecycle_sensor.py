@@ -137,7 +137,7 @@ def test_a_pipeline_that_only_a_user_drained_is_started(location: Location) -> N
 
 
 def digest(location: Location) -> str:
-    from conduit_dagster.engine.catalogue import open_catalogue
+    from conduit_dagster.engine.bound_pipeline import open_catalogue
 
     bound = open_catalogue(location.project).get("orders")
     assert bound is not None

@@ -11,7 +11,7 @@ from lab.sensors_lab import Location
 
 from conduit_dagster.assets.names import PROJECT_TAG
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.catalogue import Catalogue
+from conduit_dagster.engine.bound_pipeline import Catalogue
 from conduit_dagster.sensors import known, tick
 
 NAMES = [f"p{number}" for number in range(5)]

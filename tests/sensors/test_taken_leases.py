@@ -17,7 +17,7 @@ from lab.sensors_lab import Location
 from lab.waiting import wait_until
 
 from conduit_dagster.assets.run_op import failure
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.engine.report import RunProgress
 from conduit_dagster.engine.run_status import RunDeath, RunOrigin, RunStatusWriter, report_failure
 from conduit_dagster.engine.stop import StopFlag

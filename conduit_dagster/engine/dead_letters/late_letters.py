@@ -16,8 +16,7 @@ from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_l
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.split_letters import Originals, processed
 from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown_cause, to_error
-from conduit_dagster.engine.delivery_hash import LETTERS
-from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
+from conduit_dagster.engine.delivery_progress import LETTERS, Shipment, as_delivery
 from conduit_dagster.engine.offset_updates import generations, offset_of, origin_of, span_of
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.registering import changed_source

@@ -82,6 +82,11 @@ def shallow_record(record: Record) -> Record:
     return Record(record.position, record.metadata, after, key, before, record.operation)
 
 
+def record_json(record: Record | None) -> Any:
+    """Return a record in Conduit's layout, with values that JSON can't hold as text."""
+    return None if record is None else jsonable(msgspec.to_builtins(envelope(record)))
+
+
 def jsonable(value: Any) -> Any:
     """Return the value, or a copy with text that JSON cannot hold escaped and unsupported numbers as text."""
     value = finite(value)

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, record_of
-from conduit_dagster.engine.dead_letters.letter_layout import jsonable
+from conduit_dagster.engine.dead_letters.letter_layout import record_json
 from conduit_dagster.engine.redaction import Redaction
-from conduit_dagster.engine.trace import TracedNode, trace
+from conduit_dagster.engine.trial.trace import TracedNode, trace
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
-from conduit_dagster.record import Record, envelope
+from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, Key, newest, pages
 
@@ -170,8 +169,3 @@ class _View:
             masked = self._redaction.nack(nack, original, failed)
             said = f"nacked, {masked.code}: {masked.message}"
         return {"node": passed.node, "said": said, "records": [self.record(record) for record in passed.records]}
-
-
-def record_json(record: Record | None) -> Any:
-    """Return a record in Conduit's layout, with values that JSON can't hold as text."""
-    return None if record is None else jsonable(msgspec.to_builtins(envelope(record)))

@@ -13,8 +13,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
 from conduit_dagster.engine.operate.operator_errors import never_ran, refused
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import end_waiting

@@ -13,7 +13,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.engine.source_nodes import SourceNode
-from conduit_dagster.engine.trace import Traced, TracedNack, trace
+from conduit_dagster.engine.trial.trace import Traced, TracedNack, trace
 from conduit_dagster.expressions import Clock
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.readable import readable, readable_part

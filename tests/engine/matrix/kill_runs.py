@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors import kept_lists
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, open_catalogue
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
 from conduit_dagster.engine.report import RunResult

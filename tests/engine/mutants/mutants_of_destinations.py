@@ -17,7 +17,7 @@ from conduit_dagster.connectors.file.ordered_file import OrderedFile
 from conduit_dagster.connectors.file.path_destination import PartsFolder
 from conduit_dagster.connectors.postgres.claims_table import Claims
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
-from conduit_dagster.engine.delivery_hash import DeliveryHashes
+from conduit_dagster.engine.delivery_progress import DeliveryHashes
 from conduit_dagster.sdk import Delivery, Target
 from conduit_dagster.state.steps import Range
 
