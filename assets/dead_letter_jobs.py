@@ -15,10 +15,9 @@ from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.operate.filters import Filters
-from conduit_dagster.engine.operate.letters import DeadLetterSelection, discard, selection_of
+from conduit_dagster.engine.operate.letters import DeadLetterSelection, discard, parse_edit, replay, selection_of
 from conduit_dagster.engine.operate.operator_errors import failed_again
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
-from conduit_dagster.engine.operate.replay import parse_edit, replay
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.resources.spark_resource import Spark, StateResource

@@ -19,7 +19,7 @@ from conduit_dagster.assets.asset_checks import log_check, stopped_verdict
 from conduit_dagster.assets.names import ACKS, GROUP, NO_RETRIES, short
 from conduit_dagster.assets.run_op import failure, operator_of
 from conduit_dagster.assets.translator import AssetKeys
-from conduit_dagster.engine.operate.log_compaction import compact
+from conduit_dagster.engine.operate.logs import compact
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.operate.rewind import RewindTarget, only_target, rewind
 from conduit_dagster.engine.operate.send_again import Resent, resent, send_again

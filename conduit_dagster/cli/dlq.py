@@ -291,10 +291,9 @@ def _export(one: Subject, file: Path, filters: Filters, state: str, force: bool)
 def _replay(
     one: Subject, filters: Filters, start: Literal["source", "node"], edits: list[str], dry_run: bool
 ) -> Outcome:
-    from conduit_dagster.engine.operate.letters import selection_of
+    from conduit_dagster.engine.operate.letters import parse_edit, selection_of
+    from conduit_dagster.engine.operate.letters import replay as apply
     from conduit_dagster.engine.operate.operator_errors import failed_again
-    from conduit_dagster.engine.operate.replay import parse_edit
-    from conduit_dagster.engine.operate.replay import replay as apply
 
     pairs, selection = [parse_edit(text) for text in edits], selection_of(filters, one.id)
 

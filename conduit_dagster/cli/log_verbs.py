@@ -128,7 +128,7 @@ def import_(
 
 
 def _ends(one: Subject, newest: bool) -> Outcome:
-    from conduit_dagster.engine.operate.log_view import log_facts, open_ranges
+    from conduit_dagster.engine.operate.logs import log_facts, open_ranges
     from conduit_dagster.engine.operate.operator_errors import never_ran
     from conduit_dagster.engine.operate.source_positions import stored
 
@@ -183,7 +183,7 @@ def _print_ends(console: Console, rows: list[dict[str, Any]]) -> None:
 def _show(
     one: Subject, offsets: tuple[int | None, int | None], source: str | None, limit: int, reveal: bool
 ) -> Outcome:
-    from conduit_dagster.engine.operate.log_view import shown
+    from conduit_dagster.engine.operate.logs import shown
 
     redact = [] if reveal else one.redact
     facts = shown(one.known(), one.id, one.bound, one.options.log_url, *offsets, source, limit, redact)
@@ -224,7 +224,7 @@ def _record(console: Console, entry: dict[str, Any]) -> str:
 
 
 def _compact(one: Subject, source: str | None, dry_run: bool) -> Outcome:
-    from conduit_dagster.engine.operate.log_compaction import compact as apply
+    from conduit_dagster.engine.operate.logs import compact as apply
 
     def work(lock: PipelineLock, database: sa.Engine) -> Facts:
         return {"pipeline": one.id, "logs": apply(lock, database, source, dry_run)}

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from lab.support import DECODE, Lab, destination, processor, queue, source
 
-from conduit_dagster.engine.operate.replay import parse_edit
+from conduit_dagster.engine.operate.letters import parse_edit
 from conduit_dagster.state.tables import steps
 
 DIRECT = {"id": "out", "type": "destination", "plugin": "chaos.direct", "settings": {"path": "./out.jsonl"}}

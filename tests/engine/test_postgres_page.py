@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from lab.support import Lab
 
-from conduit_dagster.engine.operate.replay import parse_edit
+from conduit_dagster.engine.operate.letters import parse_edit
 
 PAGE = (Path(__file__).parents[2] / "docs" / "postgres.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.slow

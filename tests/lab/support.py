@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import Catalogue, open_catalogue
+from conduit_dagster.engine.operate.letters import DeadLetterSelection, replay
 from conduit_dagster.engine.operate.pipeline_lock import owned
-from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stop import StopFlag

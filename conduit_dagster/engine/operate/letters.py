@@ -1,20 +1,31 @@
-"""Selection of dead letters by an operator, and ``dlq discard``."""
+"""Dead letters selected by an operator: replayed, or discarded."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
+from pydantic import ValidationError
+
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, tally
-from conduit_dagster.engine.open_work import give_back
+from conduit_dagster.engine.open_work import give_back, with_replay
 from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
-from conduit_dagster.engine.operate.pipeline_lock import StoreLock
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, StoreLock
 from conduit_dagster.engine.operate.source_positions import moment
+from conduit_dagster.engine.program import Replay
+from conduit_dagster.engine.recover import start_up
+from conduit_dagster.engine.registering import attach_logs, fence
+from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
 
 _REASON = ("node", "code", "letters")
@@ -31,7 +42,7 @@ class DeadLetterSelection:
         """Return counts by reason, and the query for the store. Raises ``FatalError`` (``dead_letters.none``)."""
         wanted = self.wanted._replace(states=OPEN)
         if self.where:
-            counts, keys = tally(letters_of(lock).search(wanted, self.where), ("node", "code"))
+            counts, keys = tally(_letters_of(lock).search(wanted, self.where), ("node", "code"))
             wanted = DeadLetterQuery(OPEN, keys=keys)
         else:
             counts = [{k: row[k] for k in _REASON} for row in reasons(lock.store.engine, lock.id, wanted)]
@@ -57,13 +68,13 @@ def selection_of(filters: Filters, pipeline: str) -> DeadLetterSelection:
     return DeadLetterSelection(wanted_of(filters, pipeline), filters.where)
 
 
-def letters_of(lock: StoreLock) -> DeadLetterSearch:
+def _letters_of(lock: StoreLock) -> DeadLetterSearch:
     """Return a search over the pipeline's letters."""
     archive = Archive(archive_folder(lock.options.log_url, lock.id))
     return DeadLetterSearch(lock.store.engine, archive, lock.id)
 
 
-def total(counts: Sequence[dict[str, Any]]) -> int:
+def _total(counts: Sequence[dict[str, Any]]) -> int:
     """Return the total over all reasons."""
     return sum(row["letters"] for row in counts)
 
@@ -101,7 +112,127 @@ def discard(lock: StoreLock, selection: DeadLetterSelection, note: str, dry_run:
         # letters of a killed replay; those in a prepared step remain in it
         give_back(lock.store)
     counts, wanted = selection.facts(lock)
-    facts = {"pipeline": lock.id, "letters": total(counts), "reasons": counts, "note": note.strip()}
+    facts = {"pipeline": lock.id, "letters": _total(counts), "reasons": counts, "note": note.strip()}
     if dry_run:
         return {**facts, "discarded": 0}
     return {**facts, "discarded": lock.store.replays.discard(wanted, note.strip(), lock.by)}
+
+
+_ERRORS = 5
+"""Maximum number of reasons in the result of a replay."""
+
+
+def replay(
+    lock: PipelineLock,
+    selection: DeadLetterSelection,
+    start: Literal["source", "node"] = "source",
+    edits: list[tuple[str, str]] | None = None,
+    dry_run: bool = False,
+    go_on: Callable[[], bool] = lambda: True,
+) -> dict[str, Any]:
+    """Send the selected open letters through the pipeline as its file defines it now.
+
+    A step that an earlier run left prepared is finished first. Each step of a replay follows the same protocol, so a
+    kill at any moment loses and duplicates nothing: letters in no prepared step are open again. A letter that fails
+    again stays open, with its new reason. Positions, offsets and the nack window do not move. ``go_on`` is called
+    between steps.
+
+    Raises ``FatalError`` (``dead_letters.*``, ``usage.*``) and any error that a run may fail with.
+    """
+    counts, _ = selection.facts(lock)
+    facts: dict[str, Any] = {"pipeline": lock.id, "from": start, "letters": _total(counts), "reasons": counts}
+    nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "errors": [], "delivered": {}}
+    order = Replay(_next_id(lock), start, edits or [])
+    edited = lock.of(_edited(lock, order))
+    if dry_run:
+        return {**facts, **nothing}
+    finish_open_steps(lock)
+    try:
+        _, wanted = selection.facts(lock)
+    except FatalError as error:
+        if error.code != "dead_letters.none":
+            raise
+        # they were in a prepared step of a killed replay
+        return {**facts, **nothing, "replayed": facts["letters"]}
+    return {**facts, **_Replaying(edited, order, wanted, go_on).run()}
+
+
+def _next_id(lock: PipelineLock) -> int:
+    # The time, like a source's first generation: a recreated store must not use an id twice. Never the id of an earlier
+    # replay, however close in time: a destination would take the new deliveries for the earlier ones.
+    return max(int(time.time()), lock.store.replays.last() + 1)
+
+
+def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:
+    try:
+        return with_replay(lock.bound, order)
+    except ValueError as error:
+        message = error.errors()[-1]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise refused(
+            "usage.edit", f"--set can't be followed: {message}", "--set '.Payload.After.field=EXPRESSION'"
+        ) from None
+
+
+def finish_open_steps(lock: PipelineLock) -> None:
+    """Fence off earlier owners and finish every open step, so that new steps can be planned."""
+    attach_logs(lock.pipeline, lock.store, lock.options.log_url)
+    fence(lock.pipeline, lock.store)
+    start_up(lock.loop(), plans=False)
+
+
+class _Replaying:
+    def __init__(self, lock: PipelineLock, order: Replay, wanted: DeadLetterQuery, go_on: Callable[[], bool]) -> None:
+        self._lock, self._order, self._wanted, self._go_on = lock, order, wanted, go_on
+        self._delivered = Counter[str]()
+        self._errors: dict[tuple[str, str], str] = {}
+        self._names = {node.origin: node.id for node in lock.pipeline.inputs if node.is_replay}
+
+    def run(self) -> dict[str, Any]:
+        lock, order = self._lock, self._order
+        reached("before-replay", lock.id)
+        taken = lock.store.replays.begin(order.id, self._names, msgspec.to_builtins(order), self._wanted)
+        reached("after-replay", lock.id)
+        if not taken:
+            lock.store.replays.give_back()
+            raise _none_usable(lock)
+        loop = lock.loop(self._report)
+        try:
+            while self._go_on() and (plan := loop.planner.plan_replay()) is not None:
+                loop.execute(plan)
+        except (Exception, KeyboardInterrupt):
+            # after a kill the next run does this
+            give_back(lock.store)
+            raise
+        give_back(lock.store)
+        return self._ended(taken)
+
+    def _report(self, step: StepReport) -> None:
+        self._delivered.update({n: records for n, records in step.delivered.items() if records and n != DEAD_LETTERS})
+        for row in step.dead_letters:
+            self._errors.setdefault((row.node, row.code), row.message)
+
+    def _ended(self, taken: int) -> dict[str, Any]:
+        store, order = self._lock.store, self._order
+        found = store.replays.outcome(order.id)
+        replayed = sum(row["letters"] for row in found if row["state"] == "replayed")
+        failed = [{k: row[k] for k in ("node", "code", "letters")} for row in found if row["state"] == "open"]
+        facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": _total(failed)}
+        store.replays.ended(order.id, letters=replayed, failed=facts["failed"], by=self._lock.by)
+        errors = [{"node": node, "code": code, "message": text} for (node, code), text in self._errors.items()]
+        return {**facts, "failed_by": failed, "errors": errors[:_ERRORS], "delivered": self._delivered}
+
+
+def parse_edit(text: str) -> tuple[str, str]:
+    """Parse ``FIELD=EXPRESSION`` to field and expression. Raises ``FatalError`` (``usage.edit``)."""
+    field_, equals, expression = text.partition("=")
+    if not (equals and field_.strip() and expression.strip()):
+        raise refused("usage.edit", f"{text} is not FIELD=EXPRESSION", "such as '.Payload.After.amount=0'")
+    return field_.strip(), expression.strip()
+
+
+def _none_usable(lock: PipelineLock) -> FatalError:
+    return refused(
+        "dead_letters.not_kept",
+        "none of these letters can be sent again: their records are not in the archive, or their source left the file",
+        f"conduit-dagster dlq list {lock.id} --by-reason shows them; the queue has the records",
+    )

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 
 from conduit_dagster.engine.log_source import catch_up_id
 from conduit_dagster.engine.open_work import with_open_catch_ups
+from conduit_dagster.engine.operate.letters import finish_open_steps
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, drop_planned
-from conduit_dagster.engine.operate.replay import finish_open_steps
 from conduit_dagster.engine.operate.rewind import RewindTarget, offset_in, only_target, require_no_step
 from conduit_dagster.engine.operate.source_positions import LogView, joined_of, log_of, no_log
 from conduit_dagster.engine.report import RunProgress

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors import kept_lists
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, open_catalogue
+from conduit_dagster.engine.operate.letters import DeadLetterSelection, replay
 from conduit_dagster.engine.operate.pipeline_lock import owned
-from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stop import StopFlag
