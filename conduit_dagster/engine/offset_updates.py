@@ -1,15 +1,9 @@
-"""Offset changes of a step, and the last record of each of its namespaces."""
+"""Offsets of a step's records, and those of a consumer that has handled some of them or all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
-from operator import attrgetter, is_
-
-from conduit_dagster.record import Record, mode_of
-from conduit_dagster.sdk import LazyRecords
 from conduit_dagster.state.delivery_store import EVERYTHING, Offsets
-from conduit_dagster.state.steps import Decision, LastInNamespace, Namespaces, Plan, Range, SourceCount
+from conduit_dagster.state.steps import Decision, Plan, Range, SourceCount
 
 
 def after_step(plan: Plan, decision: Decision) -> Offsets:
@@ -83,58 +77,3 @@ def offset_of(plan: Plan, source: str, ordinal: int) -> int:
 def span_of(plan: Plan, source: str) -> Range:
     """Return the step's range of a source."""
     return next(span for span in plan.ranges if span.source == source)
-
-
-_metadata_of = attrgetter("metadata")
-
-
-class NamespaceTracker:
-    """Tracker of the last record of each namespace. Adjacent records that share their metadata cost one lookup."""
-
-    def __init__(self, seen: dict[str, LastInNamespace]) -> None:
-        self._seen = seen
-
-    def see(self, records: list[Record], ordinal: int, origins: Sequence[int]) -> None:
-        """Register a block as it left the source's processors; ``ordinal`` is the block's place in the range."""
-        if not records:
-            return
-        if isinstance(records, LazyRecords):
-            self._seen[records.like.collection] = LastInNamespace(ordinal + origins[-1], mode_of(records.like))
-            return
-        for place in _ends(list(map(_metadata_of, records))):
-            record = records[place]
-            self._seen[record.collection] = LastInNamespace(ordinal + origins[place], mode_of(record))
-
-
-def namespaces_of(records: Sequence[Record]) -> str | list[str]:
-    """Return the namespace of each record, or one name if all are equal. Requires at least one record."""
-    if isinstance(records, LazyRecords):
-        return records.like.collection
-    if _is_shared(list(map(_metadata_of, records))):
-        return records[0].collection
-    named = [record.collection for record in records]
-    return named[0] if len(set(named)) == 1 else named
-
-
-def _is_shared(metadata: list[dict[str, str]]) -> bool:
-    return all(map(is_, metadata, repeat(metadata[0])))
-
-
-def _ends(metadata: list[dict[str, str]]) -> list[int]:
-    """Return the end of each run of the same object."""
-    last = len(metadata) - 1
-    if _is_shared(metadata):
-        return [last]
-    return [place for place, one in enumerate(metadata) if place == last or metadata[place + 1] is not one]
-
-
-def merged(parts: Iterable[Mapping[str, Mapping[str, LastInNamespace]]]) -> Namespaces:
-    """Merge the namespaces of several tasks: the last record of each namespace."""
-    total: Namespaces = {}
-    for part in parts:
-        for source, namespaces in part.items():
-            known = total.setdefault(source, {})
-            for namespace, seen in namespaces.items():
-                if namespace not in known or known[namespace].ordinal < seen.ordinal:
-                    known[namespace] = seen
-    return total

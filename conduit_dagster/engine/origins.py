@@ -1,4 +1,4 @@
-"""Origins of staged records, stored beside the parts of a destination that does not stage whole records.
+"""Origins of staged records, stored beside the parts of a destination that does not stage whole records; namespaces.
 
 They locate a refused record, or the next one of a delivery in pieces, by its place in the delivery, without reading the
 source again or running any code: a prepared step needs only staging and the state store.
@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.letter_layout import clean
-from conduit_dagster.engine.offset_updates import namespaces_of
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.lazy_records import positions_of
-from conduit_dagster.record import Record, copy
+from conduit_dagster.record import Record, copy, mode_of
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     Block,
     Destination,
+    LazyRecords,
     NewPart,
     Part,
     RecordWriter,
@@ -31,7 +33,7 @@ from conduit_dagster.sdk import (
     WriterTask,
 )
 from conduit_dagster.sdk.destination import RecordStaging
-from conduit_dagster.state.steps import StagedDelivery
+from conduit_dagster.state.steps import LastInNamespace, StagedDelivery
 
 _encode = msgspec.json.Encoder().encode
 _Line = tuple[str, int, list[int] | int, list[Any], list[str] | str]
@@ -130,7 +132,7 @@ class TracedWriter(Writer):
 
     def _trace(self, origins: Sequence[int], records: list[Record]) -> None:
         """Add the origins; record ``i`` comes from record ``first + origins[i]`` of the source."""
-        positions, namespaces = self._positions.of(records, origins), namespaces_of(records)
+        positions, namespaces = self._positions.of(records, origins), _namespaces_of(records)
         # consecutive records are encoded as the first one and their number
         first, rest = (self._first + origins[0], len(origins)) if _is_run(origins) else (self._first, list(origins))
         try:
@@ -185,3 +187,46 @@ def _decoded(line: bytes, url: str) -> _Line:
             fix="install the version that staged it (with a backup of the state store if that was migrated), finish"
             " the step with run --once, then upgrade",
         ) from error
+
+
+_metadata_of = attrgetter("metadata")
+
+
+class NamespaceTracker:
+    """Tracker of the last record of each namespace. Adjacent records that share their metadata cost one lookup."""
+
+    def __init__(self, seen: dict[str, LastInNamespace]) -> None:
+        self._seen = seen
+
+    def see(self, records: list[Record], ordinal: int, origins: Sequence[int]) -> None:
+        """Register a block as it left the source's processors; ``ordinal`` is the block's place in the range."""
+        if not records:
+            return
+        if isinstance(records, LazyRecords):
+            self._seen[records.like.collection] = LastInNamespace(ordinal + origins[-1], mode_of(records.like))
+            return
+        for place in _ends(list(map(_metadata_of, records))):
+            record = records[place]
+            self._seen[record.collection] = LastInNamespace(ordinal + origins[place], mode_of(record))
+
+
+def _namespaces_of(records: Sequence[Record]) -> str | list[str]:
+    """Return the namespace of each record, or one name if all are equal. Requires at least one record."""
+    if isinstance(records, LazyRecords):
+        return records.like.collection
+    if _is_shared(list(map(_metadata_of, records))):
+        return records[0].collection
+    named = [record.collection for record in records]
+    return named[0] if len(set(named)) == 1 else named
+
+
+def _is_shared(metadata: list[dict[str, str]]) -> bool:
+    return all(map(is_, metadata, repeat(metadata[0])))
+
+
+def _ends(metadata: list[dict[str, str]]) -> list[int]:
+    """Return the end of each run of the same object."""
+    last = len(metadata) - 1
+    if _is_shared(metadata):
+        return [last]
+    return [place for place, one in enumerate(metadata) if place == last or metadata[place + 1] is not one]

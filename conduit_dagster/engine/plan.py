@@ -16,7 +16,7 @@ from conduit_dagster.engine.stage_job import Ledger
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Destination, Position
+from conduit_dagster.sdk import Destination
 from conduit_dagster.state.connector_registrations import inside
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.steps import LoggedRange, Plan, ProcessorState, Range
@@ -61,6 +61,7 @@ class StepPlanner:
     def __init__(self, context: StepContext, log: StepLog | None) -> None:
         self._context, self._log = context, log
         self._pipeline, self._store = context.pipeline, context.store
+        self._targets = {name: planned_target(destination) for name, destination in context.consumers.items()}
         self._planning = threading.Lock()
         self.begin()
 
@@ -112,7 +113,7 @@ class StepPlanner:
                 return None  # an earlier step was cut: nothing follows it in this run
             number, reads, nacked = self._take_number(), self._pipeline.reads, self._nacked(only, ranges)
             plan = Plan(
-                number, time.time_ns(), ranges, self._targets(), {}, reads, only, nacked, logs, replay, self.memory()
+                number, time.time_ns(), ranges, self._targets, {}, reads, only, nacked, logs, replay, self.memory()
             )
             plan = self._context.hashes.with_hashes(plan)
             self._store.plan(plan)
@@ -125,9 +126,6 @@ class StepPlanner:
         number = state.next_step
         state.next_step += 1
         return number
-
-    def _targets(self) -> dict[str, dict[str, str | None]]:
-        return {name: planned_target(destination) for name, destination in self._context.consumers.items()}
 
     # -- ranges -------------------------------------------------------------------------------------------------
 
@@ -173,19 +171,15 @@ class StepPlanner:
         return []
 
     def _range(self, source: str, horizons: Mapping[str, Any] | None) -> Range | None:
-        known = self.cursor.sources[source]
+        known, source_node = self.cursor.sources[source], self._pipeline.source_node(source)
         horizon = None if horizons is None else horizons.get(source)
-        end = self._latest(source, known.position, horizon)
+        limit = self._context.settings.limit
+        end = latest_of(source_node.node, source_node.source, known.position, limit, horizon)
         if end == known.position:
             return None
         # a log entry keeps its offset, even if a rewind has moved the source
-        source_node = self._pipeline.source_node(source)
         offset = known.position if isinstance(source_node.source, LogSource) else known.records
         return Range(source, known.generation, known.position, end, offset, source_node.origin)
-
-    def _latest(self, source: str, start: Position, horizon: Any) -> Position:
-        source_node, limit = self._pipeline.source_node(source), self._context.settings.limit
-        return latest_of(self._context.node(source), source_node.source, start, limit, horizon)
 
     # -- cut step -----------------------------------------------------------------------------------------------
 

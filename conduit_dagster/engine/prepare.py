@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.engine.delivery_progress import as_delivery
-from conduit_dagster.engine.offset_updates import after_step, merged
+from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.resolve import Resolution
 from conduit_dagster.engine.stager import Staged, Stager, as_rows
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
+from conduit_dagster.state.steps import Decision, LastInNamespace, Namespaces, Plan, StagedDelivery
 
 
 def prepare(context: StepContext, stager: Stager, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
@@ -50,10 +51,22 @@ def _decision(context: StepContext, plan: Plan, staged: Staged, resolution: Reso
         resolution.window,
         dict(filtered),
         dict(nacked),
-        merged([ledger.namespaces for ledger in staged.ledgers]),
+        _merged(ledger.namespaces for ledger in staged.ledgers),
         context.pipeline.program.strategy == "at-most-once",
         {**plan.memory, **{node: one for ledger in staged.ledgers for node, one in ledger.memory.items()}},
     )
+
+
+def _merged(parts: Iterable[Mapping[str, Mapping[str, LastInNamespace]]]) -> Namespaces:
+    """Merge the namespaces of several tasks: the last record of each namespace."""
+    total: Namespaces = {}
+    for part in parts:
+        for source, namespaces in part.items():
+            known = total.setdefault(source, {})
+            for namespace, seen in namespaces.items():
+                if namespace not in known or known[namespace].ordinal < seen.ordinal:
+                    known[namespace] = seen
+    return total
 
 
 def _delivery(context: StepContext, plan: Plan, staged: Staged, consumer: str) -> StagedDelivery:

@@ -10,9 +10,8 @@ from conduit_dagster.engine.dead_letters.letter_layout import NOBODY, clean, sai
 from conduit_dagster.engine.dead_letters.split_letters import BlockNacks, Nacked, SplitContext, SplitLetters
 from conduit_dagster.engine.fused_node import FusedNode, fused
 from conduit_dagster.engine.nodes import Step
-from conduit_dagster.engine.offset_updates import NamespaceTracker
 from conduit_dagster.engine.open_work import Branch, route_of
-from conduit_dagster.engine.origins import BlockPositions, TracedWriter
+from conduit_dagster.engine.origins import BlockPositions, NamespaceTracker, TracedWriter
 from conduit_dagster.engine.stage_job import Ledger, NackRow, NackRows
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.classify import blamed
