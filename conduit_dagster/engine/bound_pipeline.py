@@ -28,8 +28,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipel
 from conduit_dagster.engine.plugin_loading import PluginError, Plugins, failure_of, is_of_project, project_plugins
 from conduit_dagster.engine.program import ConnectorSpec, LogKind, ProcessorSpec, Program, choose_log
 from conduit_dagster.engine.validation.cross_pipeline_rules import Upstreams, check_owners, link
-from conduit_dagster.engine.validation.guarantee_rules import GuaranteeRules, not_yet
-from conduit_dagster.engine.validation.plugin_rules import PluginRules
+from conduit_dagster.engine.validation.pipeline_rules import GuaranteeRules, PluginRules, not_yet
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.secret_values import masked
