@@ -27,7 +27,7 @@ from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile
-from conduit_dagster.engine.dead_letters.index import index_letters
+from conduit_dagster.engine.prepare import index_letters
 from conduit_dagster.expressions import Clock
 from conduit_dagster.sdk import ConnectorContext, KeptValues, Limit, Source
 from conduit_dagster.state.claim import project_store

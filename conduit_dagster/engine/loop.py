@@ -15,23 +15,28 @@ import msgspec
 
 from conduit_dagster.daemon_threads import Worker
 from conduit_dagster.engine.appender import Appender
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.dead_letters.late_letters import LateLetters, StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.plan import StepPlanner
-from conduit_dagster.engine.prepare import prepare
+from conduit_dagster.engine.prepare import index_letters, prepare
 from conduit_dagster.engine.publish import Publisher
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.report import StepReport
-from conduit_dagster.engine.resolve import Resolution, cut, cut_failed, refusal, resolve
+from conduit_dagster.engine.resolve import NackWindow, Resolution, cut, cut_failed, refusal, resolve
 from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.stager import Staged, Stager
-from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.engine.step_context import SourceAcks, StepContext, StepSettings
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Limit
 from conduit_dagster.state.steps import Decision, LoggedRange, Plan, Range
+from conduit_dagster.state.store import PipelineStore
 
 
 class StepLoop:
@@ -226,3 +231,32 @@ class InFlightSteps:
     def _fail(self, step: int) -> None:
         self._failed.set()
         self.failed_step = step if self.failed_step is None else min(step, self.failed_step)
+
+
+def make_context(
+    bound: BoundPipeline,
+    store: PipelineStore,
+    jobs: Jobs,
+    options: RunOptions,
+    slots: Callable[[], int],
+    acks: SourceAcks,
+) -> StepContext:
+    """Return the context of a run of a pipeline; ``slots`` returns how many tasks run at once.
+
+    Adds the missing index rows of dead letters that an earlier owner of the lease left behind.
+    """
+    delivery, queue = bound.config.delivery, bound.config.dead_letter_queue
+    settings = StepSettings(
+        limit=Limit(delivery.batch_size, delivery.batch_bytes),
+        window=NackWindow(queue.window_size, queue.window_nack_threshold),
+        bisect=delivery.redelivery == "bisect",
+        flush_interval=delivery.offset_flush_interval,
+        segment_bytes=delivery.log_segment_size,
+        retention=delivery.log_retention,
+        staging=options.staging,
+        log=options.log_url,
+        slots=slots,
+    )
+    context = StepContext(bound.compiled, store, jobs, acks, settings)
+    index_letters(store, context.archive)
+    return context

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from conduit_dagster.engine.dead_letters.archive import ArchivedLetter, ArchiveFile, keep
-from conduit_dagster.engine.dead_letters.index import index_row
 from conduit_dagster.engine.dead_letters.late_letters import LateLetters, StepOriginals
 from conduit_dagster.engine.dead_letters.letter_layout import PIECES, clean, encode_missed, said
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import offset_of, origin_of, span_of
 from conduit_dagster.engine.plan import planned_target
+from conduit_dagster.engine.prepare import index_row
 from conduit_dagster.engine.resolve import refusal
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.step_context import StepContext

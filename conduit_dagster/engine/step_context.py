@@ -9,16 +9,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from conduit_dagster.config.delivery import LogRetention
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
-from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.engine.delivery_progress import DeliveryHashes
 from conduit_dagster.engine.processor_state import ProcessorStateFiles, state_folder
 from conduit_dagster.engine.registering import reads_same
 from conduit_dagster.engine.resolve import NackWindow
 from conduit_dagster.engine.run_jobs import Jobs
-from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
@@ -139,32 +136,3 @@ class StepContext:
         """Record that a destination has a delivery, with the next target and its consumer's offsets."""
         self.store.deliveries.delivered(plan.step, staged.consumer, records, target, offsets, staged.skip)
         self.state.delivered(staged.consumer, target)
-
-
-def make_context(
-    bound: BoundPipeline,
-    store: PipelineStore,
-    jobs: Jobs,
-    options: RunOptions,
-    slots: Callable[[], int],
-    acks: SourceAcks,
-) -> StepContext:
-    """Return the context of a run of a pipeline; ``slots`` returns how many tasks run at once.
-
-    Adds the missing index rows of dead letters that an earlier owner of the lease left behind.
-    """
-    delivery, queue = bound.config.delivery, bound.config.dead_letter_queue
-    settings = StepSettings(
-        limit=Limit(delivery.batch_size, delivery.batch_bytes),
-        window=NackWindow(queue.window_size, queue.window_nack_threshold),
-        bisect=delivery.redelivery == "bisect",
-        flush_interval=delivery.offset_flush_interval,
-        segment_bytes=delivery.log_segment_size,
-        retention=delivery.log_retention,
-        staging=options.staging,
-        log=options.log_url,
-        slots=slots,
-    )
-    context = StepContext(bound.compiled, store, jobs, acks, settings)
-    index_letters(store, context.archive)
-    return context

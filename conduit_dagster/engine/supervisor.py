@@ -15,7 +15,7 @@ from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RECORDING, RunHung, Watch, bounded, watching, within
 from conduit_dagster.engine.compiled_pipeline import close_connectors
-from conduit_dagster.engine.loop import InFlightSteps, StepLoop
+from conduit_dagster.engine.loop import InFlightSteps, StepLoop, make_context
 from conduit_dagster.engine.open_work import require_no_memory, with_open_work
 from conduit_dagster.engine.recover import acknowledge, resume_sources, start_up
 from conduit_dagster.engine.registering import attach_kept, attach_logs, fence
@@ -23,7 +23,7 @@ from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import Observe, RunOptions, RunRequest, ignore_step
 from conduit_dagster.engine.run_status import AWAY, RunStatusWriter, unrecorded
-from conduit_dagster.engine.step_context import SourceAcks, make_context
+from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.classify import blamed, survivable
 from conduit_dagster.recovery.errors import ConduitError

@@ -15,10 +15,11 @@ from lab.scripted import Script, scripted
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
 
+from conduit_dagster.engine.loop import make_context
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stager import Stager
-from conduit_dagster.engine.step_context import SourceAcks, make_context
+from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.state.lease import Lease
 from conduit_dagster.state.store import PipelineStore
 

@@ -14,14 +14,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_connectors
-from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.loop import StepLoop, make_context
 from conduit_dagster.engine.open_work import with_open_work
 from conduit_dagster.engine.operate.operator_errors import never_ran
 from conduit_dagster.engine.registering import attach_kept, attach_logs
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import RunOptions
-from conduit_dagster.engine.step_context import SourceAcks, make_context
+from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.owner_jobs import end_jobs_of
