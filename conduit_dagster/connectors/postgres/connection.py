@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, LiteralString, Protocol
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -16,8 +16,8 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings, conninfo
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
-from conduit_dagster.recovery.errors import ConduitError
 
 Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
@@ -27,17 +27,8 @@ _KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 
-class ConnectionErrors(Protocol):
-    """Translation of database errors, common to source and destination."""
-
-    def connecting(self, error: psycopg.Error) -> ConduitError:
-        """Return the error of a failed connection."""
-        ...
-
-    def verdict(self, error: psycopg.Error) -> Exception:
-        """Return the error of a failed statement."""
-        ...
-
+ConnectionErrors = DatabaseErrors | SourceErrors
+"""Translation of database errors, of a destination or of a source."""
 
 APPLICATION = "conduit:"
 """Prefix of ``application_name`` on every connection of this project."""

@@ -167,9 +167,7 @@ class CopySnapshot:
         return self.connection.execute(_filled(text, table, (after, upto), **more)).fetchone()
 
 
-def count_rows(
-    connection: Connection, table: KeyedTable, after: list[str] | None, upto: list[str] | None = None
-) -> int:
+def count_rows(connection: Connection, table: KeyedTable, after: list[str] | None, upto: list[str] | None) -> int:
     """Return the number of rows after one key, up to another. Raises ``psycopg.Error``."""
     return int(value_of(connection, _filled(_COUNT, table, (after, upto))))
 

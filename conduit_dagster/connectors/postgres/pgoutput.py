@@ -61,8 +61,6 @@ class Relation:
     types: list[int]
     key: list[int]
     """Indexes of the key columns; empty: changes identify no row."""
-    sends_rows: bool
-    """``REPLICA IDENTITY FULL``: changes contain the complete old row."""
     key_names: list[str] = field(init=False)
     """Names of the key columns."""
 
@@ -88,7 +86,7 @@ def read_relation(message: bytes, keys: Callable[[int], Sequence[str]]) -> Relat
         at = end + 9
     if is_full or not marked:
         marked = [names.index(column) for column in keys(oid) if column in names]
-    return Relation(oid, str(TableName(schema, table)), names, types, marked, is_full)
+    return Relation(oid, str(TableName(schema, table)), names, types, marked)
 
 
 class RowChange(NamedTuple):

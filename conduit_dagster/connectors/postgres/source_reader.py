@@ -76,25 +76,6 @@ def open_session(settings: PostgresSourceSettings, errors: SourceErrors, name: s
     return connection
 
 
-class _KnownShapes:
-    """Check for changed columns, for ``onSchemaChange: stop``."""
-
-    def __init__(self, shapes: Mapping[str, str], errors: SourceErrors, describe: Callable[[Relation], None]) -> None:
-        """``shapes``: digests by ``schema.table``; ``describe`` is called with the relation of each table before its
-        changes."""
-        self._shapes = shapes
-        self._errors = errors
-        self._describe = describe
-
-    def require(self, relation: Relation) -> None:
-        """Raise ``FatalError`` if the columns of a table differ from those of earlier changes."""
-        columns = [f"{name} {oid}" for name, oid in zip(relation.names, relation.types, strict=True)]
-        known = self._shapes.get(relation.name)
-        if known is not None and known != shape_of(columns):
-            raise self._errors.schema_changed(relation.name, relation.names)
-        self._describe(relation)
-
-
 class SplitReader:
     """Reader of one split, in a task."""
 
@@ -145,8 +126,12 @@ class SplitReader:
         start, end = begin.point, detail.end
         with _TypeCatalog(self._session) as catalog, self._stream(start.lsn) as stream:
             seen = SeenChanges(begin, catalog.not_behind)
-            shapes = _KnownShapes(begin.shapes, self._errors, catalog.describe)
-            known = Catalog(self._is_read, catalog.decoder, catalog.keys, shapes.require)
+
+            def describe(relation: Relation) -> None:
+                self._require_shape(relation, begin.shapes)
+                catalog.describe(relation)
+
+            known = Catalog(self._is_read, catalog.decoder, catalog.keys, describe)
             read_as = ReadAs(self._labels, options.keys >= Keys.POSITIONS)
             changes = Changes(known, seen, StreamRange(start, end), read_as)
             messages = stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed)
@@ -155,6 +140,16 @@ class SplitReader:
                 yield from _block_of_changes(changes, begin)
                 if changes.is_over:
                     break
+
+    def _require_shape(self, relation: Relation, shapes: Mapping[str, str]) -> None:
+        """Raise ``FatalError`` if a table's columns differ from those of earlier changes, for ``onSchemaChange: stop``.
+
+        ``shapes``: digests by ``schema.table``.
+        """
+        columns = [f"{name} {oid}" for name, oid in zip(relation.names, relation.types, strict=True)]
+        known = shapes.get(relation.name)
+        if known is not None and known != shape_of(columns):
+            raise self._errors.schema_changed(relation.name, relation.names)
 
     def _is_read(self, table: str) -> bool:
         names = self._settings.named_tables
