@@ -1,4 +1,4 @@
-"""The setting ``collection``: the collection of a file's records."""
+"""The setting ``collection`` of sources of files: the collection of a file's records."""
 
 from __future__ import annotations
 
