@@ -33,7 +33,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from conduit_dagster.connectors.spark.driver_session import asked
+from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session, parallelism
@@ -63,7 +65,7 @@ def sql_stage():
     return len(Jobs(spark, 'p').each(1, same, {"node": query}))
 
 def read_by_a_connector():
-    with asked("p", "text", "be read") as (session, _):
+    with asked(ConnectorContext("p", "in", ".", Clock(0)), "text", "be read") as (session, _):
         return session.range(3).count(), type(session).active() is session
 
 def in_a_thread(action):

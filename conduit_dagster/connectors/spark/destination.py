@@ -13,7 +13,7 @@ from conduit_dagster.connectors.columnar.columns import Schema, named_columns, p
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader, readable
 from conduit_dagster.connectors.parquet.destination import FolderColumns
-from conduit_dagster.connectors.spark.driver_session import asked, register
+from conduit_dagster.connectors.spark.driver_session import asked
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
@@ -94,8 +94,7 @@ class SparkDestination(StagedDestination):
         """Append the delivery with one write. Raises ``TransientError`` with Spark's message."""
         if delivery.parts:
             urls = [_literal(storage.join(delivery.staging, part.name)) for part in delivery.parts]
-            with asked(self.context.pipeline, self.format, "be written to") as (spark, _):
-                register(spark, self.context.root, self.settings.register_)
+            with asked(self.context, self.format, "be written to", self.settings.register_) as (spark, _):
                 if self.settings.register_:
                     # makes it the current thread's session, the only one where a writer looks up Python data sources
                     spark.createDataFrame([], "nothing INT")

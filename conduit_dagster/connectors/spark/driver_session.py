@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from conduit_dagster.processors.common.modules import module_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.spark.connect import has_opened
 from conduit_dagster.spark.explain import explain, is_sparks
 from conduit_dagster.spark.jobs import jobs_of, lost_session, session_expired
@@ -65,15 +66,21 @@ _OTHER_SCHEME: Final = (
 
 
 @contextmanager
-def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
+def asked(
+    context: ConnectorContext, format_: str, doing: str, registers: str = ""
+) -> Generator[tuple[SparkSession, threading.Event]]:
     """Yield the session, and an event that is set when the pipeline is stopped by force, which ends Spark jobs inside.
+
+    ``registers``: the project's Python data source to register with the session first, as ``FILE.py:CLASS``.
 
     Spark's errors inside become a one-line ``TransientError`` that names the format, or says that the session is lost;
     a forced stop becomes ``JobCancelled``.
     """
     spark = current_session()
     try:
-        with jobs_of(pipeline, spark) as cancelled:
+        with jobs_of(context.pipeline, spark) as cancelled:
+            if registers:
+                _register(spark, context.root, registers)
             yield spark, cancelled
     except ConduitError:
         raise
@@ -114,14 +121,9 @@ def _no_format(version: str, format_: str) -> FatalError:
     return FatalError(f"Spark has no format {format_}", code="spark.no_data_source", fix=fix)
 
 
-def register(spark: SparkSession, root: str, register: str) -> None:
-    """Register the project's Python data source ``FILE.py:CLASS`` with the session; does nothing for empty text.
-
-    Raises ``FatalError`` if the file can't be loaded or has no such class.
-    """
-    if not register:
-        return
-    file, _, name = register.rpartition(":")
+def _register(spark: SparkSession, root: str, source: str) -> None:
+    """Register a data source. Raises ``FatalError`` if the file can't be loaded or has no such class."""
+    file, _, name = source.rpartition(":")
     found = getattr(_module(Path(root, file)), name, None)
     if found is None:
         raise FatalError(

@@ -6,14 +6,14 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.spark.driver_session import asked, register
+from conduit_dagster.connectors.spark.driver_session import asked
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.msgspec_warmup import learn
@@ -58,11 +58,8 @@ class Lander(ABC):
         path = self._settings.path
         return reader.load(self._context.resolve(path)) if path else reader.load()
 
-    @contextmanager
-    def _session(self, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
-        with asked(self._context.pipeline, self._format, doing) as (spark, cancelled):
-            register(spark, self._context.root, self._settings.register_)
-            yield spark, cancelled
+    def _asked(self, doing: str) -> AbstractContextManager[tuple[SparkSession, threading.Event]]:
+        return asked(self._context, self._format, doing, self._settings.register_)
 
 
 class SnapshotLander(Lander):
@@ -84,7 +81,7 @@ class SnapshotLander(Lander):
         number, folder = self._landing.next_number(), f"{_SNAPSHOT}{secrets.token_hex(8)}"
         url = storage.join(self._landing.url, folder)
         storage.make_folder(self._landing.url)
-        with self._session("be read") as (spark, _):
+        with self._asked("be read") as (spark, _):
             self._loaded(spark.read).write.parquet(url)
         names = [f"{folder}/{name}" for name in storage.files(url) if name.endswith(_PARQUET) and name[0] not in "._"]
         self._landing.land(number, names, folder)
@@ -95,11 +92,11 @@ class SnapshotLander(Lander):
 class StreamLander(Lander):
     """Lander of new rows, by a query that ends when it has caught up; its checkpoint holds its progress."""
 
-    _asked = 0.0
+    _asked_at = 0.0
 
     def is_due(self) -> bool:
         """Return whether ``poll`` has passed since the last query."""
-        return time.monotonic() - self._asked >= self._settings.poll
+        return time.monotonic() - self._asked_at >= self._settings.poll
 
     def land(self) -> bool:
         """Run the query, and land the files that its file sink has committed and no batch names yet.
@@ -115,11 +112,11 @@ class StreamLander(Lander):
         except TransientError:
             self._land_committed(number, url)
             raise
-        self._asked = time.monotonic()
+        self._asked_at = time.monotonic()
         return self._land_committed(number, url)
 
     def _catch_up(self, url: str) -> None:
-        with self._session("be streamed") as (spark, cancelled):
+        with self._asked("be streamed") as (spark, cancelled):
             frame = self._loaded(spark.readStream)
             checkpoint = storage.join(self._landing.url, _CHECKPOINT)
             writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
