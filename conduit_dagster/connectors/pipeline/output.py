@@ -6,20 +6,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.connectors.file.line_reader import Mark, read_lines, scan
 from conduit_dagster.connectors.file.open_file import MARK, FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach
-from conduit_dagster.connectors.pipeline.published import Piece, ProjectView, Published, parser
+from conduit_dagster.connectors.pipeline.published import (
+    OutputPlace,
+    Piece,
+    ProjectView,
+    Published,
+    PublishedLines,
+    parse_place,
+    unread,
+    unread_bytes,
+)
 from conduit_dagster.connectors.pipeline.read_mode import (
     READABLE,
     ReadMode,
     Upstream,
-    no_record,
     not_readable,
     output_elsewhere,
     output_gone,
@@ -27,8 +33,6 @@ from conduit_dagster.connectors.pipeline.read_mode import (
     relabel,
 )
 from conduit_dagster.connectors.step_planning import MOST_FILES
-from conduit_dagster.msgspec_warmup import learn
-from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.state.readers import PLUGIN, output_readers, step_of
@@ -36,60 +40,6 @@ from conduit_dagster.state.readers import PLUGIN, output_readers, step_of
 _LONGEST_LINE = 1 << 40
 """No practical limit: the other pipeline wrote the file, so it certainly consists of lines."""
 _OTHER = "it is another file"
-
-
-class _Place(msgspec.Struct, frozen=True):
-    """Position after a line of one file.
-
-    A field missing from a stored position was unknown to the version that stored it.
-    """
-
-    file: str = ""
-    byte: int = 0
-    line: int = 0
-    inode: int = 0
-    birth: int = 0
-    modified: int = 0
-    changed: int = 0
-    length: int = 0
-    """Length of the file when it was read. Part files don't change: one that was read to its end is not needed again.
-    """
-    files: int = 0
-    """Number of part files begun so far; 0 for one ordered file. Only differences are meaningful."""
-    mark: str = ""
-    """Digest of bytes before ``byte``."""
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether a part file is fully read."""
-        return 0 < self.length <= self.byte
-
-    @property
-    def line_end(self) -> Mark:
-        return Mark(self.byte, self.line)
-
-    def moved(self, to: Mark, mark: str) -> _Place:
-        return msgspec.structs.replace(self, byte=to.offset, line=to.line, mark=mark)
-
-    def tracked(self, opened: OpenFile) -> TrackedFile:
-        """Return the file as it was seen, for comparison with an open one."""
-        return TrackedFile(
-            self.file,
-            0,
-            self.inode,
-            offset=self.byte,
-            mark=self.mark or opened.mark(self.byte),
-            modified=self.modified,
-            changed=self.changed,
-            birth=self.birth,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return msgspec.structs.asdict(self)
-
-
-def _place(position: Any) -> _Place:
-    return msgspec.convert(position, _Place)
 
 
 class OutputReadMode(ReadMode):
@@ -113,7 +63,7 @@ class OutputReadMode(ReadMode):
 
     def place(self, position: Any) -> Any:
         """Return the position without the identity of its file, which is a mere observation."""
-        at = _place(position)
+        at = parse_place(position)
         return [at.file, at.byte, at.line]
 
     # -- how far ------------------------------------------------------------------------------------------------
@@ -128,13 +78,13 @@ class OutputReadMode(ReadMode):
         for reader in self._project.read(lambda connection: list(output_readers(connection))):
             old = Path(self._context.resolve(reader.output))
             if (reader.pipeline, reader.connector, reader.of) == own and old != self._path:
-                self._require_read(old, _place(reader.position))
-        return _Place().as_json()
+                self._require_read(old, parse_place(reader.position))
+        return OutputPlace().as_json()
 
-    def _require_read(self, old: Path, at: _Place) -> None:
+    def _require_read(self, old: Path, at: OutputPlace) -> None:
         pieces = Published(*self._log, old, self._project).pieces(at.file) or []
-        if unread := _bytes(_after(pieces, at), at):
-            raise output_moved(":".join(self._log), self._reader, (str(old), str(self._path)), unread)
+        if size := unread_bytes(unread(pieces, at), at):
+            raise output_moved(":".join(self._log), self._reader, (str(old), str(self._path)), size)
 
     def horizon(self) -> dict[str, Any]:
         """Return the current end of the published output."""
@@ -147,7 +97,7 @@ class OutputReadMode(ReadMode):
         Raises ``FatalError`` (``chain.output_gone``) if the file was replaced, or a part before its end was removed;
         and ``TransientError`` (``chain.output_elsewhere``) at the end if more is published at another path by now.
         """
-        first = at = _place(start)
+        first = at = parse_place(start)
         left, pieces = limit, self._behind(at, horizon)
         for piece in pieces[:MOST_FILES]:
             mark = at.line_end if piece.name == at.file else Mark(0, 0)
@@ -170,17 +120,17 @@ class OutputReadMode(ReadMode):
         if moved_to := self._published.moved_to:
             raise output_elsewhere(":".join(self._log), self._reader, (str(self._path), moved_to))
 
-    def _behind(self, at: _Place, horizon: Any = None) -> list[Piece]:
+    def _behind(self, at: OutputPlace, horizon: Any = None) -> list[Piece]:
         """Return the files with published bytes after a place, up to the horizon."""
         pieces = self._known(at)
         if horizon is not None:
             end = horizon["file"], horizon["byte"]
             upto = [p._replace(length=min(p.length, end[1]) if p.name == end[0] else p.length) for p in pieces]
             pieces = [piece for piece in upto if piece.name <= end[0]]
-        return _after(pieces, at)
+        return unread(pieces, at)
 
-    def _known(self, at: _Place) -> list[Piece]:
-        pieces, read = self._published.pieces(at.file), at != _Place()
+    def _known(self, at: OutputPlace) -> list[Piece]:
+        pieces, read = self._published.pieces(at.file), at != OutputPlace()
         if pieces is None and read:
             raise self._gone(str(self._path), "that pipeline has no such destination any more")
         known = {piece.name: piece for piece in pieces or ()}
@@ -191,11 +141,11 @@ class OutputReadMode(ReadMode):
             raise self._gone(f"{self._path}/{at.file}", "it was removed")
         return pieces or []
 
-    def _require(self, piece: Piece, upto: _Place) -> None:
+    def _require(self, piece: Piece, upto: OutputPlace) -> None:
         """Raise unless the file is the one that was read and has all bytes to be read."""
         self._open(piece, upto).close()
 
-    def _open(self, piece: Piece, *seen: _Place) -> OpenFile:
+    def _open(self, piece: Piece, *seen: OutputPlace) -> OpenFile:
         """Open the published file, which must match every place in it that was seen before.
 
         Raises ``FatalError`` (``chain.output_gone``) if it is another file, or if bytes of it are missing.
@@ -204,7 +154,7 @@ class OutputReadMode(ReadMode):
         if not TrackedFile("", 0, piece.inode, birth=piece.birth).may_be(opened.found):
             raise self._gone(piece.path, _OTHER)
         for place in seen:
-            if place.file == piece.name and place != _Place():
+            if place.file == piece.name and place != OutputPlace():
                 self._compare(opened, place, piece.length)
         if opened.found.size < piece.length:
             raise self._gone(piece.path, f"it ends before byte {piece.length}")
@@ -216,7 +166,7 @@ class OutputReadMode(ReadMode):
             raise self._gone(path, "it was removed")
         return opened
 
-    def _compare(self, opened: OpenFile, place: _Place, length: int) -> None:
+    def _compare(self, opened: OpenFile, place: OutputPlace, length: int) -> None:
         """Raise if it is not the file of the place, or if the part already read has changed."""
         tracked = place.tracked(opened)
         if not tracked.may_be(opened.found):
@@ -226,10 +176,10 @@ class OutputReadMode(ReadMode):
         if not opened.holds(tracked):
             raise self._gone(opened.url, f"it has other bytes before byte {place.byte}")
 
-    def _at(self, piece: Piece, opened: OpenFile, to: Mark, before: _Place) -> _Place:
+    def _at(self, piece: Piece, opened: OpenFile, to: Mark, before: OutputPlace) -> OutputPlace:
         """Return a place in a file. ``before``: any place in it, or the last one in the file before it."""
         found, files = opened.found, before.files + (piece.name != before.file)
-        place = _Place(
+        place = OutputPlace(
             piece.name, inode=found.inode, birth=found.birth, modified=found.modified, changed=found.changed,
             length=piece.length, files=files,
         )  # fmt: skip
@@ -246,15 +196,15 @@ class OutputReadMode(ReadMode):
 
     def lag(self, position: Any) -> int:
         """Return the number of published bytes after the position."""
-        at = _place(position)
-        return _bytes(self._behind(at), at)
+        at = parse_place(position)
+        return unread_bytes(self._behind(at), at)
 
     # -- planned ranges -------------------------------------------------------------------------------------------
 
     def verify(self, start: Any, end: Any) -> None:
         """Raise ``FatalError`` unless all files of the range exist, and its ends match the positions."""
-        first, last = _place(start), _place(end)
-        if first == last or last == _Place():
+        first, last = parse_place(start), parse_place(end)
+        if first == last or last == OutputPlace():
             return
         found = {piece.name: piece for piece in self._known(first) if piece.length}
         if last.file not in found:
@@ -269,7 +219,7 @@ class OutputReadMode(ReadMode):
         self._require_steps(first, last, list(found))
         self._require(found[last.file], last)
 
-    def _require_steps(self, first: _Place, last: _Place, names: list[str]) -> None:
+    def _require_steps(self, first: OutputPlace, last: OutputPlace, names: list[str]) -> None:
         """Raise if a part in between is not among these. A first read begins with existing parts."""
         if not first.file or not last.file:
             return
@@ -281,10 +231,10 @@ class OutputReadMode(ReadMode):
     def split(self, start: Any, end: Any, n: int) -> list[Split]:
         """Split between lines into pieces of about equal size."""
         self.verify(start, end)
-        at, last, splits, ordinal = _place(start), _place(end), list[Split](), 0
+        at, last, splits, ordinal = parse_place(start), parse_place(end), list[Split](), 0
         before = at
         pieces = self._behind(at, {"file": last.file, "byte": last.byte}) if at != last else []
-        share = max(1, _bytes(pieces, at) // n)
+        share = max(1, unread_bytes(pieces, at) // n)
         for piece in pieces:
             low = at.line_end if piece.name == at.file else Mark(0, 0)
             with self._open(piece, at, last) as opened:
@@ -316,9 +266,9 @@ class OutputReadMode(ReadMode):
 
     def read(self, split: Split, options: ReadOptions, labels: dict[str, str]) -> Iterator[Block]:
         """Yield the lines as records. Raises ``FatalError`` (``chain.no_record``) for a line that is not a record."""
-        at, path = _place(split.start), split.detail["path"]
+        at, path = parse_place(split.start), split.detail["path"]
         byte, line, to = at.byte, at.line, split.detail["to"]
-        opened, lines_of = self._opened(path), _Lines(split.detail.get("format", self._format), at.file, path)
+        opened, lines_of = self._opened(path), PublishedLines(split.detail.get("format", self._format), at.file, path)
         self._compare(opened, at, to)
         for lines in read_lines(opened, byte, to, options.block_bytes):
             for first in range(0, len(lines), options.block_records):
@@ -331,43 +281,15 @@ class OutputReadMode(ReadMode):
                 relabel(records, labels)
                 yield Block(records, self._boundary(opened, at, marks, some))
 
-    def _boundary(self, opened: OpenFile, at: _Place, marks: list[Mark], lines: list[bytes]) -> Callable[[int], Any]:
+    def _boundary(
+        self, opened: OpenFile, at: OutputPlace, marks: list[Mark], lines: list[bytes]
+    ) -> Callable[[int], Any]:
         """Return the boundary function, for the file that was read, whatever its path now refers to."""
 
         def boundary(i: int) -> Any:
             return at.moved(marks[i], self._mark(opened, marks[i].offset, (lines[i] + b"\n")[-MARK:])).as_json()
 
         return boundary
-
-
-def _after(pieces: list[Piece], at: _Place) -> list[Piece]:
-    """Return the files with bytes after a place."""
-    return [p for p in pieces if p.length and (p.name > at.file or (p.name == at.file and p.length > at.byte))]
-
-
-def _bytes(pieces: list[Piece], at: _Place) -> int:
-    """Return the number of bytes in these files after a place in the first."""
-    return sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in pieces)
-
-
-class _Lines:
-    """Lines of one format in one file."""
-
-    def __init__(self, name: str, file: str, path: str) -> None:
-        """``file``: its name in the folder of parts; empty for one ordered file."""
-        self._parse, self._counts = parser(name), name != "opencdc/json"
-        self._file, self._path = file, path
-
-    def record(self, text: bytes, mark: Mark) -> Record:
-        """Return the record of the line before the mark. Raises ``FatalError`` (``chain.no_record``)."""
-        try:
-            record = self._parse(text)
-        except ValueError as error:
-            raise no_record(f"{self._path}, line {mark.line}", str(error)) from error
-        record.position = f"{self._file}:{mark.offset}" if self._file else mark.offset
-        if self._counts:
-            record.key = b"%d" % mark.line
-        return record
 
 
 def _cuts(opened: OpenFile, low: Mark, upto: int, share: int) -> Iterator[Mark]:
@@ -380,6 +302,3 @@ def _cuts(opened: OpenFile, low: Mark, upto: int, share: int) -> Iterator[Mark]:
         if mark.offset - begin >= share:
             begin = mark.offset
             yield mark
-
-
-learn(_Place)

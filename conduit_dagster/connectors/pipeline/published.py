@@ -1,4 +1,4 @@
-"""Published output of another pipeline's ``file`` destination: its files in order, and how far each may be read."""
+"""Published output of another pipeline's ``file`` destination: its files, how far each may be read, places in them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from sqlalchemy.exc import DBAPIError
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file import file_state
 from conduit_dagster.connectors.file.destination import outputs, stretches
+from conduit_dagster.connectors.file.file_state import TrackedFile
+from conduit_dagster.connectors.file.line_reader import Mark
+from conduit_dagster.connectors.file.open_file import OpenFile
+from conduit_dagster.connectors.pipeline.read_mode import no_record
 from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record, decode
 from conduit_dagster.state.claim import has_claim, project_store
 from conduit_dagster.state.database import open_database, reading, unreachable
@@ -144,19 +149,100 @@ class Published:
                 yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino, made, formats)
 
 
-Parse = Callable[[bytes], Record]
+class OutputPlace(msgspec.Struct, frozen=True):
+    """Position after a line of one published file.
+
+    A field missing from a stored position was unknown to the version that stored it.
+    """
+
+    file: str = ""
+    byte: int = 0
+    line: int = 0
+    inode: int = 0
+    birth: int = 0
+    modified: int = 0
+    changed: int = 0
+    length: int = 0
+    """Length of the file when it was read. Part files don't change: one that was read to its end is not needed again.
+    """
+    files: int = 0
+    """Number of part files begun so far; 0 for one ordered file. Only differences are meaningful."""
+    mark: str = ""
+    """Digest of bytes before ``byte``."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether a part file is fully read."""
+        return 0 < self.length <= self.byte
+
+    @property
+    def line_end(self) -> Mark:
+        """The place as one between two lines."""
+        return Mark(self.byte, self.line)
+
+    def moved(self, to: Mark, mark: str) -> OutputPlace:
+        """Return the place after another line of the file; ``mark``: of the bytes before it."""
+        return msgspec.structs.replace(self, byte=to.offset, line=to.line, mark=mark)
+
+    def tracked(self, opened: OpenFile) -> TrackedFile:
+        """Return the file as it was seen, for comparison with an open one."""
+        return TrackedFile(
+            self.file,
+            0,
+            self.inode,
+            offset=self.byte,
+            mark=self.mark or opened.mark(self.byte),
+            modified=self.modified,
+            changed=self.changed,
+            birth=self.birth,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON value that the engine stores."""
+        return msgspec.structs.asdict(self)
 
 
-def parser(name: str) -> Parse:
+def parse_place(position: Any) -> OutputPlace:
+    """Return the place from a position, or from the start of a split."""
+    return msgspec.convert(position, OutputPlace)
+
+
+def unread(pieces: list[Piece], at: OutputPlace) -> list[Piece]:
+    """Return the files with bytes after a place."""
+    return [p for p in pieces if p.length and (p.name > at.file or (p.name == at.file and p.length > at.byte))]
+
+
+def unread_bytes(pieces: list[Piece], at: OutputPlace) -> int:
+    """Return the number of bytes in these files after a place in the first."""
+    return sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in pieces)
+
+
+class PublishedLines:
+    """Lines of one format in one file."""
+
+    def __init__(self, name: str, file: str, path: str) -> None:
+        """``file``: its name in the folder of parts; empty for one ordered file."""
+        self._parse, self._counts = _parser(name), name != "opencdc/json"
+        self._file, self._path = file, path
+
+    def record(self, text: bytes, mark: Mark) -> Record:
+        """Return the record of the line before the mark. Raises ``FatalError`` (``chain.no_record``)."""
+        try:
+            record = self._parse(text)
+        except ValueError as error:
+            raise no_record(f"{self._path}, line {mark.line}", str(error)) from error
+        record.position = f"{self._file}:{mark.offset}" if self._file else mark.offset
+        if self._counts:
+            record.key = b"%d" % mark.line
+        return record
+
+
+def _parser(name: str) -> Callable[[bytes], Record]:
     """Return the parser of a format's lines: to complete records, to documents or, for a template, to raw lines.
 
     It raises ``ValueError`` for a line that is not a record; msgspec's decoding errors derive from that.
     """
-    return {"opencdc/json": _whole, "payload/json": _payload}.get(name, _raw)
-
-
-def _whole(line: bytes) -> Record:
-    return decode(line)
+    return {"opencdc/json": decode, "payload/json": _payload}.get(name, _raw)
 
 
 def _payload(line: bytes) -> Record:
@@ -172,3 +258,6 @@ def _payload(line: bytes) -> Record:
 
 def _raw(line: bytes) -> Record:
     return Record(0, {}, line)
+
+
+learn(OutputPlace)
