@@ -140,12 +140,13 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
 def read_whole(
     split: Split, keys: bool = True, gap: Callable[[Split, int, int], FatalError] | None = None
 ) -> Iterator[Block]:
-    """Yield blocks like :func:`read_log`; raise the error from ``gap`` for a missing range (``log.gap`` by default).
+    """Yield the blocks of a split; raise the error from ``gap`` for a missing range (``log.gap`` by default).
 
-    A step never reads a range with gaps: skipping one would lose records silently.
+    A step never reads a range with gaps: skipping one would lose records silently. Without ``keys``, keys and positions
+    are filled in by ``complete``.
     """
     expected, missing = split.start, gap or _gap
-    for block in read_log(split, keys):
+    for block in _read_log(split, keys):
         count = len(block.records)
         if (block.boundary(0), block.boundary(count - 1)) != (expected + 1, expected + count):
             raise missing(split, expected, block.boundary(count - 1))
@@ -168,8 +169,7 @@ def _gap(split: Split, offset: int, behind: int) -> FatalError:
     )
 
 
-def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
-    """Yield the blocks of a split; without ``keys``, keys and positions are filled in by ``complete``."""
+def _read_log(split: Split, keys: bool) -> Iterator[Block]:
     # imported late: validating a pipeline must not import pyarrow
     from conduit_dagster.commit_log.entries import DECODED, decode_batch, decode_rows
     from conduit_dagster.commit_log.segment_files import read

@@ -138,17 +138,9 @@ class PathDestination(StagedDestination):
         """Publish all of the delivery, or nothing that a later step could follow; any process may repeat it."""
         return self._layout.publish(delivery)
 
-    def expected(self, delivery: Delivery) -> Target:
-        """Return the future result of :meth:`settled`, whether or not the delivery succeeds."""
-        return self._layout.expected(delivery)
-
     def settled(self, delivery: Delivery) -> Target:
         """Make the delivery durable and return the target after it."""
         return self._layout.settled(delivery)
-
-    def retarget(self, delivery: Delivery) -> Target | None:
-        """Return another target, only for one ordered file with ``if-changed: adopt``."""
-        return self._layout.retarget(delivery)
 
 
 MOST_FILES: Final = 200

@@ -1,4 +1,4 @@
-"""Settings of the ``postgres`` destination."""
+"""Settings of the ``postgres`` destination, and what the source shares: the database, and the names of tables."""
 
 from __future__ import annotations
 
