@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
-from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, perform, usage_error
+from conduit_dagster.cli.verb import FAILED, Outcome, usage_error, verb
 from conduit_dagster.engine.operate.filters import Filters
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="The reason, f
 
 @app.command("list")
 @with_filters
+@verb("dlq list")
 def list_(
     filters: Filters,
     pipeline: Every = None,
@@ -96,35 +97,69 @@ def list_(
     limit: Limit = 20,
     by_reason: ByReason = False,
     files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Show counts of dead letters by reason, and the newest letters. Works while the pipeline runs."""
-    perform("dlq list", as_json, lambda: _list(pipeline, files, filters, state, 0 if by_reason else limit))
+    from conduit_dagster.cli.terminal import count
+
+    chosen = subjects(files) if pipeline is None else [subject(pipeline, files)]
+    shown = 0 if by_reason else limit
+    found = [facts for one in chosen if (facts := _of_pipeline(one, filters, state, shown, pipeline is None))]
+    many = sum(row["letters"] for one in found for row in one["reasons"])
+    words = "" if state == "all" else f"{state} "
+    summary = count(many, f"{words}dead letter") if many else f"no {words}dead letters"
+    return Outcome(summary, {"pipelines": found}, show=lambda console: _print_list(console, found))
 
 
 @app.command("show")
-def show(letter: Id, reveal: Reveal = False, files: Files = None, as_json: AsJson = False) -> None:
+@verb("dlq show")
+def show(letter: Id, reveal: Reveal = False, files: Files = None) -> Outcome:
     """Show one dead letter: its records, the error, and the current result of each processor for the original."""
-    perform("dlq show", as_json, lambda: _show(letter, reveal, files))
+    from conduit_dagster.cli.verb_session import session_opener
+    from conduit_dagster.engine.dead_letters.search import letter_facts
+    from conduit_dagster.engine.operate.letters import parse_id
+    from conduit_dagster.spark.sql.query import open_with
+
+    pipeline, key = parse_id(letter)
+    if not pipeline:
+        raise usage_error(f"{letter} names no pipeline", "letter", "write PIPELINE/STEP.NUMBER, as dlq list prints it")
+    one = subject(pipeline, files)
+    # the letter is shown with its path through the processors; only a query needs Spark
+    open_with(session_opener(one.project))
+    facts = letter_facts(_letters(one), one.bound, pipeline, key, [] if reveal else one.redact)
+    row = _row(facts.pop("row"))
+    return Outcome("", {**row, **facts}, show=lambda console: _print_letter(console, row, facts))
 
 
 @app.command("export")
 @with_filters
+@verb("dlq export")
 def export(
-    filters: Filters,
-    pipeline: Pipeline,
-    file: To,
-    state: State = "open",
-    force: Force = False,
-    files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+    filters: Filters, pipeline: Pipeline, file: To, state: State = "open", force: Force = False, files: Files = None
+) -> Outcome:
     """Write dead letters to a file: their index entries, failed records and originals."""
-    perform("dlq export", as_json, lambda: _export(subject(pipeline, files), Path(file), filters, state, force))
+    import json
+
+    from conduit_dagster.cli.terminal import count
+    from conduit_dagster.engine.dead_letters.search import record_json
+    from conduit_dagster.engine.operate.export_file import exported
+    from conduit_dagster.engine.operate.letters import wanted_of
+
+    one = subject(pipeline, files)
+    path = Path(file)
+    found = _letters(one).all(wanted_of(filters, one.id, _states(state)), filters.where)
+    written = 0
+    with exported(path, force, "exporting dead letters") as to:
+        for letter in found:
+            records = {"failed": record_json(letter.failed()), "original": record_json(letter.original())}
+            to.write((json.dumps({**_row(letter.row), **records}, ensure_ascii=False) + "\n").encode())
+            written += 1
+    facts = {"pipeline": one.id, "file": str(path), "letters": written}
+    return Outcome(f"{count(written, 'dead letter')} of {one.id} in {path}", facts)
 
 
 @app.command("replay")
 @with_filters
+@verb("dlq replay")
 def replay(
     filters: Filters,
     pipeline: Pipeline,
@@ -132,44 +167,46 @@ def replay(
     edits: Edits = None,
     dry_run: DryRun = False,
     files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Send open dead letters through the current pipeline, each exactly once.
 
     A letter that fails again stays open, and the exit code is then 1.
     """
-    perform("dlq replay", as_json, lambda: _replay(subject(pipeline, files), filters, start, edits or [], dry_run))
+    from conduit_dagster.engine.operate.letters import parse_edit, selection_of
+    from conduit_dagster.engine.operate.letters import replay as apply
+    from conduit_dagster.engine.operate.operator_errors import failed_again
+
+    one = subject(pipeline, files)
+    pairs, selection = [parse_edit(text) for text in edits or []], selection_of(filters, one.id)
+
+    def work(lock: PipelineLock, _: object) -> Facts:
+        return apply(lock, selection, start, pairs, dry_run)
+
+    outcome = operated(one, work, _replayed, dry_run)
+    if not outcome.result["failed"]:
+        return outcome
+    return replace(outcome, exit=FAILED, error=failed_again(one.id, outcome.summary).fields())
 
 
 @app.command("discard")
 @with_filters
-def discard(
-    filters: Filters,
-    pipeline: Pipeline,
-    note: Note,
-    dry_run: DryRun = False,
-    files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+@verb("dlq discard")
+def discard(filters: Filters, pipeline: Pipeline, note: Note, dry_run: DryRun = False, files: Files = None) -> Outcome:
     """Close open dead letters that will not be sent again. Queue and archive keep their records.
 
     Works also while the pipeline's file has errors, or is gone.
     """
-    perform("dlq discard", as_json, lambda: _discard(subject(pipeline, files), filters, note, dry_run))
+    from conduit_dagster.engine.operate.letters import discard as apply
+    from conduit_dagster.engine.operate.letters import selection_of
+
+    one = subject(pipeline, files)
+    selection = selection_of(filters, one.id)
+    with one.state_locked(who()) as lock:
+        facts = {**apply(lock, selection, note, dry_run), "dry_run": dry_run}
+    return Outcome(_discarded(facts), facts)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
-
-
-def _list(pipeline: str | None, files: list[str] | None, filters: Filters, state: str, limit: int) -> Outcome:
-    from conduit_dagster.cli.terminal import count
-
-    chosen = subjects(files) if pipeline is None else [subject(pipeline, files)]
-    found = [facts for one in chosen if (facts := _of_pipeline(one, filters, state, limit, pipeline is None))]
-    many = sum(row["letters"] for one in found for row in one["reasons"])
-    words = "" if state == "all" else f"{state} "
-    summary = count(many, f"{words}dead letter") if many else f"no {words}dead letters"
-    return Outcome(summary, {"pipelines": found}, show=lambda console: _print_list(console, found))
 
 
 def _of_pipeline(one: Subject, filters: Filters, state: str, limit: int, every: bool) -> Facts:
@@ -231,23 +268,6 @@ def _print_list(console: Console, found: list[Facts]) -> None:
         console.print()
 
 
-def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
-    from conduit_dagster.cli.verb_session import session_opener
-    from conduit_dagster.engine.dead_letters.search import letter_facts
-    from conduit_dagster.engine.operate.letters import parse_id
-    from conduit_dagster.spark.sql.query import open_with
-
-    pipeline, key = parse_id(letter)
-    if not pipeline:
-        raise usage_error(f"{letter} names no pipeline", "letter", "write PIPELINE/STEP.NUMBER, as dlq list prints it")
-    one = subject(pipeline, files)
-    # the letter is shown with its path through the processors; only a query needs Spark
-    open_with(session_opener(one.project))
-    facts = letter_facts(_letters(one), one.bound, pipeline, key, [] if reveal else one.redact)
-    row = _row(facts.pop("row"))
-    return Outcome("", {**row, **facts}, show=lambda console: _print_letter(console, row, facts))
-
-
 def _print_letter(console: Console, row: Facts, facts: Facts) -> None:
     from conduit_dagster.readable import readable_line
 
@@ -266,44 +286,7 @@ def _print_letter(console: Console, row: Facts, facts: Facts) -> None:
     console.print(f"\nfailed at {row['node']}: {row['code']}\n  {row['message']}")
 
 
-def _export(one: Subject, file: Path, filters: Filters, state: str, force: bool) -> Outcome:
-    import json
-
-    from conduit_dagster.cli.terminal import count
-    from conduit_dagster.engine.dead_letters.letter_layout import record_json
-    from conduit_dagster.engine.operate.export_file import exported
-    from conduit_dagster.engine.operate.letters import wanted_of
-
-    found = _letters(one).all(wanted_of(filters, one.id, _states(state)), filters.where)
-    written = 0
-    with exported(file, force, "exporting dead letters") as to:
-        for letter in found:
-            records = {"failed": record_json(letter.failed()), "original": record_json(letter.original())}
-            to.write((json.dumps({**_row(letter.row), **records}, ensure_ascii=False) + "\n").encode())
-            written += 1
-    facts = {"pipeline": one.id, "file": str(file), "letters": written}
-    return Outcome(f"{count(written, 'dead letter')} of {one.id} in {file}", facts)
-
-
 # -- changing -----------------------------------------------------------------------------------------------------
-
-
-def _replay(
-    one: Subject, filters: Filters, start: Literal["source", "node"], edits: list[str], dry_run: bool
-) -> Outcome:
-    from conduit_dagster.engine.operate.letters import parse_edit, selection_of
-    from conduit_dagster.engine.operate.letters import replay as apply
-    from conduit_dagster.engine.operate.operator_errors import failed_again
-
-    pairs, selection = [parse_edit(text) for text in edits], selection_of(filters, one.id)
-
-    def work(lock: PipelineLock, _: object) -> Facts:
-        return apply(lock, selection, start, pairs, dry_run)
-
-    outcome = operated(one, work, _replayed, dry_run)
-    if not outcome.result["failed"]:
-        return outcome
-    return replace(outcome, exit=FAILED, error=failed_again(one.id, outcome.summary).fields())
 
 
 def _replayed(facts: Facts) -> str:
@@ -322,16 +305,6 @@ def _replayed(facts: Facts) -> str:
     if facts["from"] == "source" and any(is_edit(error["node"]) for error in facts["errors"]):
         lines.append("  --set changed the record as its source gave it; --from node changes the one that failed")
     return "\n".join(lines)
-
-
-def _discard(one: Subject, filters: Filters, note: str, dry_run: bool) -> Outcome:
-    from conduit_dagster.engine.operate.letters import discard as apply
-    from conduit_dagster.engine.operate.letters import selection_of
-
-    selection = selection_of(filters, one.id)
-    with one.state_locked(who()) as lock:
-        facts = {**apply(lock, selection, note, dry_run), "dry_run": dry_run}
-    return Outcome(_discarded(facts), facts)
 
 
 def _discarded(facts: Facts) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from conduit_dagster.cli.verb import AsJson, Outcome, current_project, perform, usage_error
+from conduit_dagster.cli.verb import Outcome, current_project, usage_error, verb
 from conduit_dagster.recovery.errors import from_os_error
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ _FILES: Final = {
 }
 
 
-def init(folder: Folder = Path(), name: Name = None, as_json: AsJson = False) -> None:
+@verb("init")
+def init(folder: Folder = Path(), name: Name = None) -> Outcome:
     """Create a project with a first pipeline that runs, or a plugin to start from: init processor NAME.
 
     Existing files are kept.
     """
-    perform("init", as_json, lambda: _made(folder) if name is None else _plugin(str(folder), name))
+    return _made(folder) if name is None else _plugin(str(folder), name)
 
 
 def write_project(folder: Path) -> tuple[list[str], list[str]]:

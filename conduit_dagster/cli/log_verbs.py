@@ -18,7 +18,7 @@ from conduit_dagster.cli.operate import (
     parsed_position,
     subject,
 )
-from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform
+from conduit_dagster.cli.verb import AcceptNewState, Outcome, verb
 from conduit_dagster.engine.operate.summaries import compact_summary, entry_count, on_one_line
 
 if TYPE_CHECKING:
@@ -54,18 +54,21 @@ _WIDTH = 80
 
 
 @app.command("current")
-def current(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
+@verb("log current")
+def current(pipeline: Pipeline, files: Files = None) -> Outcome:
     """Show the newest entry and the size of each source's log. Works while the pipeline runs."""
-    perform("log current", as_json, lambda: _ends(subject(pipeline, files), newest=True))
+    return _ends(subject(pipeline, files), newest=True)
 
 
 @app.command("oldest")
-def oldest(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
+@verb("log oldest")
+def oldest(pipeline: Pipeline, files: Files = None) -> Outcome:
     """Show the oldest entry and the size of each source's log. Works while the pipeline runs."""
-    perform("log oldest", as_json, lambda: _ends(subject(pipeline, files), newest=False))
+    return _ends(subject(pipeline, files), newest=False)
 
 
 @app.command("show")
+@verb("log show")
 def show(
     pipeline: Pipeline,
     first: First = None,
@@ -74,21 +77,35 @@ def show(
     limit: Limit = 100,
     reveal: Reveal = False,
     files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Show entries from one offset to another; without --from, unhandled ones. --json prints whole records."""
-    perform("log show", as_json, lambda: _show(subject(pipeline, files), (first, last), source, limit, reveal))
+    from conduit_dagster.engine.operate.logs import shown
+
+    one = subject(pipeline, files)
+    redact = [] if reveal else one.redact
+    facts = shown(one.known(), one.id, one.bound, one.options.log_url, first, last, source, limit, redact)
+    entries = facts["entries"]
+    more = f"; there are more: --limit, or --from {entries[-1]['offset'] + 1}" if facts["more"] else ""
+    summary = f"{entry_count(len(entries))} of {facts['source']}, from the {facts['from']}{more}"
+    return Outcome(summary, {"pipeline": one.id, **facts}, show=lambda console: _print_entries(console, entries))
 
 
 @app.command("compact")
-def compact(
-    pipeline: Pipeline, source: Source = None, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
-) -> None:
+@verb("log compact")
+def compact(pipeline: Pipeline, source: Source = None, dry_run: DryRun = False, files: Files = None) -> Outcome:
     """Remove entries that every consumer has handled from closed segments. Each namespace keeps its last entry."""
-    perform("log compact", as_json, lambda: _compact(subject(pipeline, files), source, dry_run))
+    from conduit_dagster.engine.operate.logs import compact as apply
+
+    one = subject(pipeline, files)
+
+    def work(lock: PipelineLock, database: sa.Engine) -> Facts:
+        return {"pipeline": one.id, "logs": apply(lock, database, source, dry_run)}
+
+    return operated(one, work, compact_summary, dry_run)
 
 
 @app.command("export")
+@verb("log export")
 def export(
     pipeline: Pipeline,
     file: File,
@@ -97,13 +114,21 @@ def export(
     last: Last = None,
     force: Force = False,
     files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Write entries to a file, in the binary layout of Transporter's commit log."""
-    perform("log export", as_json, lambda: _export(subject(pipeline, files), Path(file), source, (first, last), force))
+    from conduit_dagster.engine.operate.log_transfer import export_log
+
+    one = subject(pipeline, files)
+    path = Path(file)
+    facts = export_log(one.known(), one.id, one.options.log_url, path, source, first, last, force)
+    where = f"; the source was logged up to {on_one_line(facts['source_position'])}"
+    return Outcome(
+        f"{entry_count(facts['entries'])} of {facts['source']} are in {path}{where}", {"pipeline": one.id, **facts}
+    )
 
 
 @app.command("import")
+@verb("log import")
 def import_(
     pipeline: Pipeline,
     file: File,
@@ -113,15 +138,10 @@ def import_(
     dry_run: DryRun = False,
     accept_new: AcceptNewState = False,
     files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Append the entries of a file, with their offsets, to a log. The next run delivers them."""
-
-    def work() -> Outcome:
-        one = subject(pipeline, files, accept_new)
-        return _import(one, Path(file), source, position, _data(contents), dry_run)
-
-    perform("log import", as_json, work)
+    one = subject(pipeline, files, accept_new)
+    return _import(one, Path(file), source, position, _data(contents), dry_run)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -180,19 +200,6 @@ def _print_ends(console: Console, rows: list[dict[str, Any]]) -> None:
     print_table(console, columns, cells)
 
 
-def _show(
-    one: Subject, offsets: tuple[int | None, int | None], source: str | None, limit: int, reveal: bool
-) -> Outcome:
-    from conduit_dagster.engine.operate.logs import shown
-
-    redact = [] if reveal else one.redact
-    facts = shown(one.known(), one.id, one.bound, one.options.log_url, *offsets, source, limit, redact)
-    entries = facts["entries"]
-    more = f"; there are more: --limit, or --from {entries[-1]['offset'] + 1}" if facts["more"] else ""
-    summary = f"{entry_count(len(entries))} of {facts['source']}, from the {facts['from']}{more}"
-    return Outcome(summary, {"pipeline": one.id, **facts}, show=lambda console: _print_entries(console, entries))
-
-
 def _print_entries(console: Console, entries: list[dict[str, Any]]) -> None:
     from conduit_dagster.cli.terminal import print_table
 
@@ -221,27 +228,6 @@ def _record(console: Console, entry: dict[str, Any]) -> str:
 
 
 # -- changing -----------------------------------------------------------------------------------------------------
-
-
-def _compact(one: Subject, source: str | None, dry_run: bool) -> Outcome:
-    from conduit_dagster.engine.operate.logs import compact as apply
-
-    def work(lock: PipelineLock, database: sa.Engine) -> Facts:
-        return {"pipeline": one.id, "logs": apply(lock, database, source, dry_run)}
-
-    return operated(one, work, compact_summary, dry_run)
-
-
-def _export(
-    one: Subject, file: Path, source: str | None, offsets: tuple[int | None, int | None], force: bool
-) -> Outcome:
-    from conduit_dagster.engine.operate.log_transfer import export_log
-
-    facts = export_log(one.known(), one.id, one.options.log_url, file, source, *offsets, force)
-    where = f"; the source was logged up to {on_one_line(facts['source_position'])}"
-    return Outcome(
-        f"{entry_count(facts['entries'])} of {facts['source']} are in {file}{where}", {"pipeline": one.id, **facts}
-    )
 
 
 def _data(contents: str) -> EntryData:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from conduit_dagster.cli.verb import AsJson, Outcome, Paths, current_catalogue, current_project, perform, usage_error
+from conduit_dagster.cli.verb import Outcome, Paths, current_catalogue, current_project, usage_error, verb
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -25,15 +25,13 @@ RunAddress = Annotated[
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
-def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = False) -> None:
+@verb("metrics")
+def metrics(address: Address = None, paths: Paths = None) -> Outcome:
     """Print or serve the metrics of all pipelines of the project. PATH: files elsewhere, for the lag."""
-    perform("metrics", as_json, lambda: _metrics(address, paths or []))
-
-
-def _metrics(address: str | None, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.log_output import configure_logs
     from conduit_dagster.state.claim import existing_store, project_store
 
+    paths = paths or []
     project = current_project()
     configure_logs(project.settings.log)
     if address is not None:

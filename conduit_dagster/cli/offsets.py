@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Source, operated, subject, who
-from conduit_dagster.cli.verb import AsJson, Outcome, perform
+from conduit_dagster.cli.verb import Outcome, verb
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,18 +32,37 @@ Force = Annotated[bool, typer.Option("--force", help="Also backwards: what lies 
 
 
 @app.command("list")
-def list_(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
+@verb("offsets list")
+def list_(pipeline: Pipeline, files: Files = None) -> Outcome:
     """Show every consumer's offset, lag and open delivery. Works while the pipeline runs."""
-    perform("offsets list", as_json, lambda: _list(pipeline, files))
+    from conduit_dagster.engine.operate.consumer_lag import consumer_facts
+
+    one = subject(pipeline, files)
+    base = one.options.log_url
+    rows = consumer_facts(one.store, pipeline, one.bound, base) if one.store is not None else []
+    summary = "" if rows else f"{pipeline} never ran"
+    return Outcome(summary, {"pipeline": pipeline, "consumers": rows}, show=lambda console: _print_list(console, rows))
 
 
 @app.command("show")
-def show(pipeline: Pipeline, consumer: Only = None, files: Files = None, as_json: AsJson = False) -> None:
+@verb("offsets show")
+def show(pipeline: Pipeline, consumer: Only = None, files: Files = None) -> Outcome:
     """Show one consumer's offsets by namespace. Works while the pipeline runs."""
-    perform("offsets show", as_json, lambda: _show(pipeline, consumer, files))
+    from conduit_dagster.engine.operate.consumer_lag import namespace_facts, readers
+    from conduit_dagster.engine.operate.operator_errors import chosen
+    from conduit_dagster.state.overview import consumer_rows
+
+    store = subject(pipeline, files).known()
+    names = [row["id"] for row in consumer_rows(store, pipeline)]
+    known = [*names, *(one.name for one in readers(store, pipeline))]
+    name = chosen("consumer", consumer, names if consumer is None else known, pipeline)
+    rows = namespace_facts(store, pipeline, name)
+    result = {"pipeline": pipeline, "consumer": name, "offsets": rows}
+    return Outcome("" if rows else f"{name} has handled nothing yet", result, show=lambda to: _print_show(to, rows))
 
 
 @app.command("mark")
+@verb("offsets mark")
 def mark(
     pipeline: Pipeline,
     consumer: Consumer,
@@ -53,42 +72,31 @@ def mark(
     force: Force = False,
     dry_run: DryRun = False,
     files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Count the open step's records up to OFFSET, or those of --offset, as handled, unsent. They are lost there."""
-
-    def work() -> Outcome:
-        if offsets:
-            return _mark_records(pipeline, consumer, _ranges(offset, offsets, force), source, dry_run, files)
-        return _mark(pipeline, consumer, _one(offset), source, force, dry_run, files)
-
-    perform("offsets mark", as_json, work)
+    if offsets:
+        return _mark_records(pipeline, consumer, _ranges(offset, offsets, force), source, dry_run, files)
+    return _mark(pipeline, consumer, _one(offset), source, force, dry_run, files)
 
 
 @app.command("step")
-def step(
-    pipeline: Pipeline, consumer: Only = None, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
-) -> None:
+@verb("offsets step")
+def step(pipeline: Pipeline, consumer: Only = None, dry_run: DryRun = False, files: Files = None) -> Outcome:
     """Send exactly one record, the next one of the open step, and move the offset past it."""
-    perform("offsets step", as_json, lambda: _step(pipeline, consumer, dry_run, files))
+    from conduit_dagster.engine.operate.one_record import step as apply
+
+    return operated(subject(pipeline, files), lambda lock, _: apply(lock, consumer, dry_run), _stepped, dry_run)
 
 
 @app.command("drop")
-def drop(
-    pipeline: Pipeline, reader: Reader, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
-) -> None:
+@verb("offsets drop")
+def drop(pipeline: Pipeline, reader: Reader, dry_run: DryRun = False, files: Files = None) -> Outcome:
     """Stop keeping the log for READER, another pipeline that reads it. Its unread entries may then be compacted."""
-    perform("offsets drop", as_json, lambda: _drop(pipeline, reader, dry_run, files))
-
-
-def _list(pipeline: str, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.consumer_lag import consumer_facts
+    from conduit_dagster.engine.operate.consumer_lag import drop_reader
 
     one = subject(pipeline, files)
-    base = one.options.log_url
-    rows = consumer_facts(one.store, pipeline, one.bound, base) if one.store is not None else []
-    summary = "" if rows else f"{pipeline} never ran"
-    return Outcome(summary, {"pipeline": pipeline, "consumers": rows}, show=lambda console: _print_list(console, rows))
+    facts = drop_reader(one.known(), pipeline, reader, who(), one.options.lease_seconds, dry_run)
+    return Outcome(_dropped(facts, dry_run), {**facts, "dry_run": dry_run})
 
 
 def _print_list(console: Console, rows: list[dict[str, Any]]) -> None:
@@ -118,20 +126,6 @@ def _open(delivery: dict[str, Any] | None) -> str:
     kind = "one by one" if delivery["state"] == "split" else "in bulk"
     marked = f", {delivery['marked']:,} marked" if delivery["marked"] else ""
     return f"step {delivery['step']}, {kind}: {delivery['handled']:,} of {delivery['records']:,}{marked}{ahead}"
-
-
-def _show(pipeline: str, consumer: str | None, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.consumer_lag import namespace_facts, readers
-    from conduit_dagster.engine.operate.operator_errors import chosen
-    from conduit_dagster.state.overview import consumer_rows
-
-    store = subject(pipeline, files).known()
-    names = [row["id"] for row in consumer_rows(store, pipeline)]
-    known = [*names, *(one.name for one in readers(store, pipeline))]
-    name = chosen("consumer", consumer, names if consumer is None else known, pipeline)
-    rows = namespace_facts(store, pipeline, name)
-    result = {"pipeline": pipeline, "consumer": name, "offsets": rows}
-    return Outcome("" if rows else f"{name} has handled nothing yet", result, show=lambda to: _print_show(to, rows))
 
 
 def _print_show(console: Console, rows: list[dict[str, Any]]) -> None:
@@ -216,12 +210,6 @@ def _after(facts: dict[str, Any]) -> str:
     return "; its delivery is done" if facts["delivery_done"] else f"; the next one is {facts.get('next')}"
 
 
-def _step(pipeline: str, consumer: str | None, dry_run: bool, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.one_record import step as apply
-
-    return operated(subject(pipeline, files), lambda lock, _: apply(lock, consumer, dry_run), _stepped, dry_run)
-
-
 def _stepped(facts: Facts) -> str:
     who = f"{facts['pipeline']}: {facts['consumer'] or 'the consumer'}"
     if facts["did"] == "held":
@@ -232,14 +220,6 @@ def _stepped(facts: Facts) -> str:
     done = f"; {facts['handled']:,} of {facts['records']:,} are handled"
     end = f"; step {facts['step']} is done" if facts["step_done"] else ""
     return f"{who} {said} {record}{letter}{done}{end}"
-
-
-def _drop(pipeline: str, reader: str, dry_run: bool, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.consumer_lag import drop_reader
-
-    one = subject(pipeline, files)
-    facts = drop_reader(one.known(), pipeline, reader, who(), one.options.lease_seconds, dry_run)
-    return Outcome(_dropped(facts, dry_run), {**facts, "dry_run": dry_run})
 
 
 def _dropped(facts: Facts, dry_run: bool) -> str:

@@ -11,12 +11,11 @@ from conduit_dagster.cli.operate import DryRun, Files, Pipeline, subject, who
 from conduit_dagster.cli.verb import (
     FAILED,
     AcceptNewState,
-    AsJson,
     Outcome,
     Paths,
     current_catalogue,
-    perform,
     usage_error,
+    verb,
 )
 from conduit_dagster.engine.operate.summaries import delete_summary, start_summary, stop_summary
 
@@ -41,30 +40,24 @@ AskLag = Annotated[
 
 
 @app.command("list")
-def list_(paths: Paths = None, ask_lag: AskLag = None, as_json: AsJson = False) -> None:
+@verb("pipelines list")
+def list_(paths: Paths = None, ask_lag: AskLag = None) -> Outcome:
     """List all pipelines: status, lag of their sources, number of findings. Without PATH: the project's."""
-    perform("pipelines list", as_json, lambda: _list(paths or [], ask_lag))
+    from conduit_dagster.cli.pipeline_list import list_pipelines
+
+    return list_pipelines(current_catalogue(paths or []), ask_lag)
 
 
 @app.command("describe")
-def describe(pipeline: Id, paths: Paths = None, as_json: AsJson = False) -> None:
+@verb("pipelines describe")
+def describe(pipeline: Id, paths: Paths = None) -> Outcome:
     """Describe one pipeline: its parts, positions and errors. PATH: its file, if it is elsewhere."""
-    perform("pipelines describe", as_json, lambda: _describe(pipeline, paths or []))
-
-
-def _list(paths: list[str], ask_lag: bool | None) -> Outcome:
-    from conduit_dagster.cli.pipeline_list import list_pipelines
-
-    return list_pipelines(current_catalogue(paths), ask_lag)
-
-
-def _describe(pipeline: str, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.description import described, described_without_file
     from conduit_dagster.cli.description_text import show_description
     from conduit_dagster.state.claim import existing_store
     from conduit_dagster.state.overview import stored_names
 
-    catalogue = current_catalogue(paths)
+    catalogue = current_catalogue(paths or [])
     parsed = next((one for one in catalogue.loaded.pipelines if one.config.id == pipeline), None)
     store = existing_store(catalogue.project)
     stored = [] if store is None else stored_names(store)
@@ -92,45 +85,34 @@ def _unknown(pipeline: str, catalogue: Catalogue, stored: list[str]) -> Exceptio
 Force = Annotated[bool, typer.Option("--force", help="Cancel the step at hand; the pipeline is then degraded.")]
 
 
-def start(pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files = None, as_json: AsJson = False) -> None:
+@verb("pipelines start")
+def start(pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files = None) -> Outcome:
     """Start a pipeline that was stopped, is degraded, or waits for its restart."""
-    perform("pipelines start", as_json, lambda: _start(pipeline, accept_new, files))
+    asked = subject(pipeline, files, accept_new).start(who())
+    return Outcome(start_summary(pipeline, asked), {"asked": asked})
 
 
-def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json: AsJson = False) -> None:
+@verb("pipelines stop")
+def stop(pipeline: Pipeline, force: Force = False, files: Files = None) -> Outcome:
     """Stop a pipeline, wherever it runs, and wait for its end. A pending restart is cancelled."""
-    perform("pipelines stop", as_json, lambda: _stop(pipeline, force, files))
+    stopped = subject(pipeline, files).stop(who(), force)
+    return Outcome(stop_summary(pipeline, stopped), {"stopped": stopped})
 
 
 Lose = Annotated[bool, typer.Option("--force", help="Delete it even if something that is not delivered is lost.")]
 
 
-def delete(
-    pipeline: Pipeline, force: Lose = False, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
-) -> None:
+@verb("pipelines delete")
+def delete(pipeline: Pipeline, force: Lose = False, dry_run: DryRun = False, files: Files = None) -> Outcome:
     """Delete all that is kept of a stopped pipeline: positions, log, dead letters, and its sources' slots.
 
     Its history stays. Remove its file as well, or the next start reads its sources from their beginning.
     """
-    perform("pipelines delete", as_json, lambda: _deleted(pipeline, force, dry_run, files))
-
-
-def _deleted(pipeline: str, force: bool, dry_run: bool, files: list[str] | None) -> Outcome:
     # the engine takes a tenth of a second to import, and most verbs only read
     from conduit_dagster.engine.operate.delete import delete as delete_pipeline
 
     facts = delete_pipeline(subject(pipeline, files), who(), force, dry_run)
     return Outcome(delete_summary(facts), facts)
-
-
-def _start(pipeline: str, accept_new: bool, files: list[str] | None) -> Outcome:
-    asked = subject(pipeline, files, accept_new).start(who())
-    return Outcome(start_summary(pipeline, asked), {"asked": asked})
-
-
-def _stop(pipeline: str, force: bool, files: list[str] | None) -> Outcome:
-    stopped = subject(pipeline, files).stop(who(), force)
-    return Outcome(stop_summary(pipeline, stopped), {"stopped": stopped})
 
 
 Since = Annotated[
@@ -139,14 +121,9 @@ Since = Annotated[
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
 
 
-def history(
-    pipeline: Pipeline, since: Since = None, limit: Limit = 100, files: Files = None, as_json: AsJson = False
-) -> None:
+@verb("pipelines history")
+def history(pipeline: Pipeline, since: Since = None, limit: Limit = 100, files: Files = None) -> Outcome:
     """Show the events of a pipeline, the newest last. Works while it runs, and after its file is removed."""
-    perform("pipelines history", as_json, lambda: _history(pipeline, since, limit, files))
-
-
-def _history(pipeline: str, since: str | None, limit: int, files: list[str] | None) -> Outcome:
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.engine.operate.source_positions import moment
 
@@ -224,12 +201,9 @@ _SECONDS = 120.0
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
-def reload(url: Url = "http://127.0.0.1:3000", as_json: AsJson = False) -> None:
+@verb("pipelines reload")
+def reload(url: Url = "http://127.0.0.1:3000") -> Outcome:
     """Make a running Dagster reload the project. Required after adding or removing pipelines or connectors."""
-    perform("pipelines reload", as_json, lambda: _reload(url))
-
-
-def _reload(url: str) -> Outcome:
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.recovery.errors import FatalError
     from conduit_dagster.secret_values import masked

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import AsJson, Outcome, current_project, perform, usage_error
+from conduit_dagster.cli.verb import Outcome, current_project, usage_error, verb
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.cli.description_text import ExampleText
     from conduit_dagster.cli.reference import Page
     from conduit_dagster.engine.plugin_loading import Plugins
 
@@ -21,27 +20,31 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The plugin's name, su
 
 
 @connectors.command("list")
-def list_connectors(as_json: AsJson = False) -> None:
+@verb("connectors list")
+def list_connectors() -> Outcome:
     """List all connectors."""
-    perform("connectors list", as_json, lambda: _list("connector"))
+    return _list("connector")
 
 
 @connectors.command("describe")
-def describe_connector(name: Name, as_json: AsJson = False) -> None:
+@verb("connectors describe")
+def describe_connector(name: Name) -> Outcome:
     """Describe one connector, as a source and as a destination, with its settings."""
-    perform("connectors describe", as_json, lambda: _describe("connector", name))
+    return _describe("connector", name)
 
 
 @processors.command("list")
-def list_processors(as_json: AsJson = False) -> None:
+@verb("processors list")
+def list_processors() -> Outcome:
     """List all processors."""
-    perform("processors list", as_json, lambda: _list("processor"))
+    return _list("processor")
 
 
 @processors.command("describe")
-def describe_processor(name: Name, as_json: AsJson = False) -> None:
+@verb("processors describe")
+def describe_processor(name: Name) -> Outcome:
     """Describe one processor with its settings."""
-    perform("processors describe", as_json, lambda: _describe("processor", name))
+    return _describe("processor", name)
 
 
 def _pages(noun: str) -> tuple[list[Page], list[str]]:
@@ -88,10 +91,6 @@ def _describe(noun: str, name: str) -> Outcome:
     return Outcome("", result, show=lambda console: _show_pages(console, found))
 
 
-def _out(example: ExampleText) -> list[tuple[str, str]]:
-    return [("out", text) for text in example.gives]
-
-
 def _unknown(noun: str, name: str, names: list[str], broken: list[str]) -> Exception:
     from conduit_dagster.config.findings import did_you_mean
 
@@ -116,5 +115,6 @@ def _show_pages(console: Console, pages: list[Page]) -> None:
             console.print(line)
         for example in page.examples:
             console.print(f"\n{example.title}")
-            print_table(console, ("", ""), [*example.settings.items(), ("in", example.given), *_out(example)])
+            gives = [("out", text) for text in example.gives]
+            print_table(console, ("", ""), [*example.settings.items(), ("in", example.given), *gives])
         console.print()

@@ -17,7 +17,7 @@ from conduit_dagster.cli.operate import (
     subject,
     subjects,
 )
-from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform
+from conduit_dagster.cli.verb import AcceptNewState, Outcome, verb
 from conduit_dagster.engine.operate.summaries import on_one_line, rewind_summary
 
 if TYPE_CHECKING:
@@ -60,12 +60,22 @@ Force = Annotated[
 
 
 @app.command("show")
-def show(pipeline: Every = None, files: Files = None, as_json: AsJson = False) -> None:
+@verb("positions show")
+def show(pipeline: Every = None, files: Files = None) -> Outcome:
     """Show each source's position, offset and lag, and its collections' progress. Works while the pipeline runs."""
-    perform("positions show", as_json, lambda: _show(pipeline, files))
+    from conduit_dagster.engine.operate.source_positions import position_facts
+
+    rows: list[dict[str, Any]] = []
+    for one in [subject(pipeline, files)] if pipeline else subjects(files):
+        found = position_facts(one.store, one.id, one.bound, one.options.log_url) if one.store is not None else []
+        rows.append({"id": one.id, "sources": found})
+    missing = [row["id"] for row in rows if not row["sources"]]
+    summary = f"never ran: {', '.join(missing)}" if missing else ""
+    return Outcome(summary, {"pipelines": rows}, show=lambda console: _print(console, rows))
 
 
 @app.command("rewind")
+@verb("positions rewind")
 def rewind(
     pipeline: Pipeline,
     source: Name = None,
@@ -80,32 +90,15 @@ def rewind(
     dry_run: DryRun = False,
     accept_new: AcceptNewState = False,
     files: Files = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Outcome:
     """Continue a source from an earlier position: its records are read and delivered again, under new hashes."""
+    from conduit_dagster.engine.operate.send_again import resent
 
-    def work() -> Outcome:
-        from conduit_dagster.engine.operate.send_again import resent
-
-        one, wish = subject(pipeline, files, accept_new), _wish(to_start, to, to_offset, to_time)
-        wanted = resent(into, wish, _ends(until_offset, until_time), "--until-offset N and --until-time TIME")
-        if wanted is not None:
-            return _send_again(one, source, wanted, force, dry_run)
-        return _rewind(one, source, wish, force, dry_run)
-
-    perform("positions rewind", as_json, work)
-
-
-def _show(pipeline: str | None, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.source_positions import position_facts
-
-    rows: list[dict[str, Any]] = []
-    for one in [subject(pipeline, files)] if pipeline else subjects(files):
-        found = position_facts(one.store, one.id, one.bound, one.options.log_url) if one.store is not None else []
-        rows.append({"id": one.id, "sources": found})
-    missing = [row["id"] for row in rows if not row["sources"]]
-    summary = f"never ran: {', '.join(missing)}" if missing else ""
-    return Outcome(summary, {"pipelines": rows}, show=lambda console: _print(console, rows))
+    one, wish = subject(pipeline, files, accept_new), _wish(to_start, to, to_offset, to_time)
+    wanted = resent(into, wish, _ends(until_offset, until_time), "--until-offset N and --until-time TIME")
+    if wanted is not None:
+        return _send_again(one, source, wanted, force, dry_run)
+    return _rewind(one, source, wish, force, dry_run)
 
 
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, current_project, perform
+from conduit_dagster.cli.verb import FAILED, Outcome, current_project, verb
 from conduit_dagster.recovery.errors import TransientError
 
 if TYPE_CHECKING:
@@ -18,24 +18,9 @@ app = typer.Typer(no_args_is_help=True, help="The Spark server that the project'
 
 
 @app.command("start")
-def start(as_json: AsJson = False) -> None:
+@verb("spark start")
+def start() -> Outcome:
     """Start the server, unless it runs. A run starts it automatically; it ends after spark.idle-timeout without one."""
-    perform("spark start", as_json, _start)
-
-
-@app.command("stop")
-def stop(as_json: AsJson = False) -> None:
-    """Stop the server, by force after ten seconds. Pipelines that run on it fail and recover on a new one."""
-    perform("spark stop", as_json, _stop)
-
-
-@app.command("status")
-def status(as_json: AsJson = False) -> None:
-    """Show whether the server runs and answers, its address, start, memory and users. Starts nothing."""
-    perform("spark status", as_json, _status)
-
-
-def _start() -> Outcome:
     from conduit_dagster.cli.terminal import console
     from conduit_dagster.cli.verb_session import spark_settings
     from conduit_dagster.spark.java import require_java
@@ -49,7 +34,10 @@ def _start() -> Outcome:
     return Outcome(summary, {"started": fresh, "url": server.url, "pid": server.pid, "since": _time(server.since)})
 
 
-def _stop() -> Outcome:
+@app.command("stop")
+@verb("spark stop")
+def stop() -> Outcome:
+    """Stop the server, by force after ten seconds. Pipelines that run on it fail and recover on a new one."""
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.spark.server import stop_server
 
@@ -62,7 +50,10 @@ def _stop() -> Outcome:
     return Outcome(f"stopped{how} the server, pid {stopped['pid']}{lost}", {"stopped": True, **stopped})
 
 
-def _status() -> Outcome:
+@app.command("status")
+@verb("spark status")
+def status() -> Outcome:
+    """Show whether the server runs and answers, its address, start, memory and users. Starts nothing."""
     from conduit_dagster.spark.server import server_status
 
     facts = server_status(current_project().home)

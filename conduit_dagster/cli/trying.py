@@ -10,13 +10,12 @@ import typer
 from conduit_dagster.cli.verb import (
     FAILED,
     OK,
-    AsJson,
     Outcome,
     Paths,
     current_catalogue,
     current_project,
-    perform,
     usage_error,
+    verb,
 )
 from conduit_dagster.recovery.errors import FatalError
 
@@ -35,26 +34,9 @@ Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="Only tests wh
 Facts = dict[str, Any]
 
 
-def dry_run(file: File, records: Records = 5, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
+@verb("dry-run")
+def dry_run(file: File, records: Records = 5, pipeline: Pipeline = None) -> Outcome:
     """Read the first records of each source and show the output of each processor. Writes to no destination."""
-    perform("dry-run", as_json, lambda: _dry_run(file, records, pipeline))
-
-
-def test(paths: Paths = None, only: Only = "", as_json: AsJson = False) -> None:
-    """Run the tests of pipeline files; no source or destination is used. Without PATH: those of the project."""
-    perform("test", as_json, lambda: _test(paths or [], only))
-
-
-def _opened(paths: list[str]) -> Catalogue:
-    from conduit_dagster.cli.verb_session import session_opener
-    from conduit_dagster.spark.sql.query import open_with
-
-    # only a query needs a session
-    open_with(session_opener(current_project()))
-    return current_catalogue(paths)
-
-
-def _dry_run(file: str, records: int, pipeline: str | None) -> Outcome:
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.cli.validate import judged
     from conduit_dagster.engine.trial.trace import dry_run
@@ -66,6 +48,46 @@ def _dry_run(file: str, records: int, pipeline: str | None) -> Outcome:
     found = [tried._asdict() for tried in dry_run(bound, records)]
     summary = f"{bound.id}: {count(len(found), 'record')} tried, no destination was written to"
     return Outcome(summary, {"pipeline": bound.id, "records": found}, show=lambda console: _show_tried(console, found))
+
+
+@verb("test")
+def test(paths: Paths = None, only: Only = "") -> Outcome:
+    """Run the tests of pipeline files; no source or destination is used. Without PATH: those of the project."""
+    from conduit_dagster.cli.terminal import count
+    from conduit_dagster.cli.validate import judged
+    from conduit_dagster.engine.trial.cases import run_case
+
+    catalogue = _opened(paths or [])
+    if any(finding.is_error for finding in catalogue.findings):
+        return judged(catalogue, catalogue.findings)
+    ran = [
+        (bound.id, run_case(bound, test, catalogue.plugins))
+        for bound in catalogue.bound
+        for test in bound.config.tests
+        if only in test.name
+    ]
+    if not ran:
+        fix = "write them below tests: in a pipeline file (docs/testing.md)"
+        raise FatalError("no test matches", code="test.none", fix=fix)
+    failed = sum(not verdict.passed for _, verdict in ran)
+    summary = f"{count(len(ran), 'test')}, {failed} failed" if failed else f"{count(len(ran), 'test')} passed"
+    error = FatalError(summary, code="test.failed", fix="fix the pipeline or the test") if failed else None
+    return Outcome(
+        summary,
+        {"tests": [_facts(pipeline, verdict) for pipeline, verdict in ran]},
+        FAILED if failed else OK,
+        None if error is None else error.fields(),
+        lambda console: _show_tests(console, ran),
+    )
+
+
+def _opened(paths: list[str]) -> Catalogue:
+    from conduit_dagster.cli.verb_session import session_opener
+    from conduit_dagster.spark.sql.query import open_with
+
+    # only a query needs a session
+    open_with(session_opener(current_project()))
+    return current_catalogue(paths)
 
 
 def _chosen(bound: list[BoundPipeline], pipeline: str | None) -> BoundPipeline:
@@ -99,35 +121,6 @@ def _line(record: Any) -> str:
 
 
 # -- tests --------------------------------------------------------------------------------------------------------
-
-
-def _test(paths: list[str], only: str) -> Outcome:
-    from conduit_dagster.cli.terminal import count
-    from conduit_dagster.cli.validate import judged
-    from conduit_dagster.engine.trial.cases import run_case
-
-    catalogue = _opened(paths)
-    if any(finding.is_error for finding in catalogue.findings):
-        return judged(catalogue, catalogue.findings)
-    ran = [
-        (bound.id, run_case(bound, test, catalogue.plugins))
-        for bound in catalogue.bound
-        for test in bound.config.tests
-        if only in test.name
-    ]
-    if not ran:
-        fix = "write them below tests: in a pipeline file (docs/testing.md)"
-        raise FatalError("no test matches", code="test.none", fix=fix)
-    failed = sum(not verdict.passed for _, verdict in ran)
-    summary = f"{count(len(ran), 'test')}, {failed} failed" if failed else f"{count(len(ran), 'test')} passed"
-    error = FatalError(summary, code="test.failed", fix="fix the pipeline or the test") if failed else None
-    return Outcome(
-        summary,
-        {"tests": [_facts(pipeline, verdict) for pipeline, verdict in ran]},
-        FAILED if failed else OK,
-        None if error is None else error.fields(),
-        lambda console: _show_tests(console, ran),
-    )
 
 
 def _facts(pipeline: str, verdict: CaseResult) -> Facts:

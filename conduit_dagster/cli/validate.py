@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import ENVIRONMENT, INVALID, OK, AsJson, Outcome, Paths, current_catalogue, perform
+from conduit_dagster.cli.verb import ENVIRONMENT, INVALID, OK, Outcome, Paths, current_catalogue, verb
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -21,26 +21,20 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks: of plugin
 StrictLint = Annotated[bool, typer.Option("--strict", help="Fail on warnings and advice too.")]
 
 
-def validate(paths: Paths = None, strict: Strict = False, debug: Debug = False, as_json: AsJson = False) -> None:
+@verb("validate")
+def validate(paths: Paths = None, strict: Strict = False, debug: Debug = False) -> Outcome:
     """Find everything that a run would refuse, offline. Without PATH: the project's pipelines."""
-    perform("validate", as_json, lambda: _validated(paths or [], strict, debug))
-
-
-def lint(paths: Paths = None, strict: StrictLint = False, as_json: AsJson = False) -> None:
-    """Validate, and print advice. Without PATH: the project's pipelines."""
-    perform("lint", as_json, lambda: _linted(paths or [], strict))
-
-
-def _validated(paths: list[str], strict: bool, debug: bool) -> Outcome:
-    catalogue = current_catalogue(paths, strict)
+    catalogue = current_catalogue(paths or [], strict)
     return judged(catalogue, catalogue.findings, debug=debug)
 
 
-def _linted(paths: list[str], strict: bool) -> Outcome:
+@verb("lint")
+def lint(paths: Paths = None, strict: StrictLint = False) -> Outcome:
+    """Validate, and print advice. Without PATH: the project's pipelines."""
     from conduit_dagster.cli.advice import advice
     from conduit_dagster.config.findings import by_place
 
-    catalogue = current_catalogue(paths, strict)
+    catalogue = current_catalogue(paths or [], strict)
     findings = by_place([*catalogue.findings, *advice(catalogue.loaded.pipelines)])
     return judged(catalogue, findings, tolerant=not strict)
 
@@ -93,19 +87,16 @@ Deep = Annotated[
 ]
 
 
-def doctor(paths: Paths = None, deep: Deep = False, as_json: AsJson = False) -> None:
+@verb("doctor")
+def doctor(paths: Paths = None, deep: Deep = False) -> Outcome:
     """Check Python, packages, extras, Java, Spark, state store, staging, disk, pipelines, sources and destinations.
 
     With files: check the sources and destinations of their pipelines: servers, rights, tables, topics, slots.
     """
-    perform("doctor", as_json, lambda: _examined(deep, paths or []))
-
-
-def _examined(deep: bool, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.checks import all_checks
     from conduit_dagster.cli.terminal import count
 
-    checks = list(all_checks(deep, paths))
+    checks = list(all_checks(deep, paths or []))
     failed = [check for check in checks if check.level == "fail"]
     doubtful = sum(check.level == "warn" for check in checks)
     summary = f"{len(checks)} checks: {len(failed)} failed, {count(doubtful, 'warning')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
@@ -135,6 +137,24 @@ def perform(command: str, as_json: bool, work: Callable[[], Outcome]) -> NoRetur
         outcome = _attempt(work)
         _show(outcome)
     raise typer.Exit(outcome.exit)
+
+
+def verb(command: str) -> Callable[[Callable[..., Outcome]], Callable[..., NoReturn]]:
+    """Make a function that returns its outcome a verb, with the option ``--json``: see :func:`perform`."""
+
+    def decorate(work: Callable[..., Outcome]) -> Callable[..., NoReturn]:
+        @wraps(work)
+        def run(*, as_json: bool = False, **options: Any) -> NoReturn:
+            perform(command, as_json, lambda: work(**options))
+
+        own = inspect.signature(work, eval_str=True)
+        json_option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+        run.__signature__ = own.replace(  # pyright: ignore[reportAttributeAccessIssue]  # Typer reads it
+            parameters=[*own.parameters.values(), json_option]
+        )
+        return run
+
+    return decorate
 
 
 def _attempt(work: Callable[[], Outcome]) -> Outcome:
