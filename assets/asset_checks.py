@@ -146,10 +146,10 @@ def failed_verdict(
     return CheckResult(STATUS, False, "; ".join(texts), facts, severity)
 
 
-def stopped_verdict(reason: str) -> CheckResult:
-    """Return the check ``status`` of a pipeline that another process has stopped."""
+def stopped_verdict() -> CheckResult:
+    """Return the check ``status`` of a pipeline that a user stopped in another process."""
     status = str(PipelineStatus.STOPPED)
-    return CheckResult(STATUS, True, f"{status} by the {reason}", {"status": status})
+    return CheckResult(STATUS, True, f"{status} by the user", {"status": status})
 
 
 def status_observation(keys: AssetKeys, verdict: CheckResult) -> dg.AssetObservation:

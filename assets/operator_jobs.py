@@ -155,7 +155,7 @@ def _stop_op(reports: _Reports) -> dg.OpDefinition:
             reports.report(context, one, ACKS, stop_summary(one.id, stopped), {"stopped": stopped})
             if one.bound is not None and pipeline_rows(one.known())[one.id]["status"] == PipelineStatus.STOPPED:
                 # a pending restart is cancelled as well
-                log_check(context, reports.of(one.id), stopped_verdict("user"))
+                log_check(context, reports.of(one.id), stopped_verdict())
 
     return stop_pipeline
 

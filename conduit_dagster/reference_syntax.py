@@ -22,6 +22,7 @@ _ROOTS: Final[dict[str, Root]] = {
     ".Operation": "operation",
     ".Position": "position",
 }
+_ANY_ROOT: Final = f"begin with {', '.join(list(_ROOTS)[:-1])} or {list(_ROOTS)[-1]}"
 _QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 _SEGMENT = re.compile(rf"\.(?P<plain>[^.\[]+)|\[(?P<quoted>{_QUOTED})\]", re.DOTALL)
 _METADATA_ENTRY = re.compile(r"\$?\.[Mm]etadata\.")
@@ -92,7 +93,7 @@ def _segments(text: str) -> Iterator[_Segment]:
 
 def _malformed(text: str, at: int) -> ReferenceSyntaxError:
     if at == 0:
-        return ReferenceSyntaxError(f"{text!r} is not a field reference", 0, f"begin with {_either(_ROOTS)}")
+        return ReferenceSyntaxError(f"{text!r} is not a field reference", 0, _ANY_ROOT)
     if text[at] == "[":
         fix = 'write a name in quotes, such as ["first name"]; items of a list have no reference'
         return ReferenceSyntaxError(f"{text!r}: a bracket holds no quoted name", at, fix)
@@ -116,15 +117,10 @@ def _nearest(written: str) -> str:
     for candidate in candidates:
         if found := difflib.get_close_matches(candidate, spellings, n=1, cutoff=0.7):
             return f"did you mean {spellings[found[0]]}?"
-    return f"begin with {_either(_ROOTS)}"
+    return _ANY_ROOT
 
 
 def _refuse(text: str, rest: list[_Segment]) -> None:
     if rest:
         fix = f"end it here: {text[: rest[0].column]}"
         raise ReferenceSyntaxError(f"{text!r} goes on after a part that has no fields", rest[0].column, fix)
-
-
-def _either(words: dict[str, Root]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} or {last}"

@@ -47,7 +47,7 @@ class DecisionExecutor:
                 self._report(known, decision)
             case Stopped():
                 end_waiting(self._database, known.file.pipeline, "user", epoch=known.stored.epoch)
-                self._show(known, stopped_verdict("user"))
+                self._show(known, stopped_verdict())
             case StopRequest():
                 record_request(self._database, known.file.pipeline, decision.asked, _SENSOR)
             case None:

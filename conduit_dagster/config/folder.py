@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conduit_dagster.config.delivery import Recovery
+from conduit_dagster.config.document import unreadable
 from conduit_dagster.config.findings import Finding, by_place, isolated
 from conduit_dagster.config.parse import ParsedFile, ParsedPipeline, parse_file
-from conduit_dagster.config.source_text import unreadable
 
 _SUFFIXES = (".yml", ".yaml")
 

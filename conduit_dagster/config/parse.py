@@ -11,11 +11,10 @@ from typing import Any, cast
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config import rules
 from conduit_dagster.config.delivery import Recovery
-from conduit_dagster.config.document import Document, load_documents
+from conduit_dagster.config.document import Document, load_documents, read_source, source_of, unreadable
 from conduit_dagster.config.findings import UNSET, Finding, Severity, by_place, unexpected, without_consequences
 from conduit_dagster.config.model_findings import Checker, kebab
 from conduit_dagster.config.pipeline import LATEST_VERSION, OLDER_VERSIONS, Pipeline, PipelineFile
-from conduit_dagster.config.source_text import read_source, source_of, unreadable
 from conduit_dagster.config.tree import Mapped
 from conduit_dagster.secret_values import remember_credentials
 

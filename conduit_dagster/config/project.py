@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.document import Document, load_documents
+from conduit_dagster.config.document import Document, load_documents, read_source, source_of
 from conduit_dagster.config.findings import UNSET, Finding, by_place, unexpected
 from conduit_dagster.config.model_findings import Checker, kebab, section_at
 from conduit_dagster.config.project_settings import CONDUIT_ONLY, POSTGRES_STORES, ProjectSettings
-from conduit_dagster.config.source_text import read_source, source_of
 from conduit_dagster.config.tree import Mapped
 from conduit_dagster.extras import can_import, install_command, unopenable
 from conduit_dagster.secret_values import remember_credentials

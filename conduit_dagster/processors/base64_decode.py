@@ -13,7 +13,7 @@ from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conversions import decode_base64, quick_base64
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ChangeableField, ConduitSettings
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorSettings, Record
 
 
 class Base64DecodeSettings(ConduitSettings):
@@ -44,9 +44,6 @@ class Base64Decode(FieldProcessor):
         ),
         Example("No Base64", {"field": ".Payload.After.name"}, Record("1", {}, {"name": "!"}), "base64.decode.invalid"),
     )
-
-    def __init__(self, settings: Base64DecodeSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context, settings.field)
 
     @override
     def _code(self, name: str) -> PayloadCode:

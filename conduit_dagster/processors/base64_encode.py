@@ -14,7 +14,7 @@ from conduit_dagster.field_reference import kind_of
 from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ChangeableField, ConduitSettings
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorSettings, Record
 
 
 class Base64EncodeSettings(ConduitSettings):
@@ -43,9 +43,6 @@ class Base64Encode(FieldProcessor):
         ),
         Example("A whole payload", {"field": ".Payload.After"}, Record("1", {}, b"\x00\xff"), Record("1", {}, b"AP8=")),
     )
-
-    def __init__(self, settings: Base64EncodeSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context, settings.field)
 
     @override
     def _code(self, name: str) -> PayloadCode:

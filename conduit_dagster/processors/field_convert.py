@@ -62,7 +62,7 @@ class FieldConvert(FieldProcessor):
     )
 
     def __init__(self, settings: FieldConvertSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context, settings.field)
+        super().__init__(settings, context)
         self._convert = _CONVERSIONS[settings.type]
 
     @override

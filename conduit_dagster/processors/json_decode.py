@@ -52,7 +52,7 @@ class JsonDecode(FieldProcessor):
     )
 
     def __init__(self, settings: JsonDecodeSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context, settings.field)
+        super().__init__(settings, context)
         self.payload_code = _code(self.field)
 
     @override

@@ -45,7 +45,7 @@ class JsonEncode(FieldProcessor):
     )
 
     def __init__(self, settings: JsonEncodeSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context, settings.field)
+        super().__init__(settings, context)
         if self.field.root == "after" and not self.field.path:
             self.payload_code = _PAYLOAD
 

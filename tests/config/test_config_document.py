@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conduit_dagster.config.document import Document, load_documents
+from conduit_dagster.config.document import MAX_BYTES, Document, load_documents, read_source, source_of
 from conduit_dagster.config.findings import Finding
-from conduit_dagster.config.source_text import MAX_BYTES, read_source, source_of
 
 
 def load(text: str, **env: str) -> tuple[list[Document], list[Finding]]:

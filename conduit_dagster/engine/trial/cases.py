@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from conduit_dagster.config.tests import ExpectedNack, Mock, PipelineTest, RecordParts
+from conduit_dagster.config.pipeline import ExpectedNack, Mock, PipelineTest, RecordParts
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins

@@ -141,9 +141,10 @@ class FieldProcessor(InPlaceProcessor):
     sees_null: ClassVar[bool] = False
     """Whether :meth:`changed` is also called for null and missing fields."""
 
-    def __init__(self, settings: ProcessorSettings, context: ProcessorContext, field: str) -> None:
+    def __init__(self, settings: Any, context: ProcessorContext) -> None:
+        """``settings``: those of the subclass, with ``field``."""
         super().__init__(settings, context)
-        self.field = Reference.parse(field)
+        self.field = Reference.parse(settings.field)
         if self.field.root == "after" and len(self.field.path) == 1:
             self.payload_code = self._code(self.field.path[0])
 
