@@ -25,8 +25,9 @@ from conduit_dagster.config.references import BadReference, Lookup, expand
 _DEEPEST = 100
 """Maximum number of nested brackets, and of levels, for the fast parser."""
 _NOT_PLAIN = re.compile(
-    # a directive; a comment directly after a block indicator
-    r"^%|[|>][-+\d]*#"
+    # a directive; the end of a document, after which libyaml ignores another one; a comment directly after a block
+    # indicator
+    r"^%|^\.\.\.|[|>][-+\d]*#"
     # a character that the two parsers treat differently: as a line end, as a space or as an error
     "|[^\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]",
     re.MULTILINE,
