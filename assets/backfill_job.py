@@ -96,7 +96,7 @@ def _op(loaded: LoadedPipeline, name: str) -> dg.OpDefinition:
             if error.code == _HELD and config.wait:
                 context.log.info(f"{error.message}; looking again in {_AGAIN} s")
                 raise dg.RetryRequested(math.ceil(config.wait / _AGAIN), _AGAIN) from error
-            raise failure(error, "") from None
+            raise failure(error) from None
         for event in _told(context, loaded.keys, found, delivered):
             context.log_event(event)
 

@@ -102,7 +102,7 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
                 facts = replay(lock, config.selection(pipeline), config.start, pairs, config.dry_run)
                 left = _open(lock)
         except ConduitError as error:
-            raise failure(error, "") from None
+            raise failure(error) from None
         if config.dry_run:
             context.log.info(f"{facts['letters']:,} dead letters would be sent again")
             return
@@ -113,7 +113,7 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
         yield dg.MaterializeResult(asset_key=spec.key, metadata=_outcome(keys, facts))
         # a run that materialises it with other assets, such as the whole group, is no failure for letters of before
         if facts["failed"] and (context.run.job_name == job or context.run.asset_selection == {spec.key}):
-            raise failure(failed_again(pipeline, summary), "")
+            raise failure(failed_again(pipeline, summary))
 
     return run
 
@@ -130,7 +130,7 @@ def _discarding(loaded: LoadedPipeline, name: str, tags: dict[str, str]) -> dg.J
                 facts = discard(lock, config.selection(pipeline), config.note, config.dry_run)
                 left = _open(lock)
         except ConduitError as error:
-            raise failure(error, "") from None
+            raise failure(error) from None
         if config.dry_run:
             context.log.info(f"{facts['letters']:,} dead letters would be discarded")
             return

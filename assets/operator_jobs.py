@@ -215,9 +215,9 @@ def _operating(
             if one.store is not None:
                 one.store.dispose()
     except ConduitError as error:
-        raise failure(error, "") from None
+        raise failure(error) from None
     except SQLAlchemyError as error:
-        raise failure(unreachable(None, error, AWAY), "") from None
+        raise failure(unreachable(None, error, AWAY)) from None
 
 
 _JOBS = {

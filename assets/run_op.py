@@ -163,7 +163,7 @@ def run_in_dagster(
         run = _Run(context, config.seconds("end_after"), request, reporter)
     except ConduitError as error:
         _forbid_retries(context, error)
-        raise failure(error, "") from None
+        raise failure(error) from None
     yield from run.run(spark.spark_session)
 
 
@@ -226,7 +226,7 @@ def operator_of(context: Any) -> str:
     return run.tags.get("user", f"dagster run {run.run_id}")
 
 
-def failure(error: ConduitError, status: str, result: RunResult | None = None) -> dg.Failure:
+def failure(error: ConduitError, result: RunResult | None = None) -> dg.Failure:
     """Return the error as a Dagster failure, without Dagster's own retries, which ignore error classes.
 
     ``result``: of the failed run, for its story.
@@ -242,7 +242,7 @@ def failure(error: ConduitError, status: str, result: RunResult | None = None) -
         "conduit/since": None if story is None else dg.MetadataValue.timestamp(story.since_ns / 1e9),
         "conduit/safe": None if story is None else story.safe,
         "conduit/command": None if result is None else start_command(result.pipeline),
-        "conduit/status": str(status) or None,
+        "conduit/status": None if result is None else str(result.status),
         "conduit/attempt": None if restart is None else restart.attempt,
         "conduit/next_restart_at": None if restart is None else dg.MetadataValue.timestamp(restart.at_ns / 1e9),
     }
@@ -295,7 +295,7 @@ class _Run:
             raise dg.DagsterExecutionInterruptedError
         if result.error is not None:
             _forbid_retries(self._context, result.error)
-            raise failure(result.error, result.status, result) from None
+            raise failure(result.error, result) from None
 
 
 def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPipeline) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from conduit_dagster import storage
+from conduit_dagster.cli.verb import count
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, open_catalogue
 from conduit_dagster.extras import EXTRAS, install_command, is_installed
@@ -234,8 +235,6 @@ def _disk(project: Project) -> Check:
 
 
 def _pipelines(project: Project) -> Check:
-    from conduit_dagster.cli.terminal import count
-
     if not project.has_pipelines:
         return Check("pipelines", "warn", f"there is no {project.pipelines_path}", "conduit-dagster init")
     catalogue = open_catalogue(project)

@@ -92,7 +92,7 @@ def main() -> int:
     except ConduitError as error:
         outcome = failure(error)
     if outcome.error is not None:
-        print_error(console(sys.stderr), outcome.error)
+        print_error(console(sys.stderr), outcome.error.fields())
     return outcome.exit
 
 
@@ -124,7 +124,7 @@ def _compared(folder: Path, to: Console, outcome: Outcome) -> Outcome:
     if found == reported:
         return outcome
     error = FatalError(f"the files hold {found}, the run reported {reported}", code="demo.counts_differ")
-    return Outcome(error.message, None, INVALID, error.fields())
+    return Outcome(error.message, None, INVALID, error)
 
 
 def _show_files(folder: Path, to: Console, found: dict[str, int]) -> None:

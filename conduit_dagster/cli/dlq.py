@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
-from conduit_dagster.cli.verb import FAILED, Outcome, usage_error, verb
+from conduit_dagster.cli.verb import FAILED, Outcome, count, usage_error, verb
 from conduit_dagster.engine.operate.filters import Filters
 
 if TYPE_CHECKING:
@@ -99,8 +99,6 @@ def list_(
     files: Files = None,
 ) -> Outcome:
     """Show counts of dead letters by reason, and the newest letters. Works while the pipeline runs."""
-    from conduit_dagster.cli.terminal import count
-
     chosen = subjects(files) if pipeline is None else [subject(pipeline, files)]
     shown = 0 if by_reason else limit
     found = [facts for one in chosen if (facts := _of_pipeline(one, filters, state, shown, pipeline is None))]
@@ -139,7 +137,6 @@ def export(
     """Write dead letters to a file: their index entries, failed records and originals."""
     import json
 
-    from conduit_dagster.cli.terminal import count
     from conduit_dagster.engine.dead_letters.search import record_json
     from conduit_dagster.engine.operate.export_file import exported
     from conduit_dagster.engine.operate.letters import wanted_of
@@ -185,7 +182,7 @@ def replay(
     outcome = operated(one, work, _replayed, dry_run)
     if not outcome.result["failed"]:
         return outcome
-    return replace(outcome, exit=FAILED, error=failed_again(one.id, outcome.summary).fields())
+    return replace(outcome, exit=FAILED, error=failed_again(one.id, outcome.summary))
 
 
 @app.command("discard")
@@ -290,7 +287,6 @@ def _print_letter(console: Console, row: Facts, facts: Facts) -> None:
 
 
 def _replayed(facts: Facts) -> str:
-    from conduit_dagster.cli.terminal import count
     from conduit_dagster.engine.compiled_pipeline import is_edit
 
     if facts["dry_run"]:
@@ -308,8 +304,6 @@ def _replayed(facts: Facts) -> str:
 
 
 def _discarded(facts: Facts) -> str:
-    from conduit_dagster.cli.terminal import count
-
     many = facts["letters"] if facts["dry_run"] else facts["discarded"]
     verb = "would be" if facts["dry_run"] else "is" if many == 1 else "are"
     return f"{facts['pipeline']}: {count(many, 'dead letter')} {verb} discarded"

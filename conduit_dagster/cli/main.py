@@ -202,7 +202,7 @@ def _misused(error: typer.TyperException, words: list[str]) -> int:
     known = getattr(getattr(error, "ctx", None), "command_path", NAME)
     flaw = usage_error(message, "command", f"{known} --help")
     if "--json" in words:
-        print(Outcome(message, None, INVALID, flaw.fields()).envelope(known.removeprefix(NAME).strip()))
+        print(Outcome(message, None, INVALID, flaw).envelope(known.removeprefix(NAME).strip()))
     else:
         print(f"error {flaw.code}: {message}\n  fix:    {flaw.fix}", file=sys.stderr)
     return INVALID

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Source, operated, subject, who
-from conduit_dagster.cli.verb import Outcome, verb
+from conduit_dagster.cli.verb import Outcome, count, verb
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -189,7 +189,6 @@ def _mark(
 
 
 def _marked(facts: Facts) -> str:
-    from conduit_dagster.cli.terminal import count
     from conduit_dagster.engine.operate.mark_records import spans
 
     who, offsets, dry_run = f"{facts['pipeline']}: {facts['consumer']}", facts["offsets"], facts["dry_run"]
@@ -223,8 +222,6 @@ def _stepped(facts: Facts) -> str:
 
 
 def _dropped(facts: Facts, dry_run: bool) -> str:
-    from conduit_dagster.cli.terminal import count
-
     log, unread = f"the log of {facts['pipeline']}:{facts['source']}", count(facts["unread"], "record")
     waits = "would wait" if dry_run else "waits"
     return (

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conduit_dagster.cli.progress import amount
-from conduit_dagster.cli.terminal import ago, count, due, print_table, styled
-from conduit_dagster.cli.verb import Outcome
+from conduit_dagster.cli.terminal import ago, due, print_table, styled
+from conduit_dagster.cli.verb import Outcome, count
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.policy import PipelineStatus

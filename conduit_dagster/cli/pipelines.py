@@ -13,6 +13,7 @@ from conduit_dagster.cli.verb import (
     AcceptNewState,
     Outcome,
     Paths,
+    count,
     current_catalogue,
     usage_error,
     verb,
@@ -124,7 +125,6 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The new
 @verb("pipelines history")
 def history(pipeline: Pipeline, since: Since = None, limit: Limit = 100, files: Files = None) -> Outcome:
     """Show the events of a pipeline, the newest last. Works while it runs, and after its file is removed."""
-    from conduit_dagster.cli.terminal import count
     from conduit_dagster.engine.operate.source_positions import moment
 
     since_ns = 0 if since is None else moment(since, time.time_ns(), "--since")
@@ -204,7 +204,6 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 @verb("pipelines reload")
 def reload(url: Url = "http://127.0.0.1:3000") -> Outcome:
     """Make a running Dagster reload the project. Required after adding or removing pipelines or connectors."""
-    from conduit_dagster.cli.terminal import count
     from conduit_dagster.recovery.errors import FatalError
     from conduit_dagster.secret_values import masked
 
@@ -218,7 +217,7 @@ def reload(url: Url = "http://127.0.0.1:3000") -> Outcome:
         return Outcome(f"{count(len(locations), 'code location')} loaded again", facts)
     message = "; ".join(f"{one['name']}: {one['error']}" for one in broken)
     error = FatalError(message, code="dagster.load_failed", place=url, fix="conduit-dagster validate shows mistakes")
-    return Outcome(f"not loaded: {message}", facts, FAILED, error.fields())
+    return Outcome(f"not loaded: {message}", facts, FAILED, error)
 
 
 def _location(entry: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import Outcome, current_project, usage_error, verb
+from conduit_dagster.cli.verb import Outcome, count, current_project, usage_error, verb
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,8 +63,6 @@ def _plugins() -> Plugins:
 
 
 def _list(noun: str) -> Outcome:
-    from conduit_dagster.cli.terminal import count
-
     pages, broken = _pages(noun)
     rows = [{"name": p.name, "kind": p.kind, "origin": p.origin, "summary": p.summary} for p in pages]
     result = {f"{noun}s": rows, "broken": broken}

@@ -17,8 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from conduit_dagster.cli.terminal import count, print_error, styled, table
-from conduit_dagster.cli.verb import FAILED, OK, Outcome
+from conduit_dagster.cli.terminal import print_error, styled, table
+from conduit_dagster.cli.verb import FAILED, OK, Outcome, count
 from conduit_dagster.metrics.source_lag import lag_amount
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.sdk import Source
@@ -137,7 +137,7 @@ def finished(results: Sequence[RunResult], findings: Sequence[Finding], forced_e
             "findings": [finding.as_json() for finding in findings],
         },
         forced_exit if forced_exit is not None else FAILED if failed else OK,
-        None if error is None else error.fields(),
+        error,
         lambda console: _show(console, results),
     )
 

@@ -14,6 +14,7 @@ from conduit_dagster.cli.verb import (
     AsJson,
     Outcome,
     Paths,
+    count,
     current_project,
     perform,
     usage_error,
@@ -70,7 +71,7 @@ def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool)
     _print([] if missing else findings, asked.as_json)
     if obstacle is not None:
         result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
-        return Outcome(obstacle.message, result, INVALID, obstacle.fields())
+        return Outcome(obstacle.message, result, INVALID, obstacle)
     # a --once run may run beside a long one, which holds the project's address
     address = metrics or (None if asked.once else project.settings.metrics.listen)
     return _moved(catalogue, chosen, findings, asked, run_metrics(address))
@@ -114,8 +115,6 @@ def _obstacle(catalogue: Catalogue, findings: list[Finding], chosen: list[BoundP
     """Return the error that prevents the whole run, or None: either all pipelines start, or none does."""
     errors = [finding for finding in findings if finding.is_error]
     if errors:
-        from conduit_dagster.cli.terminal import count
-
         # each finding is shown separately
         message = f"nothing was started: {count(len(errors), 'error')} in the pipelines' files"
         fix = "fix what is listed; conduit-dagster validate shows it again"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conduit_dagster.cli.verb import FAILED, Outcome, current_project, verb
+from conduit_dagster.cli.verb import FAILED, Outcome, count, current_project, verb
 from conduit_dagster.recovery.errors import TransientError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def start() -> Outcome:
 @verb("spark stop")
 def stop() -> Outcome:
     """Stop the server, by force after ten seconds. Pipelines that run on it fail and recover on a new one."""
-    from conduit_dagster.cli.terminal import count
     from conduit_dagster.spark.server import stop_server
 
     stopped = stop_server(current_project().home)
@@ -68,7 +67,7 @@ def status() -> Outcome:
         place=facts["log"],
         fix="wait if it was started a moment ago; else conduit-dagster spark stop, and the next run starts another",
     )
-    return Outcome(error.message, told, FAILED, error.fields(), lambda console: _show(console, told))
+    return Outcome(error.message, told, FAILED, error, lambda console: _show(console, told))
 
 
 def _session(one: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Output of the command line: consoles with colour and live display only on a terminal, tables, counts and times."""
+"""Output of the command line: consoles with colour and live display only on a terminal, tables and times."""
 
 from __future__ import annotations
 
@@ -85,11 +85,6 @@ def print_error(to: Console, error: dict[str, Any], indent: str = "") -> None:
     for name in ("node", "place", "fix"):
         if error.get(name):
             to.print(f"{indent}  {name + ':':<8}{error[name]}")
-
-
-def count(number: int, noun: str) -> str:
-    """Format a count: ``1 file``, ``2,000 files``; the noun's plural is regular."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from conduit_dagster.cli.verb import AsJson, Outcome, current_catalogue, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, count, current_catalogue, perform
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -39,7 +39,7 @@ def top(interval: Interval = 1.0, once: Once = False, as_json: AsJson = False) -
 
 
 def _top(interval: float, once: bool) -> Outcome:
-    from conduit_dagster.cli.terminal import console, count
+    from conduit_dagster.cli.terminal import console
 
     rates = _Rates(current_catalogue())
     if not once and console().is_terminal:

@@ -12,6 +12,7 @@ from conduit_dagster.cli.verb import (
     OK,
     Outcome,
     Paths,
+    count,
     current_catalogue,
     current_project,
     usage_error,
@@ -37,7 +38,6 @@ Facts = dict[str, Any]
 @verb("dry-run")
 def dry_run(file: File, records: Records = 5, pipeline: Pipeline = None) -> Outcome:
     """Read the first records of each source and show the output of each processor. Writes to no destination."""
-    from conduit_dagster.cli.terminal import count
     from conduit_dagster.cli.validate import judged
     from conduit_dagster.engine.trial.trace import dry_run
 
@@ -53,7 +53,6 @@ def dry_run(file: File, records: Records = 5, pipeline: Pipeline = None) -> Outc
 @verb("test")
 def test(paths: Paths = None, only: Only = "") -> Outcome:
     """Run the tests of pipeline files; no source or destination is used. Without PATH: those of the project."""
-    from conduit_dagster.cli.terminal import count
     from conduit_dagster.cli.validate import judged
     from conduit_dagster.engine.trial.cases import run_case
 
@@ -76,7 +75,7 @@ def test(paths: Paths = None, only: Only = "") -> Outcome:
         summary,
         {"tests": [_facts(pipeline, verdict) for pipeline, verdict in ran]},
         FAILED if failed else OK,
-        None if error is None else error.fields(),
+        error,
         lambda console: _show_tests(console, ran),
     )
 

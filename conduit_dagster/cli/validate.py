@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import ENVIRONMENT, INVALID, OK, Outcome, Paths, current_catalogue, verb
+from conduit_dagster.cli.verb import ENVIRONMENT, INVALID, OK, Outcome, Paths, count, current_catalogue, verb
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True,
         summary,
         {"pipelines": _pipelines(catalogue), "findings": [finding.as_json(debug) for finding in findings]},
         INVALID if bad else OK,
-        None if error is None else error.fields(),
+        error,
         lambda console: show_findings(console, findings, debug),
     )
 
@@ -74,8 +74,6 @@ def _pipelines(catalogue: Catalogue) -> list[dict[str, object]]:
 
 
 def _summary(catalogue: Catalogue, findings: list[Finding]) -> str:
-    from conduit_dagster.cli.terminal import count
-
     files, pipelines = len(catalogue.loaded.files), len(catalogue.loaded.pipelines)
     errors = sum(finding.is_error for finding in findings)
     looked_at = f"{count(pipelines, 'pipeline')} in {count(files, 'file')}"
@@ -94,7 +92,6 @@ def doctor(paths: Paths = None, deep: Deep = False) -> Outcome:
     With files: check the sources and destinations of their pipelines: servers, rights, tables, topics, slots.
     """
     from conduit_dagster.cli.checks import all_checks
-    from conduit_dagster.cli.terminal import count
 
     checks = list(all_checks(deep, paths or []))
     failed = [check for check in checks if check.level == "fail"]
@@ -105,7 +102,7 @@ def doctor(paths: Paths = None, deep: Deep = False) -> Outcome:
         summary,
         {"checks": [check.as_json() for check in checks]},
         ENVIRONMENT if failed else OK,
-        None if error is None else error.fields(),
+        error,
         lambda console: _show_checks(console, checks),
     )
 

@@ -48,7 +48,7 @@ class Outcome:
     summary: str
     result: Any = None
     exit: int = OK
-    error: dict[str, Any] | None = None
+    error: ConduitError | None = None
     show: Callable[[Console], None] | None = None
     """Function that prints the result as text."""
 
@@ -59,7 +59,7 @@ class Outcome:
             "ok": self.exit == OK,
             "summary": hide(self.summary),
             "result": hide_in(self.result),
-            "error": hide_in(self.error),
+            "error": None if self.error is None else hide_in(self.error.fields()),
         }
         return json.dumps(fields, default=lambda value: hide(str(value)))
 
@@ -67,7 +67,7 @@ class Outcome:
 def failure(error: ConduitError, result: Any = None) -> Outcome:
     """Return the outcome of a verb that ended with an error."""
     code = _EXITS.get(error.code.partition(".")[0], FAILED)
-    return Outcome(error.message, result, code, error.fields())
+    return Outcome(error.message, result, code, error)
 
 
 def unforeseen(error: Exception) -> ConduitError:
@@ -93,6 +93,11 @@ def unforeseen(error: Exception) -> ConduitError:
     )
     made.__cause__ = error
     return made
+
+
+def count(number: int, noun: str) -> str:
+    """Format a count: ``1 file``, ``2,000 files``; the noun's plural is regular."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def usage_error(message: str, code: str, fix: str | None = None) -> FatalError:
@@ -178,7 +183,7 @@ def _show(outcome: Outcome) -> None:
         outcome.show(console())
     if outcome.error is not None:
         sys.stdout.flush()
-        print_error(console(sys.stderr), outcome.error)
+        print_error(console(sys.stderr), outcome.error.fields())
     elif outcome.summary:
         console().print(outcome.summary)
 

@@ -33,7 +33,7 @@ def test_a_failed_pipeline_is_exit_code_1_and_its_error_the_envelopes() -> None:
     outcome = finished([good, _failed()], [], None)
     assert outcome.exit == 1
     assert outcome.error is not None
-    assert outcome.error["code"] == "x.y"
+    assert outcome.error.code == "x.y"
     assert outcome.summary == "1 of 2 pipelines failed: p"
     assert outcome.result["pipelines"][1] == _failed().as_json()
 
