@@ -54,7 +54,7 @@ class Loop(Processor):
 """
 """``plugins/loop.py`` of the project: hand-written code for just this work. ``@`` is the work."""
 IN_ORDER = """
-from conduit_dagster.processors.common.stateful import Entries, Remembering
+from conduit_dagster.sdk.processor import Entries, Remembering
 
 
 class InOrder(Remembering, Loop):

@@ -19,10 +19,10 @@ from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.source_nodes import SourceNode, inputs_of, replay_inputs
 from conduit_dagster.expressions import Clock, compile_condition, reads_key
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
 from conduit_dagster.sdk.context import IdempotencyKeys
+from conduit_dagster.sdk.processor import StatefulProcessor
 from conduit_dagster.sdk.promises import keeps
 from conduit_dagster.secret_values import hide, remember, remember_credentials
 from conduit_dagster.spark.sql.query import SqlQuery

@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.processors.common.stateful import Entries, StatefulProcessor
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk.processor import Entries, StatefulProcessor
 from conduit_dagster.state.steps import ProcessorState, ProcessorStatePart
 from conduit_dagster.storage import Sink
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 from conduit_dagster.engine.spark_tasks import PACKAGE_VERSION, ROW_SCHEMA, Task, run_tasks
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.connect import end_jobs_of, owner_tag, whereabouts
 from conduit_dagster.spark.executors import on_cluster
 from conduit_dagster.spark.jobs import JobCancelled, cancel_jobs_of, run_job, tag_of
-from conduit_dagster.spark.owner_jobs import end_jobs_of, owner_tag, whereabouts
 from conduit_dagster.spark.session import parallelism
 from conduit_dagster.spark.sql.frame import with_queries
 from conduit_dagster.spark.sql.query import SqlQuery

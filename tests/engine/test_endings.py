@@ -15,7 +15,7 @@ from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import Reason, StopFlag
-from conduit_dagster.spark import owner_jobs
+from conduit_dagster.spark import connect
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import recovery_rows
@@ -227,7 +227,7 @@ def test_a_cancelled_sender_and_that_of_the_next_run_do_not_send_side_by_side(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cancelled task of Spark goes on for some seconds; on a busy machine for more than usual."""
-    monkeypatch.setattr(owner_jobs, "_WORKERS_END", owner_jobs._WORKERS_END + 15)
+    monkeypatch.setattr(connect, "_WORKERS_END", connect._WORKERS_END + 15)
     with_plugin(lab, SLOW)
     lab.pipeline(connectors=[source(), {**scripted(plugin="bad"), "settings": {}}], processors=[DECODE])
     slow, sent = lab.root / "slow", lab.root / "sent"

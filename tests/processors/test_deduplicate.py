@@ -12,10 +12,10 @@ from processors.conftest import make
 from pydantic import ValidationError
 
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.common.stateful import Entries
 from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import DROP, Nack, ProcessorContext
+from conduit_dagster.sdk.processor import Entries
 
 SECOND = 1_000_000_000
 VALUES: list[Any] = [

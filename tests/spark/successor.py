@@ -9,12 +9,12 @@ import json
 import sys
 import time
 
-from conduit_dagster.spark import owner_jobs
-from conduit_dagster.spark.owner_jobs import end_jobs_of
+from conduit_dagster.spark import connect
+from conduit_dagster.spark.connect import end_jobs_of
 from conduit_dagster.spark.session import SparkSettings, open_session
 
 if __name__ == "__main__":
-    owner_jobs._WORKERS_END += 15  # on a busy machine a server takes longer to end a worker
+    connect._WORKERS_END += 15  # on a busy machine a server takes longer to end a worker
     session = open_session(SparkSettings(url=sys.argv[1]), "successor")
     ended = end_jobs_of(session, json.loads(sys.argv[2]))
     at = time.time()

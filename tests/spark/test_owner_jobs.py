@@ -11,7 +11,7 @@ import pytest
 from conftest import ConnectServer
 from lab.waiting import wait_until
 
-from conduit_dagster.spark.owner_jobs import owner_tag
+from conduit_dagster.spark.connect import owner_tag
 
 HERE = Path(__file__).parent
 

@@ -24,7 +24,7 @@ from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.spark.owner_jobs import end_jobs_of
+from conduit_dagster.spark.connect import end_jobs_of
 from conduit_dagster.spark.sql.query import open_with
 from conduit_dagster.state.connector_registrations import Generations, unmarked
 from conduit_dagster.state.database import unreachable

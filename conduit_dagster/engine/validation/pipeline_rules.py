@@ -16,8 +16,8 @@ from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pi
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.extras import NotInstalledError
-from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.sdk import ConnectorSettings, Destination, ProcessorSettings, Source
+from conduit_dagster.sdk.processor import StatefulProcessor
 from conduit_dagster.secret_values import masked
 
 _SDK_IGNORED = {

@@ -10,9 +10,9 @@ import pytest
 
 from conduit_dagster.engine.nodes import Node
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.record import COLLECTION, OPERATIONS, Data, Nack, Record, copy
 from conduit_dagster.sdk import Processor, ProcessorContext
+from conduit_dagster.sdk.processor import StatefulProcessor
 
 _DEPTH: Final = 100
 
