@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-import structlog
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.formats import Refused, nack_of
@@ -260,7 +259,6 @@ def _staged(line: bytes) -> StagedRecord:
     return StagedRecord(source, ordinal, decode(record))
 
 
-_log = structlog.get_logger("conduit.storage")
 _OWNER = (
     "let the user of the driver delete what the workers write, or the disk fills up; what is left of staging goes when"
     " the pipeline starts again"
@@ -275,5 +273,9 @@ def discard_folder(url: str) -> None:
     except OSError as error:
         parent = url.rpartition("/")[0]
         if parent not in _told:
+            import structlog  # a hundred modules, for what hardly ever happens
+
             _told.add(parent)
-            _log.warning("a folder that is no longer needed can't be removed", folder=url, cause=str(error), fix=_OWNER)
+            structlog.get_logger("conduit.storage").warning(
+                "a folder that is no longer needed can't be removed", folder=url, cause=str(error), fix=_OWNER
+            )
