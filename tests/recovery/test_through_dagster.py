@@ -57,14 +57,14 @@ def throw(error: BaseException, cause: BaseException | None = None) -> Callable[
 @pytest.mark.parametrize("kind", [FatalError, TransientError])
 def test_b08_the_failure_of_a_run(instance: dg.DagsterInstance, kind: type[ConduitError]) -> None:
     def body() -> None:
-        raise failure(gone(kind), "degraded") from None
+        raise failure(gone(kind)) from None
 
     assert facts(stored(instance, body)) == facts(gone(kind))
 
 
 def test_a_failure_that_says_little(instance: dg.DagsterInstance) -> None:
     def body() -> None:
-        raise failure(TransientError("it broke"), "degraded") from None
+        raise failure(TransientError("it broke")) from None
 
     assert facts(stored(instance, body)) == facts(TransientError("it broke"))
 

@@ -33,7 +33,7 @@ AWAY = TransientError("the destination does not answer", code="connector.failed"
 
 def fails_with(location: Location, run: dg.DagsterRun, code: str) -> None:
     """Fail a run in Dagster, as the run's own op does."""
-    told = failure(TransientError("another process has it", code=code), "running")
+    told = failure(TransientError("another process has it", code=code))
     error = SerializableErrorInfo(str(told), [], "Failure")
     data = StepFailureData(error, UserFailureData("f", told.description, told.metadata))
     kind = DagsterEventType.STEP_FAILURE.value
