@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, Self
 from urllib.parse import quote
 
+from conduit_dagster.private_home import PRIVATE_FILE, is_private, private_folder
 from conduit_dagster.store_files import NoSuchBucketError, create_stored, has_folders, open_stored, store_of
 
 
@@ -94,44 +95,6 @@ def safe_name(name: str) -> str:
     return f"{safe[:180]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
-PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
-_HOME_MARK = ".private"
-"""Name of the file that marks a home: everything created below is readable by its user only, whatever the umask."""
-
-
-def private_folder(path: Path) -> None:
-    """Create a folder and its parents for their user only; an existing folder keeps its mode. Raises ``OSError``."""
-    missing: list[Path] = []
-    while not path.exists():
-        missing.append(path)
-        path = path.parent
-    for folder in reversed(missing):
-        folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
-
-
-def make_home(home: Path, private: bool = True) -> None:
-    """Create a project's home, or restrict an existing one to its user, and mark it.
-
-    If not ``private``, the umask applies. A home of another user keeps its mode. Raises ``OSError``.
-    """
-    if not private:
-        home.mkdir(parents=True, exist_ok=True)
-        (home / _HOME_MARK).unlink(missing_ok=True)
-        return
-    private_folder(home)
-    found = home.stat()
-    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
-        home.chmod(PRIVATE_FOLDER)
-    mark = home / _HOME_MARK
-    if not mark.exists():
-        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE))
-
-
-def is_private(path: Path) -> bool:
-    """Return whether a path is in a marked home. Destinations elsewhere keep their user's umask."""
-    return any((folder / _HOME_MARK).exists() for folder in path.absolute().parents)
-
-
 def make_folder(url: str) -> None:
     """Create a folder and its parents; no effect if it exists, or in an object store, which has none.
 
@@ -193,12 +156,12 @@ def _put_there(url: str, data: bytes) -> bool:
     except FileExistsError:
         return False
     try:
-        file.write(data)
-        file.finish()
+        with file:
+            file.write(data)
+            file.finish()
     except FileExistsError:
         return False  # an object store looks only at the end
     except BaseException:
-        file.abort()
         with suppress(OSError):
             if is_local(url) or _is_torn(url, data):
                 remove(url)

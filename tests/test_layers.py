@@ -28,7 +28,7 @@ LAYERS = [
         "conduit_dagster.extras",
     },
     {"conduit_dagster.storage"},
-    {"conduit_dagster.store_files"},
+    {"conduit_dagster.private_home", "conduit_dagster.store_files"},
     {"conduit_dagster.field_reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
     {"conduit_dagster.javascript"},
     {"conduit_dagster.warm"},

@@ -265,7 +265,7 @@ def _failures(project: Project) -> Check:
 
 
 def _launches(project: Project) -> Check:
-    """Check whether somebody launches what waits: Dagster shows nothing of it while its daemon is down."""
+    """Check whether starts and restarts begin in time: Dagster shows nothing of them while its daemon is down."""
     from conduit_dagster.cli.terminal import ago, is_late
     from conduit_dagster.state.claim import existing_store
 
@@ -275,24 +275,24 @@ def _launches(project: Project) -> Check:
     if not found:
         return Check("launches", "ok", "no start or restart is overdue")
     fix = (
-        "start Dagster's daemon and switch on the sensors conduit_recovery and conduit_lifecycle, "
-        "or run the pipelines here: conduit-dagster run"
+        "see that the pipeline's file is there, that Dagster's daemon runs with the sensors conduit_recovery and "
+        "conduit_lifecycle on, and that its queue has room; or run it here: conduit-dagster run"
     )
-    return Check("launches", "warn", f"{', '.join(found)}: nobody launches it", fix)
+    return Check("launches", "warn", f"{', '.join(found)}, and no process has begun it", fix)
 
 
 def _waiting(store: sa.Engine) -> Iterator[tuple[str, int]]:
     """Yield the starts and restarts that no process has begun yet, each with its due time in ns since the epoch."""
-    from conduit_dagster.recovery.policy import PipelineStatus
-    from conduit_dagster.state.overview import pipeline_rows
+    from conduit_dagster.cli.pipeline_list import status_of, status_rows
     from conduit_dagster.state.status_store import recovery_rows
 
-    rows = pipeline_rows(store)
     for name, state in recovery_rows(store).items():
         if state.asked == "start":
             yield f"the start of {name}", state.asked_ns
-        elif state.restart_at_ns and rows.get(name, {}).get("status") == PipelineStatus.RECOVERING:
-            yield f"the restart of {name}", state.restart_at_ns
+    for name, row in status_rows(store).items():
+        restart = status_of(row)["restart"]
+        if restart is not None and restart["at_ns"] and row["recovery"].asked != "start":
+            yield f"the restart of {name}", restart["at_ns"]
 
 
 def _tried(project: Project, paths: Sequence[str]) -> list[BoundPipeline]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from conduit_dagster import storage
+from conduit_dagster.private_home import PRIVATE_FILE, private_folder
 from conduit_dagster.recovery.errors import FatalError
 
 _SMALLEST = 512
@@ -36,8 +36,8 @@ def sqlite_file(url: sa.URL) -> Path | None:
 
 def create_file(path: Path) -> None:
     """Create the file and its folder if missing. SQLite gives its ``-wal`` and ``-shm`` files the same mode."""
-    storage.private_folder(path.parent)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, storage.PRIVATE_FILE))
+    private_folder(path.parent)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
 
 
 def replaced(place: str, what: str) -> FatalError:

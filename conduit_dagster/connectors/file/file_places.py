@@ -293,7 +293,7 @@ class ListedStrays:
 
     def __init__(self, matches: FileMatches, places: LastPlaces, copies: FileCopies) -> None:
         self._matches, self._places, self._copies = matches, places, copies
-        self._sought: tuple[list[FolderEntry], FinishedFiles, set[int]] | None = None
+        self._sought: tuple[list[FolderEntry] | None, FinishedFiles | None, set[int]] = None, None, set()
         """What the files were sought with; with the same, they are where they were."""
         self._found: list[KnownFile] = []
         self._vain: dict[int, int] = {}
@@ -304,8 +304,8 @@ class ListedStrays:
 
         ``replaced``: numbers of files of the lists whose inode has other content.
         """
-        before = self._sought or ((), None, None)
-        if before[0] is not entries or before[1] is not finished or before[2] != replaced:
+        before, lists, gone = self._sought
+        if entries is not before or finished is not lists or replaced != gone:
             inodes = {inode for _, inode in entries}
             rows = finished.rows.values()
             self._found = self._seek([row for row in rows if row.inode not in inodes or row.number in replaced])
