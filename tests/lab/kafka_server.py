@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ClusterMetadata, OffsetSpec
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from .freezing import frozen
@@ -31,7 +31,8 @@ from .waiting import wait_until
 Row = tuple[bytes | None, bytes | None]
 _PATIENCE = 90
 """Seconds for an answer of a busy broker."""
-_WITHOUT_LEADER = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError._TIMED_OUT)
+_NO_ANSWER = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
+_WITHOUT_LEADER = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION)
 VERSION = "4.1.0"
 JARS = JarSet(
     f"kafka-{VERSION}", (("org.apache.kafka", "kafka_2.13", VERSION), ("org.slf4j", "slf4j-simple", "1.7.36")), 45
@@ -156,7 +157,7 @@ class KafkaServer:
         """Delete a topic and wait until it is gone."""
         admin = self.admin
         admin.delete_topics([topic])[topic].result(_PATIENCE)
-        wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, f"{topic} is gone")
+        wait_until(lambda: topic not in metadata_of(admin).topics, f"{topic} is gone")
 
     def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """Delete the records before an offset, as retention does."""
@@ -284,29 +285,38 @@ def create_topic(servers: str, name: str, partitions: int = 1, **config: str) ->
     return name
 
 
+def metadata_of(client: AdminClient | Consumer, topic: str | None = None) -> ClusterMetadata:
+    """Return the cluster's topics, or a single one; a broker that is too busy to answer is asked again."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return client.list_topics(topic, 10)
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_ANSWER or time.monotonic() > deadline:
+                raise
+
+
 def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
-    found = admin.list_topics(name, 10).topics[name].partitions
+    found = metadata_of(admin, name).topics[name].partitions
     return len(found) == partitions and all(one.leader >= 0 for one in found.values())
 
 
 def _create(admin: AdminClient, name: str, partitions: int, config: Mapping[str, str]) -> None:
     settings = {key.replace("_", "."): value for key, value in config.items() if value}
-    deadline, repeats = time.monotonic() + 60, (KafkaError.INVALID_REPLICATION_FACTOR,)
+    deadline, maybe_made = time.monotonic() + _PATIENCE, False
     while True:
         try:
-            admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(30)
+            admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(_PATIENCE)
             return
-        except TimeoutError:
-            # the answer may merely be late
-            repeats = (*repeats, KafkaError.TOPIC_ALREADY_EXISTS)
-            if time.monotonic() > deadline:
-                raise
         except KafkaException as error:
-            # a broker that misses heartbeats on a busy machine is fenced for a moment
-            if error.args[0].code() not in repeats or time.monotonic() > deadline:
-                raise
-            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            code = error.args[0].code()
+            if code == KafkaError.TOPIC_ALREADY_EXISTS and maybe_made:
                 return
+            # a broker that misses heartbeats on a busy machine is fenced for a moment
+            if code not in (*_NO_ANSWER, KafkaError.INVALID_REPLICATION_FACTOR) or time.monotonic() > deadline:
+                raise
+            # the answer may merely be late
+            maybe_made = maybe_made or code in _NO_ANSWER
             admin.poll(0.1)
 
 
@@ -319,7 +329,7 @@ def read_topic(servers: str, topic: str, isolation: str = "read_committed") -> l
     })  # fmt: skip
     found: list[Message] = []
     try:
-        metadata = consumer.list_topics(topic, 10).topics[topic]
+        metadata = metadata_of(consumer, topic).topics[topic]
         for partition in sorted(metadata.partitions):
             if isolation == "read_committed":
                 _await_markers(servers, topic, partition)
@@ -354,7 +364,7 @@ def _end_offset(
             return found.result(_PATIENCE).offset
         except KafkaException as error:
             # a busy broker that was fenced for a moment leads no partition
-            if error.args[0].code() not in _WITHOUT_LEADER or time.monotonic() > deadline:
+            if error.args[0].code() not in (*_WITHOUT_LEADER, *_NO_ANSWER) or time.monotonic() > deadline:
                 raise
             admin.poll(0.1)
 

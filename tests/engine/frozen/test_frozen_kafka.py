@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from engine.frozen.frozen_cases import Case, cases
 from engine.frozen.frozen_round import Ending, play, require_unchanged
-from lab.kafka_server import KafkaServer
+from lab.kafka_server import KafkaServer, metadata_of
 from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first test runs the scenario for all of them
@@ -49,7 +49,7 @@ def test_a_frozen_producer_changes_nothing(case: Case, played: Played) -> None:
 def test_a_transaction_that_was_frozen_is_aborted(played: Played, kafka_server: KafkaServer) -> None:
     """Its messages had reached the brokers when its owner stopped: readers of uncommitted ones see them twice."""
     ending = played("exactly-once")["kafka_eo_mid_publish"]
-    [topic] = [name for name in kafka_server.admin.list_topics(timeout=30).topics if name.endswith(ending.case.name)]
+    [topic] = [name for name in metadata_of(kafka_server.admin).topics if name.endswith(ending.case.name)]
     seen = Counter(one["i"] for one in kafka_server.values(topic, "read_uncommitted"))
     assert sorted(seen) == ending.case.out
     assert {count for count in seen.values() if count > 1} == {2}
