@@ -82,6 +82,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/pyright --project tests/pyrightconfig.json
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

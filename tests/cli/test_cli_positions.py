@@ -211,7 +211,8 @@ def test_a_join_goes_back_with_all_its_members(run, lab: Lab, script: Script) ->
     merged: dict[str, Any] = {"connectors": [*sources, destination()], "delivery": {"log": "records"}}
     lab.pipeline(**merged)
     refused = lab.run().error
-    assert refused is not None and "positions rewind" in refused.fix, "a record of b waits, decoded"
+    assert refused is not None and refused.fix is not None
+    assert "positions rewind" in refused.fix, "a record of b waits, decoded"
     lab.pipeline(connectors=[*sources, destination()], **{"fan-in": "join"})
     run("positions", "rewind", "p", "--to", '{"a": 3, "b": 4}', "--force")
     lab.pipeline(**merged)

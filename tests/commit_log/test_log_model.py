@@ -20,11 +20,9 @@ POINTS = ("mid-compact-write", "after-compact-write", "after-compact-swap", "mid
 class LogMachine(RuleBasedStateMachine):
     """The model keeps every entry ever appended, which of them may be gone, and each consumer's offsets."""
 
-    new_log: Callable[[], LogLab]
-
-    def __init__(self) -> None:
+    def __init__(self, log: LogLab) -> None:
         super().__init__()
-        self.log = type(self).new_log()
+        self.log = log
         self.namespaces: list[str] = []
         self.segments: list[int] = []
         self.roll_next = False
@@ -121,9 +119,8 @@ class LogMachine(RuleBasedStateMachine):
 
 @pytest.mark.slow
 def test_against_the_model(new_log: Callable[[], LogLab]) -> None:
-    machine = type("Machine", (LogMachine,), {"new_log": staticmethod(new_log)})
     checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
     run_state_machine_as_test(
-        machine,
+        lambda: LogMachine(new_log()),
         settings=settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=checks),
     )

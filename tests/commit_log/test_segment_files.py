@@ -121,8 +121,7 @@ def test_a_copy_that_was_not_finished_is_made_again(log: LogLab) -> None:
 
 
 def _put(url: str, data: bytes) -> None:
-    with fsspec.open(url, "wb") as file:
-        file.write(data)
+    fsspec.url_to_fs(url)[0].pipe_file(url, data)
 
 
 def test_spark_reads_the_folder_as_it_is(local_log: LogLab, spark: SparkSession) -> None:

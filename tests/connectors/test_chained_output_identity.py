@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from lab.file_reading import text_of
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file import file_state
@@ -83,7 +84,7 @@ class Chain:
         return [block for block in self.source.read(split, ReadOptions()) if isinstance(block, Block)]
 
     def lines(self, split: Split) -> list[str]:
-        return [record.after.decode() for block in self.blocks(split) for record in block.records]
+        return [text_of(record) for block in self.blocks(split) for record in block.records]
 
 
 @pytest.fixture(params=[False, True], ids=["file", "folder"])
@@ -246,7 +247,7 @@ def test_another_file_while_a_task_reads(chain: Chain, monkeypatch: Patch) -> No
     split = chain.split(end)
     monkeypatch.setattr(output, "read_lines", first(output.read_lines, chain.replace))
     [block] = chain.blocks(split)
-    assert [record.after.decode() for record in block.records] == OURS
+    assert [text_of(record) for record in block.records] == OURS
     cut = chain.source.within(chain.source.initial(), end, block.boundary(4))
     assert {**cut, "changed": 0, "modified": 0} == {**end, "changed": 0, "modified": 0}
 

@@ -21,7 +21,7 @@ ROW = pa.table({"i": [0]})
 
 def at_least_once(root: Path) -> DeltaDestination:
     context = ConnectorContext("p", "out", str(root), Clock(), "at-least-once")
-    return DeltaDestination(DeltaDestinationSettings(path="table"), context)
+    return DeltaDestination(DeltaDestinationSettings.model_validate({"path": "table"}), context)
 
 
 def expire(root: Path) -> None:

@@ -191,8 +191,8 @@ def test_the_strategy_may_change_between_runs(tmp_path: Path, before: Strategy, 
         return
     destination = make(tmp_path, strategy=after)
     second, _ = next_one(destination, tmp_path, 2, [[2]], expected)
-    after = destination.publish(second)
-    assert (after["length"], "base" in after, "parts" in after) == (16, False, False)
+    expected = destination.publish(second)
+    assert (expected["length"], "base" in expected, "parts" in expected) == (16, False, False)
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"i":\n\n\n{"i":2}\n'
 
 

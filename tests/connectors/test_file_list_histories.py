@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab.file_reading import Reader, append
+from lab.file_reading import Reader, append, text_of
 from lab.inbox import WAITS
 from lab.kept import MemoryValues, leave_at
 
@@ -71,7 +71,7 @@ class Twin:
             for block in source.read(split, ReadOptions(block_records=3)):
                 assert isinstance(block, Block)
                 for i, record in enumerate(block.records):
-                    records.append((record.after.decode(), record.position))
+                    records.append((text_of(record), record.position))
                     if cut is not None and len(records) == cut + 1:
                         end = json.loads(json.dumps(source.within(start, end, block.boundary(i))))
                         return self._moved(end, records)

@@ -60,7 +60,7 @@ def test_rows_and_documents_are_the_same_rows(tmp_path: Path) -> None:
     destination.publish(delivery)
     assert destination.holds(delivery)
     assert rows(tmp_path) == [{"i": 1, "s": "a"}, {"i": 2, "s": None}, {"i": 3, "s": "c"}, {"i": 4, "s": None}]
-    assert pa.parquet.read_table(tmp_path / "out", partitioning=None).num_rows == 4
+    assert pq.read_table(tmp_path / "out", partitioning=None).num_rows == 4
 
 
 def test_columns_of_any_kind_stay_what_they_are(tmp_path: Path) -> None:

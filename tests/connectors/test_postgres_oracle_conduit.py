@@ -101,7 +101,8 @@ def untouched_as_null(record: Record, theirs: Any) -> Any:
         return record.after
     left_out = [name for name in record.metadata.get("postgres.unchanged_toast", "").split(",") if name]
     before: Any = record.before or {}
-    after: Any = {**dict.fromkeys(left_out), **record.after}
+    assert isinstance(record.after, dict)
+    after = {**dict.fromkeys(left_out), **record.after}
     return {
         name: None if name == "big" and theirs[name] is None and before.get(name) == value else value
         for name, value in after.items()

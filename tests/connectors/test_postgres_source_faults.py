@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -185,9 +186,9 @@ class TestServer:
     """Separate servers, because they are broken on purpose."""
 
     @pytest.fixture
-    def server(self) -> PostgresServer:
+    def server(self) -> Iterator[PostgresServer]:
         with closing(PostgresServer(installations()[0])) as made:
-            yield made  # type: ignore[misc]
+            yield made
 
     @pytest.mark.slow
     def test_another_cluster_is_told_apart(

@@ -39,7 +39,7 @@ class Operator:
         result = self.job(name, **config)
         assert result.success
         (output,) = [event for event in result.all_events if event.event_type_value == "STEP_OUTPUT"]
-        return output.step_output_data.metadata["summary"].value
+        return str(output.step_output_data.metadata["summary"].value)
 
     def error(self, name: str, **config: Any) -> dict[str, Any]:
         """The metadata of a job's failure."""

@@ -25,7 +25,7 @@ def _failure(result: dg.ExecuteInProcessResult) -> dict[str, Any]:
 
 def _materialized(result: dg.ExecuteInProcessResult) -> list[str]:
     events = [event for event in result.all_events if event.is_step_materialization]
-    return [event.asset_key.to_user_string() for event in events]
+    return [event.asset_key.to_user_string() for event in events if event.asset_key is not None]
 
 
 def test_a_run_drains_its_source_and_shows_numbers_that_plot(folder: Folder) -> None:

@@ -23,7 +23,7 @@ from conduit_dagster.engine.operate.open_delivery import NackClaims, open_delive
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.sdk import AlreadyClaimed
+from conduit_dagster.sdk import AlreadyClaimed, StagedDestination
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.steps import DeliveryChild
 
@@ -96,7 +96,7 @@ def test_single_records_are_claimed_in_any_order_and_the_rest_is_delivered_once(
     crashes(lab, "before-publish")
     with lock(lab, spark) as frozen:
         late = open_delivery(frozen, "out")
-        assert late is not None
+        assert late is not None and isinstance(late.destination, StagedDestination)
         frozen.closing.pop_all()  # a frozen owner closes nothing
     with lock(lab, spark) as held:
         facts = mark_records(held, "out", [range(2, 3)])
@@ -128,7 +128,7 @@ def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
     crashes(lab, "before-publish")
     with lock(lab, spark) as frozen:
         late = open_delivery(frozen, "out")
-        assert late is not None
+        assert late is not None and isinstance(late.destination, StagedDestination)
         frozen.closing.pop_all()  # a frozen owner closes nothing
     with lock(lab, spark) as held:
         mark(held, "out", 3)

@@ -54,7 +54,7 @@ def test_who_begins_answers_as_who_goes_on(steps: list[tuple[int, list[int], boo
     with tempfile.TemporaryDirectory() as folder:
         lasting, memory, first = Worker(folder, *window), ProcessorState(), 0
         for number, (now, values, fails) in enumerate(steps):
-            fresh = Worker(folder, *window, "p:another").step(number, memory, now, values, first)
+            fresh = Worker(folder, *window, node="p:another").step(number, memory, now, values, first)
             dropped, after = lasting.step(number, memory, now, values, first)
             assert dropped == fresh[0]
             assert [(p.entries, p.number, p.at_ns) for p in after.parts] == [

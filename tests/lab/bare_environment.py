@@ -68,7 +68,7 @@ def _link(chosen: Iterable[Distribution], site: Path) -> None:
             (site / top).symlink_to(Path(str(one.locate_file(top))))
         # several distributions have modules in one folder, such as google
         for file in one.files or ():
-            if file.parts[0] not in own and file.parts[0] != ".." and file.locate().exists():
+            if file.parts[0] not in own and file.parts[0] != ".." and Path(file.locate()).exists():
                 target = site / file
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.symlink_to(Path(str(file.locate())))

@@ -8,12 +8,19 @@ from typing import Any
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.expressions import Clock
+from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions
 from lab.kept import MemoryValues
 
 MUCH = Limit(1_000_000, 100_000_000)
 ENDLESS = {"unterminated-wait": "0s", "read-unterminated": "true"}
 """Settings for files whose last line never gets its line end."""
+
+
+def text_of(record: Record) -> str:
+    """Return the line of a record that was read."""
+    assert isinstance(record.after, bytes)
+    return record.after.decode()
 
 
 class Reader:
@@ -35,7 +42,7 @@ class Reader:
 
     def step(self, limit: Limit = MUCH, drain: bool = False, n: int = 1) -> list[str]:
         end = self.source.latest(self.position, limit, self.source.horizon() if drain else None)
-        lines = [record.after.decode() for record in self.records(end, n)]
+        lines = [text_of(record) for record in self.records(end, n)]
         self.position = end
         return lines
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
+from psycopg import sql
 
 from .freezing import frozen
 from .server_process import free_port, guard_of
@@ -98,7 +99,7 @@ class PostgresServer:
         """Return the URL of a new, empty database."""
         name = f"test_{secrets.token_hex(6)}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.url(name)
 
     def start(self) -> None:
@@ -165,11 +166,13 @@ class PostgresServer:
             raise RuntimeError(f"initdb failed:\n{self._log.read_text()[-3000:]}")
 
     def _open(self, command: list[str]) -> subprocess.Popen[bytes]:
-        who = {} if self._as is None else {"user": self._as.pw_uid, "group": self._as.pw_gid, "extra_groups": []}
+        uid, gid, groups = (None, None, None) if self._as is None else (self._as.pw_uid, self._as.pw_gid, [])
         with self._log.open("ab") as log:
             # a separate session: Ctrl-C in the terminal is for the tests, which end the server themselves
-            where = {"cwd": self._folder, "stdout": log, "stderr": log, "start_new_session": True}
-            return subprocess.Popen(command, **where, **who)
+            return subprocess.Popen(
+                command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True,
+                user=uid, group=gid, extra_groups=groups,
+            )  # fmt: skip
 
     def _answers(self) -> bool:
         try:

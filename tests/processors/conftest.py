@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,15 @@ def make(plugin: str, settings: Settings | None = None, now_ns: int = 0) -> Proc
     kind = PROCESSORS.find(plugin, {})
     assert kind is not None
     return kind(kind.Settings.model_validate(settings or {}), ProcessorContext("p", "p:x", Clock(now_ns)))
+
+
+def documents(results: Iterable[Result]) -> list[dict[str, Any]]:
+    """The payloads of results, each a record with a document."""
+    found: list[dict[str, Any]] = []
+    for result in results:
+        assert isinstance(result, Record) and isinstance(result.after, dict), result
+        found.append(result.after)
+    return found
 
 
 def check_loop(plugin: str, settings: Settings, records: list[Record]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processors.conftest import make
+from processors.conftest import documents, make
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
@@ -153,7 +153,7 @@ def test_time_and_chance_are_those_of_the_step() -> None:
     body = "return {...rec, Payload: {After: {d: [Date.now(), +new Date(), new Date(0).getTime()], r: Math.random()}}};"
     script = {"script": f"function process(rec) {{ {body} }}"}
     found = [
-        [one.after for one in make("custom.javascript", script, 5_000_000).process_block([Record(p, {}) for p in "ab"])]
+        documents(make("custom.javascript", script, 5_000_000).process_block([Record(p, {}) for p in "ab"]))
         for _ in range(2)
     ]
     assert found[0] == found[1] and found[0][0]["d"] == [5, 5, 0]

@@ -21,11 +21,14 @@ def test_golden(golden: Callable[[str], None]) -> None:
 def test_the_rest_is_copied_for_each(processor: Make) -> None:
     record = Record("1", {"m": "1"}, {"a": {"x": 1}, "l": [{"n": 1}, {"n": 2}]}, {"k": [7]})
     [result] = processor("split", {"field": ".Payload.After.l"}).process_block([record])
+    assert isinstance(result, list)
     assert [one.after for one in result] == [{"a": {"x": 1}, "l": {"n": 1}}, {"a": {"x": 1}, "l": {"n": 2}}]
     assert [one.metadata for one in result] == [{"m": "1", "split.index": "0"}, {"m": "1", "split.index": "1"}]
-    result[0].after["a"]["x"] = 9
-    result[0].key["k"].append(8)
-    assert result[1].after["a"] == {"x": 1} and result[1].key == {"k": [7]}
+    first, second = result
+    assert isinstance(first.after, dict) and isinstance(first.key, dict)
+    first.after["a"]["x"] = 9
+    first.key["k"].append(8)
+    assert second.after == {"a": {"x": 1}, "l": {"n": 2}} and second.key == {"k": [7]}
 
 
 @pytest.mark.parametrize("after", [{"l": 1}, {"l": {"a": 1}}, {"l": "[1]"}, {"l": None}, {}, None])
@@ -45,6 +48,7 @@ def test_of_the_key(processor: Make) -> None:
     subject = processor("split", {"field": ".Key.ids"})
     assert subject.reads_key and not processor("split", {"field": ".Payload.After.l"}).reads_key
     [result] = subject.process_block([Record("1", {}, None, {"ids": [1, 2]})])
+    assert isinstance(result, list)
     assert [one.key for one in result] == [{"ids": 1}, {"ids": 2}]
 
 

@@ -168,7 +168,7 @@ def test_b08_through_py4j(spark: SparkSession, step: Callable[[], None]) -> None
     """Java calls Python, and tells Python of Python's error: py4j's own exception, with Java's stack trace around."""
     from pyspark.java_gateway import ensure_callback_server_started
 
-    gateway = spark.sparkContext._gateway
+    gateway: Any = spark.sparkContext._gateway
     ensure_callback_server_started(gateway)
     error = caught(lambda: gateway.jvm.java.util.Optional.empty().orElseGet(Supplier(step)))
     assert type(error).__name__ == "Py4JJavaError"
@@ -192,7 +192,7 @@ def test_b08_through_a_callback_of_py4j(spark: SparkSession, tmp_path: Path) -> 
 
 
 def test_an_error_of_java_is_transient_and_one_line(spark: SparkSession) -> None:
-    jvm = spark.sparkContext._jvm
+    jvm: Any = spark.sparkContext._jvm
     assert jvm is not None
     found = classify(caught(lambda: jvm.java.util.Optional.empty().orElseThrow()))
     assert (type(found), found.message) == (TransientError, "NoSuchElementException: No value present")

@@ -67,7 +67,7 @@ def test_a_fatal_error_of_a_worker_stays_fatal(spark: SparkSession) -> None:
 
 
 def _cut_off(details: str) -> grpc.RpcError:
-    return _InactiveRpcError(_RPCState((), (), (), grpc.StatusCode.UNKNOWN, details))
+    return _InactiveRpcError(_RPCState((), (), (), grpc.StatusCode.UNKNOWN, details))  # pyright: ignore[reportAbstractUsage]
 
 
 def test_a_server_that_was_killed_in_the_middle_of_an_answer_is_a_lost_session(spark: SparkSession) -> None:

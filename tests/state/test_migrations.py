@@ -15,6 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from lab.waiting import at_once, wait_until
+from sqlalchemy import event
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import migrations, tables
@@ -29,6 +30,7 @@ VERSIONS = Path(migrations.__file__).parent / "versions"
 REVISION = f"""
 from alembic import op
 import sqlalchemy as sa
+from sqlalchemy import event
 
 revision, down_revision = "{NEXT:04d}", "{tables.VERSION:04d}"
 
@@ -196,11 +198,11 @@ def test_opening_a_store_again_writes_nothing(database: sa.Engine, database_url:
     def heard(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         said.append(statement.split()[0].upper())
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", heard)
+    event.listen(sa.Engine, "before_cursor_execute", heard)
     try:
         open_database(database_url).dispose()
     finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", heard)
+        event.remove(sa.Engine, "before_cursor_execute", heard)
     assert "SELECT" in said
     assert not {"INSERT", "UPDATE", "DELETE", "CREATE", "ALTER"} & set(said)
 

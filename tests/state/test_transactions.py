@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from lab.postgres_proxy import Proxy
 from lab.postgres_server import PostgresServer
 from lab.waiting import at_once, wait_until
-from sqlalchemy.exc import IntegrityError, ProgrammingError
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import open_database
@@ -65,7 +65,7 @@ def test_what_fails_leaves_nothing(database: sa.Engine, lease: Lease) -> None:
     ("statement", "kind"),
     [
         (pipelines.insert().values(pipeline=None), IntegrityError),
-        (sa.text("SELECT * FROM nothing_of_this_name"), (ProgrammingError, sa.exc.OperationalError)),
+        (sa.text("SELECT * FROM nothing_of_this_name"), (ProgrammingError, OperationalError)),
     ],
 )
 def test_a_mistake_is_not_repeated(database: sa.Engine, lease: Lease, statement: Any, kind: Any) -> None:

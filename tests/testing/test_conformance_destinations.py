@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -139,7 +139,7 @@ class Shelf(DriverDestination):
 
     def deliver(self, records: Any, delivery: Any) -> None:
         with Path(self.context.resolve("shelf")).open("a") as file:
-            file.writelines(f"{record.after['i']}\n" for record in records)
+            file.writelines(f"{cast(dict[str, Any], record.after)['i']}\n" for record in records)
 
 
 class Post(DirectDestination):
@@ -157,7 +157,7 @@ class Posting(Sender):
 
     def send(self, records: list[Record], first: int) -> Any:
         with self.path.open("a") as file:
-            file.writelines(f"{record.after['i']}\n" for record in records)
+            file.writelines(f"{cast(dict[str, Any], record.after)['i']}\n" for record in records)
         return [Receipt(first + len(records) - 1, upto=True)]
 
 

@@ -18,7 +18,7 @@ from conduit_dagster.testing.conformance.processors import make_processor
 
 _NEEDS_A_SERVER = {"webhook.http"}
 Case = tuple[type[Processor], Mapping[str, str]]
-CASES = [
+CASES: list[Any] = [
     pytest.param((kind, example.settings), id=f"{name}: {example.title}")
     for name, kind in PROCESSORS.all().items()
     for example in kind.examples

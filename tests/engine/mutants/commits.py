@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from engine.mutants.verdicts import Watch, require
 from lab.kills import Crash
+from sqlalchemy import event
 
 _STEPS = "SELECT step, state, plan FROM conduit_steps WHERE pipeline = 'p' ORDER BY step"
 
@@ -29,11 +30,11 @@ class Seen(NamedTuple):
 def before_each_commit(act: Callable[[sa.Connection], Any]) -> Iterator[None]:
     """Call ``act`` with each transaction of any store, just before it is committed."""
     watch = Watch(act)
-    sa.event.listen(sa.Engine, "commit", watch)
+    event.listen(sa.Engine, "commit", watch)
     try:
         yield
     finally:
-        sa.event.remove(sa.Engine, "commit", watch)
+        event.remove(sa.Engine, "commit", watch)
     watch.report()
 
 

@@ -9,7 +9,6 @@ import sqlalchemy as sa
 
 from conduit_dagster.engine import recover
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.stager import Staged
 from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
@@ -83,7 +82,7 @@ def resolve(patch: Patch) -> None:
         windows[plan.step] = self.context.state.window
         return stage(self, plan)
 
-    def early(self: StepLoop, plan: Plan, staged: Staged) -> tuple[Plan, Staged, Any, NackRow | None]:
+    def early(self: StepLoop, plan: Plan, staged: Staged) -> Any:
         state = self.context.state
         state.window = windows.get(plan.step, state.window)
         return resolved(self, plan, staged)
