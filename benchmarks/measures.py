@@ -13,6 +13,7 @@ from benchmarks.bench import Bench
 from benchmarks.builtin_cases import CASES, PROCESSOR
 from benchmarks.builtins import builtin
 from benchmarks.columnar import columnar
+from benchmarks.copies import copy_read, copy_table
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kafka import kafka_in, kafka_out, kafka_through
 from benchmarks.letters import letters
@@ -23,7 +24,7 @@ from benchmarks.shapes import SHAPES, SIZES
 from benchmarks.sizes import seconds_of as sizes_take
 from benchmarks.sizes import sizes
 from benchmarks.slots import seconds_of as slots_take
-from benchmarks.slots import slots_into_file, slots_read
+from benchmarks.slots import slots_into_file, slots_into_table, slots_read
 from benchmarks.tables import tables, tables_in_flight
 from benchmarks.trickle import trickles
 
@@ -76,6 +77,9 @@ MEASURES: dict[str, Measure] = {
     "kafka": Measure("Kafka to Kafka, exactly once", kafka_through, _compared(2, 6.0)),
     "slot-read": Measure("nowhere, changes of a PostgreSQL slot", slots_read, slots_take),
     "slot-file": Measure("ordered file, exactly once, changes of a PostgreSQL slot", slots_into_file, slots_take),
+    "slot-table": Measure("table, exactly once, changes of a PostgreSQL slot", slots_into_table, slots_take),
+    "copy-read": Measure("nowhere, copy of a PostgreSQL table", copy_read, _compared(2, 6.0)),
+    "copy-table": Measure("table, exactly once, copy of a PostgreSQL table", copy_table, _compared(2, 12.0)),
     "parquet": Measure("Parquet to Parquet, exactly once", partial(columnar, plugin="parquet"), _compared(2, 1.5)),
     "delta": Measure("Parquet to Delta, exactly once", partial(columnar, plugin="delta"), _compared(2, 1.5)),
     **{

@@ -1,4 +1,4 @@
-"""Changes of a PostgreSQL slot: read and counted, and moved into a file, beside Debezium's embedded engine.
+"""Changes of a PostgreSQL slot: read and counted, moved into a file and a table, beside Debezium's embedded engine.
 
 Conduit's own connector is beside it too where its binary is (``CONDUIT_POSTGRES_CONNECTOR``).
 
@@ -23,28 +23,22 @@ from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.compare import Side, Taken, compare
 from benchmarks.processes import cpu_seconds, cpu_seconds_of
-from benchmarks.setup import write_pipeline
-from conduit_dagster.connectors.postgres.source import PostgresSource
-from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.expressions import Clock
-from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions, ResumeState
+from benchmarks.setup import to_table, write_pipeline
+from benchmarks.source_alone import read_alone
 from tests.lab.conduit_connector import PLAIN_RECORDS, ConduitConnector, postgres_connector
 from tests.lab.debezium import command, properties
 from tests.lab.postgres_tables import drop_slots
 
 _SHARE = 5
 """Fraction of the records per run: Debezium takes a minute for a million changes."""
-_TABLE = "changed"
+_TABLE, _TARGET = "changed", "target"
 _BASE = "bench_base"
 _TRANSACTION = 500
-_LIMIT = Limit(1_000_000, 128_000_000)
 _HEAP = ("-XX:+UseG1GC", "-Xmx1g")
 _OUTPUT = "out.jsonl"
+_TO_FILE = {"id": "out", "type": "destination", "plugin": "builtin:file", "settings": {"path": f"./{_OUTPUT}"}}
 # without a time: Conduit's connector can't send one in a document
-_CREATE = f"""
-    CREATE TABLE {_TABLE} (
-        id bigint PRIMARY KEY, name text, age bigint, city text, amount double precision, note text, at text)
-"""
+_COLUMNS = "id bigint PRIMARY KEY, name text, age bigint, city text, amount double precision, note text, at text"
 _INSERT = f"""
     INSERT INTO {_TABLE} SELECT i, 'user-' || i %% 9973, i %% 90, 'Zagreb', i / 7.0, 'some text here', now()::text
     FROM generate_series(%s::bigint, %s::bigint - 1) i
@@ -72,8 +66,28 @@ def slots_into_file(bench: Bench) -> dict[str, Any]:
     changes, output = _made(bench), bench.work / "slots" / _OUTPUT
     ours = bench.work / "ours"
     sides = [
-        _side(bench, "ours", partial(_pipeline, bench, ours), lambda: [_lines(ours / _OUTPUT)]),
+        _side(bench, "ours", partial(_pipeline, bench, ours, _TO_FILE), lambda: [_lines(ours / _OUTPUT)]),
         _side(bench, "Debezium", partial(_debezium, bench, changes, str(output)), lambda: [_lines(output)]),
+    ]
+    return compare(sides, changes, bench.rounds)
+
+
+def slots_into_table(bench: Bench) -> dict[str, Any]:
+    """Measure a pipeline that applies the changes to another table, exactly once, beside Debezium that only counts."""
+    changes, database, root = _made(bench), bench.database, bench.work / "ours"
+    left = sum(round(changes * part) for _, part in _PARTS[:1]) - sum(round(changes * part) for _, part in _PARTS[2:])
+
+    def prepare() -> None:
+        _prepare(bench)
+        with psycopg.connect(database.url, autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS conduit_deliveries")
+            connection.execute(f"DROP TABLE IF EXISTS {_TARGET}")
+            connection.execute(f"CREATE TABLE {_TARGET} ({_COLUMNS})")
+
+    run = partial(_pipeline, bench, root, to_table(_TARGET, database.url))
+    sides = [
+        Side("ours", prepare, run, lambda: [database.count(_TARGET)], left),
+        _side(bench, "Debezium, counted", partial(_debezium, bench, changes, "")),
     ]
     return compare(sides, changes, bench.rounds)
 
@@ -89,7 +103,7 @@ def _made(bench: Bench) -> int:
     with psycopg.connect(bench.database.url, autocommit=True) as connection:
         known = connection.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", (_BASE,)).fetchone()
         if known is None:
-            connection.execute(_CREATE)
+            connection.execute(f"CREATE TABLE {_TABLE} ({_COLUMNS})")
             connection.execute(f"CREATE PUBLICATION {_BASE} FOR TABLE {_TABLE}")
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_BASE,))
             for statement, part in _PARTS:
@@ -125,38 +139,24 @@ def _taken(run: Callable[[], object]) -> Taken:
 
 
 def _source_alone(bench: Bench, changes: int) -> Taken:
-    """Read step by step like the engine: plan, read, ack."""
-    context = ConnectorContext("bench", "in", str(bench.work / "slots"), Clock())
-    source = PostgresSource(PostgresSourceSettings.model_validate(_settings(bench.database.url)), context)
-    found = 0
+    found = [0]
 
     def read() -> None:
-        nonlocal found
-        position, horizon = source.initial(), source.horizon()
-        source.resume(ResumeState(position, None, {}))
-        while (further := source.latest(position, _LIMIT, horizon)) != position:
-            for split in source.split(position, further, 2):
-                found += sum(len(block.records) for block in source.read(split, ReadOptions()))  # type: ignore[union-attr]
-            position = further
-            source.ack(position, 1)
-        source.close()
+        found[0] = read_alone(_settings(bench.database.url), bench.work / "slots")
 
     taken = _taken(read)
-    assert found == changes, f"{found} changes, not {changes}"
+    assert found == [changes], f"{found} changes, not {changes}"
     return taken
 
 
-def _pipeline(bench: Bench, root: Path) -> Taken:
+def _pipeline(bench: Bench, root: Path, destination: dict[str, Any]) -> Taken:
     shutil.rmtree(root, ignore_errors=True)
-    connectors = [
-        {"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": _settings(bench.database.url)},
-        {"id": "out", "type": "destination", "plugin": "builtin:file", "settings": {"path": f"./{_OUTPUT}"}},
-    ]
+    source = {"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": _settings(bench.database.url)}
     pipeline = {
         "id": "bench",
         "trigger": "available-now",
         "delivery": {"strategy": "exactly-once"},
-        "connectors": connectors,
+        "connectors": [source, destination],
         "dead-letter-queue": {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}},
     }
     write_pipeline(root, pipeline)
