@@ -28,7 +28,7 @@ END_OTHERS = """
 # -- outages ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operation", ["create", "update"])
+@pytest.mark.parametrize("operation", ["create", "update", "snapshot"])
 def test_a_connection_cut_in_the_middle_writes_nothing(lab: PostgresLab, operation: str) -> None:
     """A transient error, no nack; the same destination continues with a new connection."""
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")

@@ -20,6 +20,7 @@ from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.claims_table import Claims, is_race
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.merge import Merge
+from conduit_dagster.connectors.postgres.new_rows import DirectCopy
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import (
     NamedTableError,
@@ -42,6 +43,7 @@ class TablePublisher:
         self._settings = settings
         self._claims = claims
         self._locator = Locator()
+        self._direct = DirectCopy()
         self._nacks = settings.nacks_missing_tables
 
     def publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
@@ -176,6 +178,8 @@ class TablePublisher:
             names = sql.SQL(", ").join(map(sql.Identifier, batch.group.columns))
             statement = sql.SQL("COPY {} ({}) FROM STDIN").format(batch.group.table.quoted, names)
             _copy(connection, statement, batch, batch.group.table.name, progress)
+            return
+        if self._direct.copied(connection, batch, lambda *into: _copy(connection, into[0], batch, into[1], progress)):
             return
         merge = Merge(connection, batch, self._settings.on_conflict)
         _copy(connection, merge.prepare(), batch, merge.relation, progress)

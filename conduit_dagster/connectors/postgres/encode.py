@@ -10,9 +10,10 @@ from conduit_dagster.connectors.postgres.catalog import Column, column_type, com
 from conduit_dagster.connectors.postgres.change_marks import is_truncate, unchanged_fields
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, document, documents, key_document
 from conduit_dagster.connectors.postgres.copy_text import column_cells, copy_lines
+from conduit_dagster.connectors.postgres.new_rows import NewRows, new_rows
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError
-from conduit_dagster.connectors.postgres.staged_rows import Change, LineGroup, Missing, old_names
+from conduit_dagster.connectors.postgres.staged_rows import Change, LineGroup, Missing, mark_of, old_names
 from conduit_dagster.lazy_records import keys_of, operations_of
 from conduit_dagster.record import Data, Document, Record
 
@@ -48,11 +49,16 @@ class TableEncoder:
         self._moving: set[tuple[str, ...]] = set()
         self._types: dict[str, str | None] = {}
         self._found_key = settings.key_columns
+        self._is_mixed = False
 
     def encode(self, records: list[Record]) -> list[Encoded]:
         """Return the rows of all records; rows of one group keep their order."""
         if not self._updates and operations_of(records) == {"create"}:
             return self._inserts(records, range(len(records)))
+        if not self._is_mixed and (rows := new_rows(records, self._settings, self._layout)):
+            return [self._new(rows, range(len(records)))]
+        # groups that alternate would need a merge for each block
+        self._is_mixed = True
         return [one for places in _between_truncates(records) for one in self._encode(records, places)]
 
     def _encode(self, records: list[Record], places: Sequence[int]) -> Iterable[Encoded]:
@@ -158,12 +164,25 @@ class TableEncoder:
         self._check_count(columns)
         values = [[row.values.get(name) for row in rows] for name in names]
         values += [[row.old.get(name) for row in rows] for name in old]
-        bits = {name: 1 << place for place, name in enumerate(names)}
-        marks = [f"{row.change}{sum(bits[name] for name in row.values):x}" for row in rows]
+        marks = [mark_of(row.change, names, row.values) for row in rows]
         data = copy_lines([marks, *(column_cells(*pair) for pair in zip(values, columns, strict=True))])
-        self._note_order(rows)
+        self._note_order([row.values for row in rows])
         self._note_types(columns, values)
         return Encoded(places, LineGroup(self._layout.table.name, names, True, key, moves=bool(old)), data)
+
+    def _new(self, rows: NewRows, places: Sequence[int]) -> Encoded:
+        # sorted, so that all blocks and tasks agree
+        names = tuple(sorted(rows.values))
+        self._check_merged(names, rows.key)
+        columns = [self._layout.named(name)._replace(required=False) for name in names]
+        self._check_count(columns)
+        values = [rows.values[name] for name in names]
+        data = copy_lines([column_cells(*pair) for pair in zip(values, columns, strict=True)])
+        self._found_key = self._found_key or rows.key
+        self._note_order([rows.values])
+        self._note_types(columns, values)
+        mark = mark_of(rows.change, names, names)
+        return Encoded(places, LineGroup(self._layout.table.name, names, True, rows.key, mark=mark), data)
 
     def _check_merged(self, names: tuple[str, ...], key: tuple[str, ...]) -> None:
         if taken := _RESERVED.union(old_names(key)).intersection(names):
@@ -190,10 +209,10 @@ class TableEncoder:
         if not self._found_key and (key := self._keyed.key_of(record, None)):
             self._found_key = tuple(key)
 
-    def _note_order(self, rows: list[_KeyedRow]) -> None:
+    def _note_order(self, rows: Iterable[Iterable[str]]) -> None:
         """Keep the columns in order of appearance, so that the created table is easy to read."""
         if not self._layout.table.exists:
-            for name in chain.from_iterable(row.values for row in rows):
+            for name in chain.from_iterable(rows):
                 self._types.setdefault(name, None)
 
     def _note_types(self, columns: Sequence[Column], values: list[list[Any]]) -> None:

@@ -25,6 +25,7 @@ _TEMPORARY = """
     SELECT ''::text AS {operation}, {columns}{old_columns} FROM {target} LIMIT 0
 """
 _NUMBERED = "ALTER TABLE {merge} ADD COLUMN {order} bigint GENERATED ALWAYS AS IDENTITY"
+_MARKED = "ALTER TABLE {merge} ALTER {operation} SET DEFAULT {mark}"
 _MARKS = "SELECT DISTINCT {operation} FROM {merge} ORDER BY 1"
 _HISTORY = """
     SELECT * FROM (
@@ -94,6 +95,9 @@ class Merge:
         """
         for text in (_EMPTY,) if self._is_true(_IS_THERE) else (_TEMPORARY, _NUMBERED, _LAST):
             self._execute(text)
+        if self._batch.group.mark:
+            self._execute(_MARKED)
+            return self._sql.filled("COPY {merge} ({columns}) FROM STDIN")
         return self._sql.filled("COPY {merge} ({operation}, {columns}{old_names}) FROM STDIN")
 
     @property
@@ -160,7 +164,7 @@ class Merge:
             return False
         if "d" in changes:
             self._execute(_DELETE)
-        if changes != {"d"}:
+        if changes & {"c", "d"} and changes != {"d"}:
             self._execute(_INSERT, columns)
         # only this statement needs a unique index
         if "u" in changes:

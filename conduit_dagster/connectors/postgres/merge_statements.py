@@ -80,6 +80,7 @@ class MergeStatements:
             target=self._group.table.quoted,
             order=_ORDER,
             operation=_OPERATION,
+            mark=sql.Literal(self._group.mark),
             columns=_names(columns),
             key=_names(key),
             same=_AND.join(_pairs("t.{} = m.{}", key, key)),

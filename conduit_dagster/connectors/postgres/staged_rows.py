@@ -6,6 +6,7 @@ Tasks write them; the driver reads them, also row by row for dead letters.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -42,6 +43,13 @@ class LineGroup(msgspec.Struct, frozen=True):
     """Each line ends with the previous key of the row: a merge in which keys change."""
     truncates: bool = False
     """Each line is a truncate of the table, without any values."""
+    mark: str = ""
+    """The change and bit mask of all lines, which then begin without one: whole rows of a snapshot."""
+
+
+def mark_of(change: Change, columns: Collection[str], held: Collection[str]) -> str:
+    """Return the mark of a line of these columns that holds only some of them."""
+    return f"{change}{sum(1 << place for place, name in enumerate(columns) if name in held):x}"
 
 
 def old_names(key: tuple[str, ...]) -> tuple[str, ...]:
@@ -153,8 +161,9 @@ def _record(group: LineGroup, line: str) -> Record:
     cells = line.split("\t")
     if not group.merge:
         return Record(0, {}, _values(group.columns, cells))
-    change, held = cells[0][0], int(cells[0][1:], 16)
-    every = _values((*group.columns, *old_names(group.key if group.moves else ())), cells[1:])
+    mark, *cells = [group.mark, *cells] if group.mark else cells
+    change, held = mark[0], int(mark[1:], 16)
+    every = _values((*group.columns, *old_names(group.key if group.moves else ())), cells)
     values = {name: every[name] for bit, name in enumerate(group.columns) if held >> bit & 1}
     lacks = [name for name in group.columns if name not in values]
     key = {name: values[name] for name in group.key}

@@ -132,13 +132,15 @@ class _Narrower:
     """Lines of one group, without some of its columns."""
 
     def __init__(self, group: LineGroup, lacks: frozenset[str], ignores: bool) -> None:
-        self._first = 1 if group.merge else 0
+        self._first = 1 if group.merge and not group.mark else 0
         self._end = self._first + len(group.columns)
         self._kept = [place for place, name in enumerate(group.columns) if name not in lacks]
         self._gone = [self._first + place for place, name in enumerate(group.columns) if name in lacks]
         self._ignores = ignores
         self._is_possible = bool(self._kept) and not lacks.intersection(group.key)
-        self.group = msgspec.structs.replace(group, columns=tuple(group.columns[place] for place in self._kept))
+        columns = tuple(group.columns[place] for place in self._kept)
+        mark = self._mark(group.mark.encode()).decode() if group.mark else ""
+        self.group = msgspec.structs.replace(group, columns=columns, mark=mark)
         names = ", ".join(name for name in group.columns if name in lacks)
         self.nack = Nack("postgres.unmapped", f"the table {group.table} has no column for one of {names}")
 
