@@ -31,9 +31,10 @@ def is_truncate(record: Record) -> bool:
 
 def unchanged_fields(record: Record) -> list[str]:
     """Return the fields that an update lists as unchanged; empty for other records."""
-    if record.operation != "update":
+    text = record.metadata.get(UNCHANGED_TOAST) if record.operation == "update" else None
+    if not text:
         return []
-    names = _NAME.findall(record.metadata.get(UNCHANGED_TOAST, ""))
+    names = _NAME.findall(text)
     return [name for quoted, plain in names if (name := quoted.replace('""', '"') or plain.strip())]
 
 

@@ -62,6 +62,8 @@ class DocumentShape(NamedTuple):
     fields: tuple[str, ...]
     columns: tuple[Column, ...]
     unmapped: tuple[str, ...]
+    is_plain: bool
+    """Whether each field has a column of its own name."""
 
 
 class ColumnLayout:
@@ -109,7 +111,8 @@ class ColumnLayout:
             raise CellError("two_fields", "two fields go into one column: see the setting mapping")
         if not columns and not unmapped:
             raise CellError("no_fields", "the record has no field to make a row of")
-        return DocumentShape(tuple(field for field, _ in found), columns, unmapped)
+        is_plain = all(field == column.name for field, column in found) and not unmapped
+        return DocumentShape(tuple(field for field, _ in found), columns, unmapped, is_plain)
 
     def _column(self, field: str) -> Column | None:
         name = self._renames.get(field, field)
@@ -152,8 +155,10 @@ class ColumnLayout:
         return made
 
     def by_column(self, document: Document) -> Document:
-        """Return the document's values by column instead of field."""
+        """Return the document's values by column instead of field; the document itself where both are the same."""
         shape = self.shape(tuple(document))
+        if shape.is_plain:
+            return document
         columns = zip(shape.columns, shape.fields, strict=True)
         return {column.name: document[field] for column, field in columns}
 

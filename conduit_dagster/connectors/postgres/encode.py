@@ -164,7 +164,9 @@ class TableEncoder:
         self._check_count(columns)
         values = [[row.values.get(name) for row in rows] for name in names]
         values += [[row.old.get(name) for row in rows] for name in old]
-        marks = [mark_of(row.change, names, row.values) for row in rows]
+        kinds: list[tuple[Change, tuple[str, ...]]] = [(row.change, tuple(row.values)) for row in rows]
+        known = {kind: mark_of(kind[0], names, kind[1]) for kind in set(kinds)}
+        marks = [known[kind] for kind in kinds]
         data = copy_lines([marks, *(column_cells(*pair) for pair in zip(values, columns, strict=True))])
         self._note_order([row.values for row in rows])
         self._note_types(columns, values)
@@ -311,8 +313,11 @@ class _KeyedRows:
 
     def _left_out(self, record: Record, values: Document) -> tuple[str, ...]:
         """Return the table's columns that the record omits because they did not change."""
+        unchanged = unchanged_fields(record)
+        if not unchanged:
+            return ()
         renames = self._settings.renames
-        columns = {field: renames.get(field, field) for field in unchanged_fields(record)}
+        columns = {field: renames.get(field, field) for field in unchanged}
         lacks = {field: name for field, name in columns.items() if name not in values}
         placed = tuple(name for field, name in lacks.items() if self._layout.takes(field))
         if len(placed) < len(lacks) and self._settings.unmapped == "json":
