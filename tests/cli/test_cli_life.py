@@ -11,6 +11,7 @@ from lab.stored_events import newest_events
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.status_store import RunStart, recovery_rows
 
@@ -71,6 +72,29 @@ def test_stop_withdraws_the_start_of_one_that_never_ran(run, project: Path) -> N
     assert recovery_rows(database)["orders"].asked == ""
     row = pipeline_rows(database)["orders"]
     assert (row["status"], row["reason"]) == ("stopped", "user")
+
+
+@pytest.mark.parametrize("has_row", [False, True])
+def test_stop_of_one_that_never_ran_keeps_dagster_from_starting_it(run, project: Path, has_row: bool) -> None:
+    """It has a row as soon as a command has worked on it."""
+    found = Project.find(project)
+    database = open_store(found.state_url, found.home)
+    if has_row:
+        acquire(database, "orders", 1.0).release()
+    ran = run("pipelines", "stop", "orders", "--json")
+    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True})
+    assert recovery_rows(database)["orders"].asked == ""
+    again = run("pipelines", "stop", "orders")
+    assert (again.code, again.out.strip()) == (0, "orders was stopped already")
+
+
+@pytest.mark.parametrize("extra", ["status: stopped", "trigger: {every: 5m}"])
+def test_stop_of_one_that_dagster_would_not_start_says_that_it_never_ran(run, project: Path, pipeline, extra) -> None:
+    found = Project.find(project)
+    open_store(found.state_url, found.home)
+    (project / "pipelines" / "orders.yaml").write_text(pipeline(extra=extra))
+    ran = run("pipelines", "stop", "orders", "--json")
+    assert ran.envelope["error"]["code"] == "pipeline.never_ran"
 
 
 @pytest.mark.parametrize("verb", ["start", "stop"])

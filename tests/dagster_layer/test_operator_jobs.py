@@ -161,7 +161,8 @@ def test_errors_name_their_fix(ran: Folder, operator: Operator) -> None:
     unknown = operator.error("start", pipeline="nubmers")
     assert (unknown["error_code"], unknown["fatal"]) == ("usage.unknown_pipeline", True)
     assert "numbers" in unknown["fix"]
-    ran.write("new.yaml", NUMBERS.format(id="new", trigger="available-now", queue=TAKES_ALL).replace("./", "./n"))
+    new = NUMBERS.format(id="new", trigger="available-now", queue=TAKES_ALL).replace("./", "./n")
+    ran.write("new.yaml", new.replace("    trigger:", "    status: stopped\n    trigger:"))
     assert operator.error("stop", pipeline="new")["error_code"] == "pipeline.never_ran"
 
 

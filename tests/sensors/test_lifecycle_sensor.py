@@ -87,6 +87,20 @@ def test_a_start_that_waits_in_dagsters_queue_obeys_a_stop(location: Location, a
     assert location.status() == (("running", "") if again else ("stopped", "user"))
 
 
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_the_first_start_obeys_a_stop(location: Location, is_launched: bool) -> None:
+    """There was nothing to stop, and it began."""
+    location.write()
+    run = location.launch(*location.tick(SENSOR)) if is_launched else None
+    assert location.store and subject(location.project, "orders").stop("operator")
+    assert run is None or not location.begins(run)
+    assert location.tick(SENSOR) == location.tick() == []
+    assert location.status() == ("stopped", "user")
+    if run is not None:
+        location.terminate(run)
+    assert location.begins(asked_run(location))
+
+
 def test_a_start_that_waits_in_dagsters_queue_obeys_its_file(location: Location) -> None:
     location.write()
     run = location.launch(*location.tick(SENSOR))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.config.delivery import TIMED
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
@@ -23,7 +24,7 @@ from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.claim import existing_store, project_store
 from conduit_dagster.state.lease import free_silent
 from conduit_dagster.state.overview import locked_row, pipeline_rows, stored_names
-from conduit_dagster.state.status_store import NEVER, record_request, recovery_rows, recovery_state
+from conduit_dagster.state.status_store import RecoveryState, record_request, recovery_rows, recovery_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,15 +54,24 @@ def _runs(connection: sa.Connection, pipeline: str) -> bool:
     return row["status"] not in _ENDED and not recovery_state(connection, pipeline).restart_at_ns
 
 
-def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds: float, longest: float) -> bool:
+def stop(
+    database: sa.Engine,
+    pipeline: str,
+    by: str,
+    force: bool,
+    lease_seconds: float,
+    longest: float,
+    starts_itself: bool = False,
+) -> bool:
     """Stop the pipeline and wait for its end; return False if it was stopped. Cancels a pending restart (CASES B10).
 
-    ``longest``: seconds to wait for its end. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError``
-    (``pipeline.stopping``: requested, but not ended yet).
+    ``longest``: seconds to wait for its end. ``starts_itself``: its first start needs no request, and may be waiting in
+    Dagster's queue. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError`` (``pipeline.stopping``:
+    requested, but not ended yet).
     """
-    row = pipeline_rows(database).get(pipeline)
-    # a start that was requested, and has not begun yet, is withdrawn, even that of a pipeline that never ran
-    if recovery_rows(database).get(pipeline, NEVER).asked != "start":
+    row, recovery = pipeline_rows(database).get(pipeline), recovery_rows(database).get(pipeline)
+    # a start that has not begun yet is withdrawn, even that of a pipeline that never ran
+    if not (starts_itself and _never_began(row, recovery)) and (recovery is None or recovery.asked != "start"):
         if row is None:
             raise never_ran(pipeline)
         if (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row):
@@ -85,6 +95,11 @@ def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
         return False  # its owner polls the store twice a second
     # its last owner has taken the request; without an owner, pending work ends here
     return not recovery_rows(database)[pipeline].asked or end_waiting(database, pipeline, "user", lease_seconds)
+
+
+def _never_began(row: dict[str, Any] | None, recovery: RecoveryState | None) -> bool:
+    """Return whether no run of it has begun and none was asked for; a command may have made its row."""
+    return recovery is None and (row is None or row["step"] == 0)
 
 
 def _is_owned(row: dict[str, Any]) -> bool:
@@ -198,7 +213,14 @@ class Subject:
         """
         timeout = _SHUTDOWN if self.bound is None else self.bound.config.delivery.shutdown_timeout
         lease = self.project.settings.state.lease
-        return stop(self.known(), self.id, by, force, lease, timeout + lease + _MARGIN)
+        longest = timeout + lease + _MARGIN
+        return stop(self.known(), self.id, by, force, lease, longest, self._starts_itself)
+
+    @property
+    def _starts_itself(self) -> bool:
+        """Whether the lifecycle sensor starts it without a request."""
+        config = None if self.bound is None else self.bound.config
+        return config is not None and config.status == "running" and config.trigger.kind not in TIMED
 
 
 def subjects(project: Project, files: Sequence[Path | str] = ()) -> list[Subject]:
