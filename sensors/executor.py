@@ -22,6 +22,8 @@ from conduit_dagster.engine.run_status import RunDeath, end_waiting, report_fail
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.sensors.decisions import Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline, config_of, error_of
+from conduit_dagster.sensors.launch_claims import LaunchClaims, location_of
+from conduit_dagster.state.launches import LaunchClaim, LaunchKind
 from conduit_dagster.state.status_store import record_request
 
 _SENSOR = "a sensor"
@@ -31,8 +33,9 @@ AssetEvent = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvalua
 class DecisionExecutor:
     """Executor of decisions, for one tick."""
 
-    def __init__(self, instance: dg.DagsterInstance, database: sa.Engine) -> None:
-        self._instance, self._database = instance, database
+    def __init__(self, context: dg.SensorEvaluationContext, database: sa.Engine, claims: LaunchClaims) -> None:
+        self._instance, self._database = context.instance, database
+        self._claims, self._location = claims, location_of(context)
         self.requests: list[dg.RunRequest] = []
         self.events: list[AssetEvent] = []
 
@@ -67,6 +70,8 @@ class DecisionExecutor:
         }
         # the same failure always gives the same key, in every daemon
         key = f"{file.pipeline}:restart:{restart.failure}:{restart.at_ns}"
+        if not self._claim(known, "restart", key):
+            return
         self._request(known, key, {name: value for name, value in tags.items() if value}, state.run)
         due = datetime.fromtimestamp(restart.at_ns / 1e9, UTC)
         cause: dict[str, Any] = state.cause or {}
@@ -85,7 +90,12 @@ class DecisionExecutor:
         before = known.run.run_id if known.run else "first"
         key = f"{known.file.pipeline}:start:{before}:{known.stored.recovery.asked_ns}"
         tags = {"conduit/why": short(start.why), ASKED_TAG: str(known.stored.recovery.asked_ns)}
-        self._request(known, key, tags, "")
+        if self._claim(known, "start", key):
+            self._request(known, key, tags, "")
+
+    def _claim(self, known: KnownPipeline, kind: LaunchKind, key: str) -> bool:
+        """Return whether this code location launches the run; another one may have the project as well."""
+        return self._claims.take(self._database, known.file.pipeline, kind, LaunchClaim(key, self._location))
 
     def _request(self, known: KnownPipeline, key: str, tags: dict[str, str], like: str) -> None:
         file = known.file

@@ -20,6 +20,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sensors.known import CachedStore, clock_ahead, newest_run
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.launches import LaunchClaim, claim_launch
 from conduit_dagster.state.status_store import recovery_state
 from conduit_dagster.state.tables import pipelines
 
@@ -67,6 +68,8 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
         if newest and newest.dagster_run.is_failure and _restart_at_ns(bound, store) > time.time_ns():
             return dg.SkipReason("a restart is pending")
+        if not _is_claimed(bound, store, context, str(request.run_key)):
+            return dg.SkipReason("another code location with this project launches it")
         return request
 
     return tick
@@ -79,6 +82,19 @@ def _restart_at_ns(bound: BoundPipeline, store: CachedStore) -> int:
             return recovery_state(connection, bound.id).restart_at_ns
     except (ConduitError, SQLAlchemyError):
         return 0
+
+
+def _is_claimed(bound: BoundPipeline, store: CachedStore, context: dg.ScheduleEvaluationContext, key: str) -> bool:
+    """Claim this tick's run; return False if another code location has it. True while the store does not answer.
+
+    The claimant is the tick, which Dagster evaluates again if its daemon was killed: no schedule is told its location.
+    """
+    wanted = LaunchClaim(key, "/".join(context.log_key or ()))
+    try:
+        database = store.of(Project.find(Path(bound.program.root)))
+        return claim_launch(database, bound.id, "tick", wanted) == wanted
+    except (ConduitError, SQLAlchemyError):
+        return True
 
 
 def _has_left(bound: BoundPipeline, store: CachedStore, run: str) -> bool:

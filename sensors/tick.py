@@ -27,6 +27,7 @@ from conduit_dagster.sensors.known import (
     Stored,
     stored,
 )
+from conduit_dagster.sensors.launch_claims import LaunchClaims
 from conduit_dagster.state.history import deprovision
 
 _POLL = 0.25
@@ -49,7 +50,7 @@ class Tick:
         self._files, self._heartbeats = Files(project.root, keys), HeartbeatMonitor()
         # fixed, like the jobs' own tag: settings may change until the code location is loaded again
         self._project = project_name(project)
-        self._store = CachedStore()
+        self._store, self._claims = CachedStore(), LaunchClaims()
         self._renewed: dict[str, tuple[str, tuple[str, str]]] = {}
         """By pipeline: the run that was renewed last, with its digest and that of the file."""
         self._away = set[tuple[str, int | None]]()
@@ -62,7 +63,7 @@ class Tick:
         """
         project, files = self._files.read()
         database = self._store.of(project)
-        executor, runs = DecisionExecutor(context.instance, database), Runs(context.instance, self._project)
+        executor, runs = DecisionExecutor(context, database, self._claims), Runs(context.instance, self._project)
         end = time.monotonic() + stay
         seen: dict[str, Stored] | None = None
         while True:

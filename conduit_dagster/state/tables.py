@@ -58,7 +58,7 @@ class SafeKey(SafeText):
         return whole[: self.longest - len(digest)] + digest
 
 
-VERSION = 3
+VERSION = 4
 """Increase it with every change to a table, together with a revision in ``migrations/versions`` that makes the change.
 """
 
@@ -276,6 +276,15 @@ recoveries = Table(
     Column("asked", String(16), nullable=False),  # start | stop | force | renew, until it is done
     Column("asked_ns", BigInteger, nullable=False),
     Column("digest", String(64), nullable=False),  # of the pipeline's file, as read by the run that began last
+)
+
+launches = Table(
+    "conduit_launches",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("kind", String(16), primary_key=True),  # start | restart | tick
+    Column("run_key", Text, nullable=False),  # Dagster's key of the run that was launched last
+    Column("launcher", Text, nullable=False),  # the code location that launches it
 )
 
 history = Table(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from copy import copy
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 import sqlalchemy as sa
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin
 from dagster._core.storage.runs.schema import RunsTable
 
 from conduit_dagster.assets.run_op import asked_of
@@ -53,6 +55,13 @@ class Location:
         self.root, self.instance = root, instance
         (root / "pipelines").mkdir()
         self._loaded: dg.Definitions | None = None
+        self._name = ""
+
+    def named(self, name: str) -> Self:
+        """Return another code location with the same project, loaded on its own."""
+        location = copy(self)
+        location._loaded, location._name = None, name
+        return location
 
     def write(
         self,
@@ -86,8 +95,12 @@ class Location:
 
     def tick(self, sensor: str = "conduit_recovery") -> list[dg.RunRequest]:
         """Run a sensor; return its run requests."""
-        definition = self.definitions.get_repository_def().get_sensor_def(sensor)
-        context = dg.build_sensor_context(instance=self.instance, definitions=self.definitions)
+        repository = self.definitions.get_repository_def()
+        definition = repository.get_sensor_def(sensor)
+        origin = RegisteredCodeLocationOrigin(self._name) if self._name else None
+        context = dg.SensorEvaluationContext(
+            None, None, None, None, None, None, repository, self.instance, sensor, code_location_origin=origin
+        )
         ticked = definition.evaluate_tick(context)
         for event in ticked.asset_events:  # like the daemon
             self.instance.report_runless_asset_event(event)

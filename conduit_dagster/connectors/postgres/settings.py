@@ -76,6 +76,7 @@ STATE_TABLES = frozenset(
         "generations",
         "history",
         "kept_values",
+        "launches",
         "log_parts",
         "logs",
         "meta",
