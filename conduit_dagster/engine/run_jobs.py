@@ -47,7 +47,10 @@ class Jobs:
         :func:`~conduit_dagster.spark.jobs.run_job` and :meth:`run`; ``FatalError``: ``sql.query`` for a query that
         Spark rejects, ``spark.version_differs``; ``TransientError`` (``spark.ledger_lost``) if a result is missing.
         """
-        function = partial(run_tasks, PACKAGE_VERSION, task)
+        from pyspark import cloudpickle
+
+        # within the function, whose version is checked before the task is loaded
+        function = partial(run_tasks, PACKAGE_VERSION, cloudpickle.dumps(task))
 
         def action() -> list[bytes]:
             # the frame is built here too: that contacts a Connect server, which may end meanwhile

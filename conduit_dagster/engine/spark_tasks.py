@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.spark.explain import lacks_our_code, version_differs
 
 Task = Callable[[int], bytes]
 """What a task does with its number; the result is a row for the driver."""
@@ -28,23 +29,33 @@ PACKAGE_VERSION: Final = _installed()
 """The installed version; empty for a checkout that is only on Python's path."""
 
 
-def run_tasks(expected: str, task: Task, batches: Iterator[Any]) -> Iterator[Any]:
+def run_tasks(expected: str, task: bytes, batches: Iterator[Any]) -> Iterator[Any]:
     """Run a task for each number, and yield its row: the function for a job's ``mapInArrow``.
 
-    Raises ``FatalError`` (``spark.version_differs``) where another version than ``expected`` is installed: workers read
-    what the driver plans, and it publishes what they stage.
+    ``task``: the pickled :data:`Task`, which only the same version can load. Raises ``FatalError``
+    (``spark.version_differs``) where another version than ``expected`` is installed: workers read what the driver
+    plans, and it publishes what they stage.
     """
     import pyarrow as pa
 
     if PACKAGE_VERSION and expected and expected != PACKAGE_VERSION:
-        raise FatalError(
-            f"Spark's workers have conduit-dagster {PACKAGE_VERSION}, this process has {expected}",
-            code="spark.version_differs",
-            fix="install the same version in both; restart Spark if its workers keep running",
-        )
+        raise version_differs(f"conduit-dagster {PACKAGE_VERSION}", expected)
+    run = _loaded(task)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            yield pa.RecordBatch.from_pydict({"result": pa.array([task(int(number))], pa.binary())})
+            yield pa.RecordBatch.from_pydict({"result": pa.array([run(int(number))], pa.binary())})
+
+
+def _loaded(task: bytes) -> Task:
+    """Return the task. Raises ``FatalError`` (``spark.version_differs``) if its code is not this package's."""
+    try:
+        return pickle.loads(task)
+    except (ImportError, AttributeError, TypeError) as error:
+        # a class with other fields; the package of an author, or one that is not installed, is another matter
+        if isinstance(error, TypeError) or lacks_our_code(str(error)):
+            told = f"another conduit-dagster ({type(error).__name__}: {error})"
+            raise version_differs(told, "one that needs it") from error
+        raise
 
 
 @contextmanager

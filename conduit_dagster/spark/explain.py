@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from conduit_dagster.recovery.error_text import said_by
+from conduit_dagster.recovery.errors import FatalError
 
 
 def explain(error: BaseException) -> str:
@@ -23,6 +24,26 @@ def is_sparks(error: BaseException) -> bool:
     return type(error).__module__.startswith(("pyspark.", "py4j.", "grpc."))
 
 
+def lacks_our_code(text: str) -> bool:
+    """Return whether an error is about a module or a name of this package that is not in the installed one."""
+    return _OUR_CODE.search(text) is not None
+
+
+def version_differs(theirs: str, ours: str) -> FatalError:
+    """Return the error for workers with another version of this package. ``theirs``, ``ours``: what each has."""
+    return FatalError(
+        f"Spark's workers have {theirs}, this process has {ours}",
+        code="spark.version_differs",
+        fix="install the same version in both; restart Spark if its workers keep running",
+    )
+
+
+_OUR_CODE = re.compile(
+    r"No module named 'conduit_dagster\."
+    r"|cannot import name \S+ from '?conduit_dagster\b"
+    r"|Can't get attribute \S+ on <module 'conduit_dagster\b"
+    r"|module 'conduit_dagster\b[^']*' has no attribute"
+)
 _GRPC = re.compile(r'<_\w*RpcError of RPC[^"]*details = "([^"]*)"')
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[^\W\d][\w.]*(?::|$)")

@@ -16,7 +16,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.spark.classic import jvm_ended
 from conduit_dagster.spark.connect import has_expired
 from conduit_dagster.spark.executors import executors_awaited, no_executors
-from conduit_dagster.spark.explain import explain, is_sparks
+from conduit_dagster.spark.explain import explain, is_sparks, lacks_our_code, version_differs
 from conduit_dagster.spark.session import forget_session, has_stopped, is_connect
 from conduit_dagster.spark.shared import server_ended
 
@@ -168,8 +168,10 @@ def _translated(spark: SparkSession, error: Exception, tag: str, run: _Run) -> C
     return classified(error) or _failed(explain(error))
 
 
-def _failed(cause: str) -> TransientError:
-    # a task reports its own errors: this one kept it from starting
+def _failed(cause: str) -> ConduitError:
+    # a task reports its own errors: these kept it from starting
+    if lacks_our_code(cause):
+        return version_differs(f"another conduit-dagster ({cause})", "one that needs it")
     if "ModuleNotFoundError" in cause or "PYTHON_VERSION_MISMATCH" in cause:
         return TransientError(
             f"the Python of Spark's workers can't run the pipeline: {cause}",
