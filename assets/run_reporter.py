@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import chain
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from conduit_dagster.assets.asset_checks import (
 )
 from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization, materializations
 from conduit_dagster.assets.translator import AssetKeys
-from conduit_dagster.engine.bounded import within
+from conduit_dagster.daemon_threads import below, has_ended, in_daemon
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, DestinationNode
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.redaction import MASK
@@ -39,6 +40,8 @@ from conduit_dagster.secret_values import hide
 log = structlog.get_logger("conduit.dagster")
 _PREVIEW_ROWS = 5
 _CONTENTS_SECONDS = 2.0
+_LONGEST_PAUSE = 31
+"""Most looks at the contents of destinations that are left out after one that took too long."""
 _LONGEST_CELL = 200
 Metadata = dict[str, Any]
 
@@ -49,15 +52,27 @@ class ContentsView:
     def __init__(self, pipeline: CompiledPipeline, keys: AssetKeys) -> None:
         """``pipeline``: not the instance that a run uses, whose connections are busy."""
         self._pipeline, self._keys = pipeline, keys
-        self._hangs = False
+        self._asked: Future[None] | None = None
+        self._pause, self._skipped = 0, 0
 
-    def metadata(self) -> dict[str, Metadata]:
-        """Return the metadata of each destination, by id. Takes two seconds at most, even if one does not answer."""
+    def metadata(self, is_last: bool = False) -> dict[str, Metadata]:
+        """Return the metadata of each destination, by id. Takes two seconds at most, even if one does not answer.
+
+        After a look that took longer the next one is left out, then the next three, and so on, unless ``is_last``; none
+        begins before the one that took longer has ended.
+        """
         found: dict[str, Metadata] = {}
-        if not self._hangs:
-            name = f"preview of {self._pipeline.program.pipeline}"
-            self._hangs = not within(lambda: self._ask(found), _CONTENTS_SECONDS, name)
+        if self._may_ask(is_last):
+            self._asked = in_daemon(lambda: self._ask(found), below(f"preview of {self._pipeline.program.pipeline}"))
+            is_slow = not has_ended(self._asked, _CONTENTS_SECONDS)
+            self._pause, self._skipped = min(2 * self._pause + 1, _LONGEST_PAUSE) if is_slow else 0, 0
         return {node.id: {} for node in self._pipeline.outputs} | dict(found)
+
+    def _may_ask(self, is_last: bool) -> bool:
+        if self._asked is not None and not self._asked.done():
+            return False
+        self._skipped += 1
+        return is_last or self._skipped > self._pause
 
     def _ask(self, found: dict[str, Metadata]) -> None:
         for node in self._pipeline.outputs:
@@ -256,7 +271,7 @@ class RunReporter:
 
     def _outputs(self, snapshot: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
         read = {self._keys.of(source.id) for source in self._bound.config.sources}
-        for event in materializations(self._bound, self._keys, snapshot, self._contents.metadata()):
+        for event in materializations(self._bound, self._keys, snapshot, self._contents.metadata(is_last=True)):
             if event.asset_key in read:
                 self._context.log_event(event)  # an external asset: no output of this op
             else:

@@ -12,6 +12,7 @@ import pytest
 from dagster_layer.project_folder import Folder
 from lab.postgres_lab import PostgresLab
 from lab.postgres_server import PostgresServer
+from lab.waiting import wait_until
 
 from conduit_dagster.assets import run_reporter
 from conduit_dagster.assets.run_reporter import ContentsView
@@ -142,9 +143,48 @@ def test_a_destination_that_fails_or_hangs_is_left_out(tmp_path: Path, monkeypat
     monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 2.0)
     view = ContentsView(pipeline, AssetKeys("people"))
     assert view.metadata()["out"] == {}
-    assert view.metadata()["out"] == {}
+    assert view.metadata(is_last=True)["out"] == {}
     waits.set()
     assert asked == [1]
+
+
+def test_a_destination_that_was_slow_is_asked_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was not asked again in the same run, which may last for a day."""
+    pipeline = _compiled(tmp_path)
+    destination: Any = pipeline.outputs[0].destination
+    waits, answers = threading.Event(), list[int]()
+
+    def slow() -> int:
+        waits.wait()
+        answers.append(1)
+        return 7
+
+    monkeypatch.setattr(destination, "row_count", slow)
+    monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 0.01)
+    view = ContentsView(pipeline, AssetKeys("people"))
+
+    def has_count(is_last: bool = False) -> bool:
+        return "dagster/row_count" in view.metadata(is_last)["out"]
+
+    def looks_slowly() -> None:
+        waits.clear()
+        before = len(answers)
+        assert not has_count(is_last=True)
+        waits.set()
+        wait_until(lambda: len(answers) > before and view._asked is not None and view._asked.done(), "it answered")
+
+    looks_slowly()
+    monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 60.0)
+    assert [has_count() for _ in range(3)] == [False, True, True]
+    monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 0.01)
+    looks_slowly()
+    looks_slowly()
+    monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 60.0)
+    assert [has_count() for _ in range(4)] == [False, False, False, True]
+    monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 0.01)
+    looks_slowly()
+    monkeypatch.setattr(run_reporter, "_CONTENTS_SECONDS", 60.0)
+    assert has_count(is_last=True)
 
 
 def test_what_went_through_metadata_is_masked(tmp_path: Path) -> None:
