@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 _LAG_SECONDS = 0.3
-"""Time in which all sources together must report their lag."""
+"""Seconds without an answer of any source after which the list waits for none; they answer later on a busy machine."""
+_LAG_LONGEST = 3.0
+"""Seconds after which it waits for none in any case."""
 
 
 def list_pipelines(catalogue: Catalogue, ask_lag: bool | None) -> Outcome:
@@ -51,7 +53,7 @@ def list_pipelines(catalogue: Catalogue, ask_lag: bool | None) -> Outcome:
 
 def _summary(pipelines: int, findings: int, lags_open: int) -> str:
     found = f", {count(findings, 'finding')}: conduit-dagster validate shows them" if findings else ""
-    unasked = f"; the lag of {lags_open:,} was not found out in {_LAG_SECONDS:g} s: --lag asks all" if lags_open else ""
+    unasked = f"; the lag of {lags_open:,} was not found out in time: --lag waits for all" if lags_open else ""
     return count(pipelines, "pipeline") + found + unasked
 
 
@@ -240,22 +242,30 @@ def _ask_lags(
     positions: Mapping[str, list[dict[str, Any]]],
     seconds: float | None,
 ) -> _LagsFound:
-    """Return the sources' lags that are known within ``seconds``; None waits for all of them.
+    """Return the sources' lags that are known once none has answered for ``seconds``; None waits for all of them.
 
     ``positions``: rows of the sources of each pipeline that ever ran. A hanging thread is abandoned; it does not keep
     the process alive.
     """
-    until = math.inf if seconds is None else time.monotonic() + seconds
-    question, known, threads = _Question(pipelines, store, positions, until), dict[str, _Lag | None](), 0
+    begun = time.monotonic()
+    until = math.inf if seconds is None else begun + seconds
+    question, known, threads = _Question(pipelines, store, positions), dict[str, _Lag | None](), 0
     asked = {bound.id for bound in pipelines}
-    while len(known) < len(asked) and (left := until - time.monotonic()) > 0:
+    while len(known) < len(asked):
+        left = until - time.monotonic()
         try:
-            name, lag = question.answers.get(timeout=min(_PATIENCE, left) if threads else 0)
-            known[name] = lag
+            name, lag = question.answers.get(timeout=max(0.0, min(_PATIENCE, left)) if threads else 0)
         except queue.Empty:
+            if left <= 0:
+                break
             if threads < _THREADS:
                 threads += 1
                 threading.Thread(target=question.ask, daemon=True, name=f"lag-{threads}").start()
+        else:
+            known[name] = lag
+            if seconds is not None:
+                until = max(until, min(time.monotonic() + seconds, begun + _LAG_LONGEST))
+    question.is_over.set()
     return _LagsFound(known, asked - known.keys())
 
 
@@ -267,18 +277,18 @@ class _Question:
         pipelines: Sequence[BoundPipeline],
         store: sa.Engine | None,
         positions: Mapping[str, list[dict[str, Any]]],
-        until: float,
     ) -> None:
         self.answers: queue.SimpleQueue[tuple[str, _Lag | None]] = queue.SimpleQueue()
         self._left: queue.SimpleQueue[BoundPipeline] = queue.SimpleQueue()
-        self._store, self._positions, self._until = store, positions, until
+        self.is_over = threading.Event()
+        self._store, self._positions = store, positions
         for bound in pipelines:
             self._left.put(bound)
 
     def ask(self) -> None:
-        """Query one pipeline after the other until time runs out. Several threads may call it."""
+        """Query one pipeline after the other until the list is shown. Several threads may call it."""
         with suppress(queue.Empty):
-            while time.monotonic() < self._until:
+            while not self.is_over.is_set():
                 bound = self._left.get_nowait()
                 self.answers.put((bound.id, self._lag(bound)))
 

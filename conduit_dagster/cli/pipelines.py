@@ -35,7 +35,7 @@ AskLag = Annotated[
     typer.Option(
         "--lag/--no-lag",
         help="Ask every source how much waits, however long that takes; or ask none.",
-        show_default="0.3 s for all",
+        show_default="until none has answered for 0.3 s",
     ),
 ]
 
