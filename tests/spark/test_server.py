@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from lab.file_rights import obeyed
 from lab.jvm_options import archive_switch
 from lab.waiting import wait_until
 
+from conduit_dagster.processes import free_port
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark import server_launch
 from conduit_dagster.spark.server import server_status, start_server, stop_server
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 from conduit_dagster.spark.server_monitor import answered
@@ -344,3 +347,13 @@ def test_a_connector_uses_the_session_on_a_new_server(home: Path, client: Callab
     assert int(one.ask("in_a_thread(opened)")) != first
     assert one.ask("in_a_thread(read_by_a_connector)") == "(3, True)"
     assert one.ask("read_by_a_connector()[0]") == "3"
+
+
+def test_a_port_that_is_taken_after_it_was_chosen_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is chosen seconds before the server binds it."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [free_port(), other.getsockname()[1]]
+        monkeypatch.setattr(server_launch, "free_port", ports.pop)
+        server, is_new = start_server(SparkSettings("shared", home=home))
+        assert (is_new, answered(server, SECONDS) is not None, ports) == (True, True, [])
+    stop_server(home)
