@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
@@ -271,28 +272,49 @@ def _launches(project: Project) -> Check:
 
     store, now_ns = existing_store(project), time.time_ns()
     waiting = [] if store is None else _waiting(store)
-    found = [f"{what} was due {ago(due_ns, now_ns)}" for what, due_ns in waiting if is_late(due_ns, now_ns)]
-    if not found:
+    found = {
+        name: f"the {what} of {name} was due {ago(due_ns, now_ns)}"
+        for name, what, due_ns in waiting
+        if is_late(due_ns, now_ns)
+    }
+    if not found or store is None:
         return Check("launches", "ok", "no start or restart is overdue")
-    fix = (
-        "see that the pipeline's file is there, that Dagster's daemon runs with the sensors conduit_recovery and "
-        "conduit_lifecycle on, and that its queue has room; or run it here: conduit-dagster run"
-    )
-    return Check("launches", "warn", f"{', '.join(found)}, and no process has begun it", fix)
+    gone = [name for name in _without_file(project, store) if name in found]
+    found |= {name: f"{found[name]}, and no file names it any more" for name in gone}
+    fixes = [
+        f"put the file of {name} back, or delete its state: conduit-dagster pipelines delete {shlex.quote(name)}"
+        for name in gone
+    ]
+    if len(gone) < len(found):
+        fixes.append(
+            "see that Dagster's daemon runs with the sensors conduit_recovery and conduit_lifecycle on, and that its "
+            "queue has room; or run it here: conduit-dagster run"
+        )
+    return Check("launches", "warn", f"{', '.join(found.values())}, and no process has begun it", "; ".join(fixes))
 
 
-def _waiting(store: sa.Engine) -> Iterator[tuple[str, int]]:
+def _without_file(project: Project, store: sa.Engine) -> Iterator[str]:
+    """Yield the stored pipelines that no file of the project names, and whose own file is gone."""
+    from conduit_dagster.state.overview import pipeline_rows
+
+    named = {parsed.config.id for parsed in open_catalogue(project).loaded.pipelines}
+    for name, row in pipeline_rows(store).items():
+        if name not in named and not (row["file"] and Path(project.root, row["file"]).exists()):
+            yield name
+
+
+def _waiting(store: sa.Engine) -> Iterator[tuple[str, str, int]]:
     """Yield the starts and restarts that no process has begun yet, each with its due time in ns since the epoch."""
     from conduit_dagster.cli.pipeline_list import status_of, status_rows
     from conduit_dagster.state.status_store import recovery_rows
 
     for name, state in recovery_rows(store).items():
         if state.asked == "start":
-            yield f"the start of {name}", state.asked_ns
+            yield name, "start", state.asked_ns
     for name, row in status_rows(store).items():
         restart = status_of(row)["restart"]
         if restart is not None and restart["at_ns"] and row["recovery"].asked != "start":
-            yield f"the restart of {name}", restart["at_ns"]
+            yield name, "restart", restart["at_ns"]
 
 
 def _tried(project: Project, paths: Sequence[str]) -> list[BoundPipeline]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ def show_description(console: Console, facts: Facts) -> None:
 def _head(console: Console, facts: Facts) -> None:
     status = facts["status"]
     now = status["now"] or "never ran"
-    where = f"{facts['file']}:{facts['line']}" if facts["file"] else "no file any more"
+    where = f"{facts['file']}:{facts['line']}" if facts["file"] else _without_file(facts["id"])
     console.print(Text.assemble((facts["id"], "bold"), f"  {where}"))
     if facts["description"]:
         console.print(f"  {facts['description']}")
@@ -46,6 +47,10 @@ def _head(console: Console, facts: Facts) -> None:
         _configured(console, facts)
     if facts["error"]:
         print_error(console, dict(facts["error"]), "  ")
+
+
+def _without_file(pipeline: str) -> str:
+    return f"no file any more; what is kept of it goes with: conduit-dagster pipelines delete {shlex.quote(pipeline)}"
 
 
 def _configured(console: Console, facts: Facts) -> None:

@@ -138,6 +138,30 @@ def test_what_nobody_launches_is_told(run, project: Path) -> None:
     assert "the start of later was due 5 min ago" in told["message"]
 
 
+def test_a_restart_whose_file_is_gone_is_told_with_what_to_type(run, project: Path) -> None:
+    """It stays pending, as a file may be away for a moment only."""
+    with owned(project) as store:
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.failed({**ERROR, "fatal": False}, Policy(), "first")
+        with store.engine.begin() as connection:
+            write_recovery(connection, "orders", restart_at_ns=time.time_ns() - 7200 * 10**9)
+    file = project / "pipelines" / "orders.yaml"
+    text = file.read_text()
+    file.write_text("pipelines: [")
+    assert "no file names it" not in launches(run)["message"]
+    file.unlink()
+    told = launches(run)
+    assert "the restart of orders was due 2 h ago, and no file names it any more" in told["message"]
+    delete = "conduit-dagster pipelines delete orders"
+    assert told["fix"] == f"put the file of orders back, or delete its state: {delete}"
+    assert delete in run("pipelines", "describe", "orders").out
+    file.write_text(text)
+    assert "no file names it" not in launches(run)["message"]
+    file.unlink()
+    assert run(*delete.split()[1:]).code == 0
+    assert launches(run)["level"] == "ok"
+
+
 def test_a_pipeline_whose_process_is_gone_is_told(run, shell, project: Path) -> None:
     process = shell.spawn("run")
     shell.wait_until(process, (project / "orders.jsonl").exists, "the first records")
