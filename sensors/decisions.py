@@ -42,13 +42,20 @@ class Stopped:
 
 
 @dataclass(frozen=True)
+class Cancelled:
+    """Record in Dagster that a run which a user terminated has ended: it never began, and cannot report it."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
 class StopRequest:
     """Ask the run to stop: ``stop``, or ``renew`` to start again with its current file."""
 
     asked: Literal["stop", "renew"]
 
 
-Decision = Restart | Start | Report | Stopped | StopRequest | None
+Decision = Restart | Start | Report | Stopped | Cancelled | StopRequest | None
 
 
 def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
@@ -61,6 +68,8 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     if stored.owned or not known.file.runnable:
         return None
     state = stored.recovery
+    if run is not None and _is_cancelled_for_ever(known, run, now_ns):
+        return Cancelled(run.run_id)
     if run is not None and (_failed_as_asked(known, run) or _is_lost(known, run, now_ns)):
         return Report(run.run_id, "never_began")
     if stored.status == PipelineStatus.RECOVERING and state.restart_at_ns:
@@ -108,6 +117,14 @@ def _is_lost(known: KnownPipeline, run: LastRun, now_ns: int) -> bool:
     is_restart = run.failure is not None and run.failure == state.failure
     is_start = run.active and not run.cancelled and not is_restart and run.run_id != state.run
     return is_start and _is_late(run, now_ns)
+
+
+def _is_cancelled_for_ever(known: KnownPipeline, run: LastRun, now_ns: int) -> bool:
+    """Return whether a terminated run ended before it took the lease, and Dagster still counts it as active.
+
+    As when its process got the signal before it had a handler: every start would wait for it.
+    """
+    return run.active and run.cancelled and run.run_id != known.stored.recovery.run and _is_late(run, now_ns)
 
 
 def _is_late(run: LastRun, now_ns: int, due_ns: int = 0) -> bool:

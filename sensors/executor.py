@@ -20,7 +20,7 @@ from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, R
 from conduit_dagster.engine.report import PendingRestart
 from conduit_dagster.engine.run_status import RunDeath, end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
-from conduit_dagster.sensors.decisions import Decision, Report, Restart, Start, Stopped, StopRequest
+from conduit_dagster.sensors.decisions import Cancelled, Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline, config_of, error_of
 from conduit_dagster.sensors.launch_claims import LaunchClaims, location_of
 from conduit_dagster.state.launches import LaunchClaim, LaunchKind
@@ -51,6 +51,8 @@ class DecisionExecutor:
             case Stopped():
                 end_waiting(self._database, known.file.pipeline, "user", epoch=known.stored.epoch)
                 self._show(known, stopped_verdict())
+            case Cancelled():
+                self._cancel(decision.run_id)
             case StopRequest():
                 record_request(self._database, known.file.pipeline, decision.asked, _SENSOR)
             case None:
@@ -131,6 +133,11 @@ class DecisionExecutor:
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"found dead by its heartbeat: {error.message}")
+
+    def _cancel(self, run_id: str) -> None:
+        run = self._instance.get_run_by_id(run_id)
+        if run is not None and not run.is_finished:
+            self._instance.report_run_canceled(run, "terminated before it began; its process reports no end")
 
     def _show(self, known: KnownPipeline, verdict: CheckResult) -> None:
         """Show a status that no run could report: as the check ``status`` and as an observation of the acks."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -117,6 +119,48 @@ def test_a_start_that_a_user_cancels_in_dagster_is_cancelled(location: Location)
     assert location.tick() == location.tick(SENSOR) == []
     assert location.recovery().asked == ""
     assert location.status() == ("stopped", "user")
+
+
+@pytest.mark.parametrize("kind", ["first", "asked", "restart"])
+def test_a_run_whose_cancellation_never_ends_holds_up_no_start(
+    location: Location, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process got the signal before Dagster's handler: without run monitoring it is being cancelled for ever."""
+    location.write()
+    if kind == "restart":
+        run = location.restart()
+    elif kind == "asked":
+        stopped(location)
+        run = asked_run(location)
+    else:
+        run = location.launch(*location.tick(SENSOR))
+    location.instance.report_run_canceling(run)
+    location.tick()
+    assert ask_start(location.store, "orders", "operator", 10.0)
+    assert location.tick(SENSOR) == []  # it may still be about to end
+    later = SimpleNamespace(**vars(time))
+    later.time_ns = lambda: time.time_ns() + 200 * 10**9
+    monkeypatch.setattr("conduit_dagster.sensors.tick.time", later)
+    location.tick()
+    found = location.instance.get_run_by_id(run.run_id)
+    assert found is not None and found.status is dg.DagsterRunStatus.CANCELED
+    assert [request.job_name for request in location.tick(SENSOR)] == ["orders"]
+
+
+def test_a_run_that_drains_after_its_cancellation_is_left_alone(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location.write()
+    run = location.launch(*location.tick(SENSOR))
+    location.begin(run=run.run_id)
+    location.end("stopped", "user")
+    location.instance.report_run_canceling(run)
+    later = SimpleNamespace(**vars(time))
+    later.time_ns = lambda: time.time_ns() + 200 * 10**9
+    monkeypatch.setattr("conduit_dagster.sensors.tick.time", later)
+    location.tick()
+    found = location.instance.get_run_by_id(run.run_id)
+    assert found is not None and found.status is dg.DagsterRunStatus.CANCELING
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
