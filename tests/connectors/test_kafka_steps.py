@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lab.kafka_lab import KafkaLab
@@ -12,6 +14,7 @@ from lab.kafka_server import KafkaServer
 
 from conduit_dagster.connectors.kafka import message_sizes
 from conduit_dagster.connectors.kafka.message_sizes import shares, within_bytes
+from conduit_dagster.connectors.kafka.partition_reader import some_messages
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import MISCOUNTED, Limit, ReadOptions
 
@@ -64,6 +67,33 @@ def test_a_step_of_large_messages_is_limited_by_its_bytes(lab: KafkaLab) -> None
     assert total == 40 * 999_000 and max(sizes) <= 8_000_000 and len(sizes) <= 6
     few = lab.source(small)
     assert len(lab.read(few, few.initial(), few.latest(few.initial(), limit))) == 2_000
+
+
+def test_a_busy_broker_is_waited_for_longer(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes three seconds for a sample: every step had a few messages, as if each were as large as can be."""
+    topic, clock = lab.server.topic(), [0.0, 0.0]
+    lab.server.send(topic, [(None, b"x" * 100)] * 2_000)
+    sample = message_sizes.MessageSizes._sample
+
+    def begun(sizes: message_sizes.MessageSizes, offsets: Any) -> Any:
+        clock[1] = clock[0]
+        return sample(sizes, offsets)
+
+    def busy(consumer: Any, count: int) -> Any:
+        clock[0] += 0.5
+        return some_messages(consumer, count) if clock[0] - clock[1] >= 3 else []
+
+    monkeypatch.setattr(message_sizes, "_PATIENCE", 1.0)
+    monkeypatch.setattr(message_sizes.MessageSizes, "_sample", begun)
+    monkeypatch.setattr(message_sizes, "some_messages", busy)
+    monkeypatch.setattr(message_sizes, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    source = lab.source(topic)
+    steps = list[int]()
+    for _ in range(3):
+        clock[0] += 2
+        end = source.latest(source.initial(), Limit(10**6, 8_000_000))
+        steps.append(len(lab.read(source, source.initial(), end)))
+    assert steps[0] < 10 and steps[-1] == 2_000
 
 
 def test_sizes_that_change_are_noticed_where_a_step_would_end(lab: KafkaLab) -> None:

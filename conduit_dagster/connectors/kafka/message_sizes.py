@@ -27,6 +27,9 @@ _SAMPLE: Final = 200
 _FRESH: Final = 1.0
 """Seconds for which a sample is valid: taking one costs as much as reading some thousand messages."""
 _PATIENCE: Final = 1.0
+"""Seconds to wait for a sample; twice as long after each that came too late, as from a busy broker."""
+_LONGEST: Final = 5.0
+"""Seconds to wait for one at most."""
 
 
 class MessageSizes:
@@ -42,6 +45,7 @@ class MessageSizes:
         self._known: dict[Place, float] = {}
         self._gaps = set[Place]()
         self._taken_at = 0.0
+        self._patience = _PATIENCE
 
     def bounded(self, begins: Mapping[Place, int], taken: Mapping[Place, int], limit: int) -> dict[Place, int]:
         """Reduce ``taken`` to about ``limit`` bytes, but at least one message per partition."""
@@ -75,7 +79,8 @@ class MessageSizes:
     def _sample(self, offsets: Mapping[Place, int]) -> dict[Place, float]:
         """Return the average size of some messages from these offsets on: 0 if there are no more."""
         found: dict[Place, float] = {}
-        deadline = time.monotonic() + _PATIENCE
+        begun = time.monotonic()
+        deadline = begun + self._patience
         try:
             consumer = self._opened(frozenset(topic for topic, _ in offsets))
             consumer.assign([TopicPartition(*place, offset) for place, offset in offsets.items()])
@@ -84,6 +89,11 @@ class MessageSizes:
                 self._gaps |= _with_gaps(messages, {place: at for place, at in offsets.items() if place not in found})
                 found = _averages(messages) | found
             consumer.unassign()
+            if len(found) < len(offsets):
+                # as long as no sample comes in time, a step has a few messages only
+                self._patience = max(_PATIENCE, min(2 * self._patience, _LONGEST))
+            elif time.monotonic() - begun <= _PATIENCE:
+                self._patience = _PATIENCE
         except KafkaException:
             self.close()  # ignored here: reading will fail with the same error
         return {place: found.get(place, float(_LARGEST)) for place in offsets}
