@@ -114,6 +114,12 @@ def _created(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:
     return record.create_timestamp.astimezone(UTC) - timedelta(seconds=clock_ahead(instance, record) or 0)
 
 
+_CLOCKS_APART = timedelta(minutes=10)
+"""Largest difference of two machines' clocks that is not taken for a clock that was set back."""
+
+
 def _is_due(trigger: Trigger, last: datetime, now: datetime) -> bool:
+    if last - datetime.now(UTC) > _CLOCKS_APART:
+        return True  # the clock was set back since, which must not stretch the wait
     # a run is created a moment after its tick, from which the time to the next one counts
     return next_tick(trigger, last.replace(second=0, microsecond=0)) <= now

@@ -208,6 +208,15 @@ def next_tick(trigger: Trigger, last: datetime) -> datetime:
     return croniter(trigger.cron, last).get_next(datetime)
 
 
+def tick_after_run(trigger: Trigger, ended: datetime, lasted: float) -> datetime:
+    """Return the first tick, in UTC, after a run that ``ended`` now and ``lasted`` so many seconds.
+
+    The run's start is counted back from now: the clock may have been set since. Ticks of ``cron`` during the run are
+    skipped; an ``every`` that has passed is due at once.
+    """
+    return next_tick(trigger, ended - timedelta(seconds=lasted) if trigger.every is not None else ended)
+
+
 _NEXT = 60
 """Number of ticks to check one by one, for schedules less frequent than daily."""
 _SAMPLES, _APART = 40, timedelta(hours=6)

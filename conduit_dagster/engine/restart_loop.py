@@ -13,7 +13,7 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.config.delivery import Trigger, first_tick, next_tick
+from conduit_dagster.config.delivery import Trigger, first_tick, tick_after_run
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, story_of
 from conduit_dagster.engine.run_options import RunRequest
 from conduit_dagster.engine.run_status import RunOrigin, end_waiting
@@ -159,7 +159,7 @@ class RestartLoop:
         result = RunResult(self._bound.id, PipelineStatus.STOPPED, reason, None, self._progress)
         has_run = False
         while awaited in ("due", "now"):
-            began = datetime.now(UTC)
+            began = time.monotonic()
             result = self.run(session)
             is_held = has_run and _is_held(result)
             has_run = True
@@ -167,8 +167,8 @@ class RestartLoop:
                 result = replace(result, status=PipelineStatus.STOPPED, error=None)
             elif result.status != PipelineStatus.STOPPED or self._stop.requested or result.reason == "user":
                 break
-            at = next_tick(trigger, began)
-            awaited = await_tick(self._database, self._bound.id, at.timestamp(), self._stop)
+            at = tick_after_run(trigger, datetime.now(UTC), time.monotonic() - began).timestamp()
+            awaited = await_tick(self._database, self._bound.id, at, self._stop)
         return result
 
     def once(self, session: Callable[[], SparkSession], at_ns: int | None) -> RunResult:

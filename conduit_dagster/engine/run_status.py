@@ -17,7 +17,7 @@ from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.engine.stop import Reason
 from conduit_dagster.recovery.classify import blame
 from conduit_dagster.recovery.errors import ConduitError, FatalError
-from conduit_dagster.recovery.policy import FRESH, PipelineStatus, Policy, RestartHistory, Wait, decide, settled
+from conduit_dagster.recovery.policy import FRESH, PipelineStatus, Policy, RestartHistory, Wait, decide
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.database import reading, unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire
@@ -75,6 +75,8 @@ class RunStatusWriter:
         self._id, self._store, self._origin, self._stop, self.progress = store.pipeline, store, origin, stop, progress
         self._state = RecoveryState(past=origin.past)
         self._recovering = False
+        self._began = 0.0
+        """When the run began, on the monotonic clock."""
         self.failed_step: int | None = None
         """The step that failed, if any; later steps that were staged ahead end with the run."""
 
@@ -89,7 +91,7 @@ class RunStatusWriter:
         state = self._store.status.begin(start)
         if state is None:
             return False
-        self._state, self._recovering = state, state.past.attempt > 0
+        self._state, self._recovering, self._began = state, state.past.attempt > 0, time.monotonic()
         return True
 
     def step_done(self, step: StepReport) -> None:
@@ -100,7 +102,8 @@ class RunStatusWriter:
     def end_recovery(self) -> None:
         """End a recovery after a window without an error. Call it periodically."""
         policy = self._origin.recovery
-        if self._recovering and policy is not None and settled(policy, self._state.past, time.time_ns()):
+        # on the monotonic clock: one that is set back must not keep the pipeline recovering
+        if self._recovering and policy is not None and time.monotonic() - self._began >= policy.window:
             self._recovered()
 
     def _recovered(self) -> None:

@@ -151,7 +151,9 @@ def _running(files: ServerFiles) -> SparkServer | None:
 
 def _came_up(server: SparkServer) -> bool:
     """Wait for the server to listen, since the process that started it may have been killed; return whether it does."""
-    while server.is_alive() and time.time() - server.since < _START_SECONDS and not is_up(server.pid, server.port):
+    # a clock that was set back since must not stretch the wait
+    until = time.monotonic() + min(_START_SECONDS, server.since + _START_SECONDS - time.time())
+    while server.is_alive() and time.monotonic() < until and not is_up(server.pid, server.port):
         time.sleep(_TICK)
     return is_up(server.pid, server.port)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from lab.support import Lab, destination, processor, queue
 from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
+from conduit_dagster.engine import run_status
 from conduit_dagster.engine.operate.subject import ask_start, stop
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_options import RunOptions
@@ -341,8 +343,12 @@ def test_a_store_that_does_not_answer_is_waited_for(lab: Lab) -> None:
     assert seen[-1] == "running"
 
 
-def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:
-    """No records come, and none fails."""
+@pytest.mark.parametrize("set_back_s", [0, 86_400])
+def test_a_window_without_an_error_ends_a_recovery(lab: Lab, set_back_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No records come, and none fails. A clock that is set back does not stretch the window."""
+    clock = SimpleNamespace(**vars(time))
+    clock.time_ns = lambda: time.time_ns() - set_back_s * 10**9
+    monkeypatch.setattr(run_status, "time", clock)
     lab.write("in.jsonl", [])
     lab.pipeline(connectors=[{**destination(), "id": "out"}, _empty_source()], trigger="continuous")
     flag = StopFlag()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ from lab.support import Lab
 from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
-from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.config.delivery import Trigger, tick_after_run
+from conduit_dagster.engine import restart_loop
 from conduit_dagster.engine.operate.subject import ask_start, stop
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
@@ -69,6 +73,43 @@ def test_a_long_wait_is_cut_short_by_somebody_who_starts_it(lab: Lab) -> None:
             assert ask_start(database, "p", "operator", 10.0)
         wait_until(lambda: starts(lab) == 2, "it began again")
         end()
+
+
+def test_a_clock_that_is_set_back_during_a_run_does_not_stretch_the_wait(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = [86_400.0]
+    clock = SimpleNamespace(**vars(time))
+    clock.time, clock.time_ns = lambda: time.time() + ahead[0], lambda: time.time_ns() + int(ahead[0]) * 10**9
+
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(seconds=ahead[0])
+
+    monkeypatch.setattr(restart_loop, "time", clock)
+    monkeypatch.setattr(restart_loop, "datetime", Ahead)
+    build(lab)
+
+    def session() -> Any:
+        ahead[0] = 0.0
+        return lab._spark
+
+    flag = StopFlag()
+    with keeper(lab, QUICK, flag) as one:
+        thread, _ = in_background(lambda: one.timed(session, OFTEN))
+        try:
+            wait_until(lambda: starts(lab) >= 2, "it began again")
+        finally:
+            flag.request("user")
+            thread.join(120)
+    assert not thread.is_alive()
+
+
+def test_a_tick_of_cron_during_a_run_is_skipped() -> None:
+    ended = datetime(2026, 11, 28, 3, 40, tzinfo=UTC)
+    assert tick_after_run(NIGHTLY, ended, 3600) == datetime(2026, 11, 29, 3, 15, tzinfo=UTC)
+    assert tick_after_run(SELDOM, ended, 1200) == datetime(2026, 11, 28, 4, 20, tzinfo=UTC)
 
 
 def test_a_users_stop_between_two_ticks_ends_it(lab: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -12,7 +13,7 @@ from lab.sensors_lab import Location
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.sensors import known
+from conduit_dagster.sensors import known, schedules
 from conduit_dagster.state.claim import project_store
 
 EVERY = "{every: 90s}"
@@ -85,6 +86,21 @@ def test_every_is_counted_from_the_start_of_the_run_before(location: Location) -
     minute = minute_of_run(location)
     assert ticks(location, minute + timedelta(seconds=60)) == []
     assert len(ticks(location, minute + timedelta(seconds=120))) == 1
+
+
+def test_a_clock_that_is_set_back_does_not_stretch_the_wait(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location.write(trigger=EVERY)
+    location.run(status="SUCCESS")
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr(schedules, "datetime", Behind)
+    assert len(ticks(location, Behind.now(UTC))) == 1
 
 
 @pytest.mark.parametrize("hours", [-8, 0, 9])
