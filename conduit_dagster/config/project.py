@@ -91,10 +91,10 @@ class Project:
     @property
     def state_url(self) -> str:
         """SQLAlchemy URL of the state store; a relative SQLite file is resolved against the root."""
-        url = self.settings.state.url or f"{_SQLITE}{self.home / 'state.db'}"
+        url = self.settings.state.url or f"{_SQLITE}{_in_url(self.home / 'state.db')}"
         url = url.replace("sqlite+pysqlite://", "sqlite://", 1)
         path = url.removeprefix(_SQLITE)
-        return f"{_SQLITE}{self.root / path}" if path and path != url else url
+        return f"{_SQLITE}{_in_url(self.root) / path}" if path and path != url else url
 
     @property
     def staging_url(self) -> str:
@@ -108,6 +108,11 @@ class Project:
             return self.resolve(self.settings.state.log or str(self.home / "log"))
         # ids of pipelines have no tilde, so that no staging folder collides with the log
         return f"{self.staging_url.rstrip('/')}/~log"
+
+
+def _in_url(path: Path) -> Path:
+    """Return the path as it is written in a URL of SQLAlchemy, where ``%41`` is an ``A`` and ``?`` begins options."""
+    return Path(str(path).replace("%", "%25").replace("?", "%3F"))
 
 
 def _is_file(path: Path) -> bool:

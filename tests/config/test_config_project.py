@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from conduit_dagster.config import Project
+from conduit_dagster.state.database import open_database
 
 
 def project(folder: Path, text: str | None = None, **env: str) -> Project:
@@ -15,6 +16,20 @@ def project(folder: Path, text: str | None = None, **env: str) -> Project:
 
 def places(found: Project) -> list[tuple[str, str, int, int, str]]:
     return [(f.code, Path(f.file).name, f.line, f.column, f.path) for f in found.findings]
+
+
+@pytest.mark.parametrize("name", ["of%41ll", "what?x=1", "a #1+b 'c' é"])
+@pytest.mark.parametrize("settings", ["", "state: {url: sqlite:///.conduit/state.db}\n"])
+def test_the_state_store_is_in_the_project_whatever_its_folder_is_called(
+    tmp_path: Path, name: str, settings: str
+) -> None:
+    root = tmp_path / name
+    root.mkdir()
+    (root / "conduit.yaml").write_text(settings)
+    database = open_database(Project.find(root, {}).state_url)
+    database.dispose()
+    assert (root / ".conduit" / "state.db").exists()
+    assert [one.name for one in tmp_path.iterdir()] == [name]
 
 
 def test_the_nearest_parent_with_settings_is_the_root(tmp_path: Path) -> None:
