@@ -267,10 +267,19 @@ def _failures(project: Project) -> Check:
 
 def _launches(project: Project) -> Check:
     """Check whether starts and restarts begin in time: Dagster shows nothing of them while its daemon is down."""
-    from conduit_dagster.cli.terminal import ago, is_late
+    from conduit_dagster.cli.terminal import ago, is_late, span
     from conduit_dagster.state.claim import existing_store
+    from conduit_dagster.state.history import newest_ns
 
     store, now_ns = existing_store(project), time.time_ns()
+    newest = 0 if store is None else newest_ns(store)
+    if is_late(now_ns, newest):
+        message = f"the newest event is {span((newest - now_ns) / 1e9)} ahead of this clock"
+        fix = (
+            "correct the clock; if it was set back, Dagster's sensors and schedules launch nothing until it has caught "
+            "up: dagster schedule wipe, then start the daemon again; or run it here: conduit-dagster run"
+        )
+        return Check("launches", "warn", message, fix)
     waiting = [] if store is None else _waiting(store)
     found = {
         name: f"the {what} of {name} was due {ago(due_ns, now_ns)}"

@@ -183,6 +183,12 @@ def events(engine: sa.Engine, pipeline: str, limit: int, since_ns: int = 0) -> l
     return [Event(row["at_ns"], row["event"], _masked(json.loads(row["detail"]))) for row in reversed(rows)]
 
 
+def newest_ns(engine: sa.Engine) -> int:
+    """Return the latest time of any pipeline's event, by the clock of its machine; 0 if there is none."""
+    with reading(engine) as connection:
+        return connection.execute(sa.select(sa.func.max(history.c.at_ns))).scalar_one() or 0
+
+
 def _masked(value: Any) -> Any:
     if isinstance(value, str):
         return masked(value)

@@ -162,6 +162,18 @@ def test_a_restart_whose_file_is_gone_is_told_with_what_to_type(run, project: Pa
     assert launches(run)["level"] == "ok"
 
 
+def test_a_clock_that_was_set_back_is_told(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster's sensors and schedules wait until it has caught up; a restart that is due then counts as not due yet."""
+    with owned(project) as store:
+        store.status.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.status.failed({**ERROR, "fatal": False}, Policy(min_delay=1, max_delay=1), "first")
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 5400 * 10**9)
+    told = launches(run)
+    assert (told["level"], told["message"]) == ("warn", "the newest event is 1 h ahead of this clock")
+    assert "dagster schedule wipe" in told["fix"]
+
+
 def test_a_pipeline_whose_process_is_gone_is_told(run, shell, project: Path) -> None:
     process = shell.spawn("run")
     shell.wait_until(process, (project / "orders.jsonl").exists, "the first records")
