@@ -148,3 +148,20 @@ def test_a_snapshot_is_complete_once_it_is_read_and_a_stream_never(
         position = made.latest(position, Limit(1, 10**9))
         found.append(made.collection_modes(position))
     assert found == modes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", ["batch", "stream"])
+def test_a_projects_folder_is_no_pattern(tmp_path: Path, spark: SparkSession, read: str) -> None:
+    """The setting is one, as for Spark's own readers."""
+    root = tmp_path / "a [b]*{c}?"
+    (root / "in").mkdir(parents=True)
+    (root / "in" / "0.json").write_text('{"i": 1}\n{"i": 2}\n')
+    kind: Any = SOURCES.find("spark:json", {})
+    settings = {"path": "in/[0-9].json", "read": read, "schema": "i BIGINT", "poll": "0s"}
+    context = ConnectorContext("p", "in", str(root), Clock(7), "exactly-once")
+    made = kind(kind.Settings.model_validate(settings), context)
+    position = made.latest(made.initial(), ALL)
+    splits = made.split(made.initial(), position, 1)
+    found = [record.after["i"] for one in splits for block in made.read(one, ReadOptions()) for record in block.records]
+    assert sorted(found) == [1, 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ from conduit_dagster.connectors.columnar.columns import Schema, named_columns, p
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader, readable
 from conduit_dagster.connectors.parquet.destination import FolderColumns
-from conduit_dagster.connectors.spark.driver_session import asked
+from conduit_dagster.connectors.spark.driver_session import asked, literal
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
@@ -93,7 +92,7 @@ class SparkDestination(StagedDestination):
     def publish(self, delivery: Delivery) -> Target:
         """Append the delivery with one write. Raises ``TransientError`` with Spark's message."""
         if delivery.parts:
-            urls = [_literal(storage.join(delivery.staging, part.name)) for part in delivery.parts]
+            urls = [literal(storage.join(delivery.staging, part.name)) for part in delivery.parts]
             with asked(self.context, self.format, "be written to", self.settings.register_) as (spark, _):
                 if self.settings.register_:
                     # makes it the current thread's session, the only one where a writer looks up Python data sources
@@ -110,11 +109,3 @@ class SparkDestination(StagedDestination):
             frame = frame.withColumn(self.settings.hash_column, f.lit(delivery.hash))
         writer = frame.write.format(self.format).options(**self.settings.options).mode("append")
         writer.save(self.address) if self.settings.path else writer.save()
-
-
-_PATTERN = re.compile(r"[\\\[\]{}*?]")
-
-
-def _literal(path: str) -> str:
-    """Return the path as Spark takes it literally, not as a pattern."""
-    return _PATTERN.sub(lambda found: f"\\{found[0]}", path)

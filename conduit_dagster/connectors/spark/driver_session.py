@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Generator
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
+
+
+_PATTERN: Final = re.compile(r"[\\\[\]{}*?]")
+
+
+def literal(path: str) -> str:
+    """Return the path as Spark takes it literally, not as a pattern."""
+    return _PATTERN.sub(lambda found: f"\\{found[0]}", path)
 
 
 def current_session() -> SparkSession:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.spark.driver_session import asked
+from conduit_dagster.connectors.spark.driver_session import asked, literal
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import ConnectorContext
+from conduit_dagster.sdk.context import resolved
 from conduit_dagster.spark.jobs import JobCancelled
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _SNAPSHOT: Final = "snapshot-"
 _CHECKPOINT: Final = "checkpoint"
 _LOG: Final = "_spark_metadata"
 _COMPACT: Final = ".compact"
+_OF_FILES: Final = frozenset({"avro", "binaryFile", "csv", "json", "orc", "parquet", "text", "xml"})
 _LOOK: Final = 1
 """Seconds between checks for a forced stop of the pipeline."""
 
@@ -56,7 +58,12 @@ class Lander(ABC):
         if self._settings.ddl:
             reader = reader.schema(self._settings.ddl)
         path = self._settings.path
-        return reader.load(self._context.resolve(path)) if path else reader.load()
+        return reader.load(self._pattern(path)) if path else reader.load()
+
+    def _pattern(self, path: str) -> str:
+        """Return the path below the project root. Formats of files take it as a pattern, which the root is none of."""
+        root = self._context.root
+        return resolved(path, literal(root) if self._format in _OF_FILES else root)
 
     def _asked(self, doing: str) -> AbstractContextManager[tuple[SparkSession, threading.Event]]:
         return asked(self._context, self._format, doing, self._settings.register_)
