@@ -93,6 +93,8 @@ class StatusStore:
     def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState | None:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
         before = recovery_state(connection, self._id)
+        if start.run and before.reported == start.run:
+            return None  # it took too long to begin, and counts as failed: its restart takes its place
         is_later = start.by_sensor is not None or (start.since_ns is not None and before.asked_ns > start.since_ns)
         if before.asked in _ENDS and is_later:
             # it was stopped since the launch, or while this run took the lease; an earlier request had no run to end

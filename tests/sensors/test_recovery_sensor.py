@@ -8,13 +8,29 @@ from types import SimpleNamespace
 import dagster as dg
 import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
-from lab.sensors_lab import Location
+from lab.sensors_lab import GONE, Location
 
-from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG, asked_of
+from conduit_dagster.engine.run_status import RunDeath, report_failure
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
 
 FAR = Policy(min_delay=3600, max_delay=3600)
+
+
+def test_a_start_that_counts_as_failed_does_not_begin_after_all(location: Location) -> None:
+    """As one whose Spark session took minutes: Dagster counts it as failed too, and shows nobody what it would do."""
+    location.write()
+    (request,) = location.tick("conduit_lifecycle")
+    slow = location.launch(request)
+    death = RunDeath(slow.run_id, GONE, asked_ns=asked_of(slow))
+    assert report_failure(location.store, "orders", death, Policy()) is not None
+    due_ns = location.recovery().restart_at_ns
+    assert not location.begins(slow)
+    assert (location.status(), location.recovery().restart_at_ns) == (("recovering", ""), due_ns)
+    location.instance.report_run_failed(slow)  # as the sensor does
+    (request,) = location.tick()
+    assert request.tags[FAILURE_TAG] == "1"
 
 
 def test_b11_a_failure_is_restarted_once(location: Location) -> None:
