@@ -2,11 +2,12 @@
 
 ``python -m benchmarks.trace_step`` runs a pipeline with two processors and traces its second step: the first one
 compiles. The task runs in this process, so that it can be traced; ``max-in-flight`` is 1, so that no other step
-interferes.
+interferes. ``--jumps`` prints each jump as well, in order: caller, function called.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -42,11 +43,11 @@ pipelines:
 
 
 class Trace:
-    """Calls between files of the project: by side, the files and the jumps."""
+    """Calls between files of the project: by side, the calls of each file and the jumps in order."""
 
     def __init__(self) -> None:
         self.files: dict[str, Counter[str]] = {"driver": Counter(), "task": Counter()}
-        self.jumps = Counter[str]()
+        self.jumps: dict[str, list[str]] = {"driver": [], "task": []}
         self._passed = Counter[str]()
         self._is_on = False
         self._tasks = threading.local()
@@ -78,15 +79,24 @@ class Trace:
         caller = frame.f_back
         while caller is not None and not _is_ours(caller.f_code.co_filename):
             caller = caller.f_back
-        self.jumps[side] += caller is not None and caller.f_code.co_filename != here
+        if caller is not None and caller.f_code.co_filename != here:
+            self.jumps[side].append(f"{_place(caller)}:{caller.f_lineno} -> {_place(frame)}")
 
 
 def _is_ours(file: str) -> bool:
     return file.startswith(f"{ROOT}conduit_dagster/")
 
 
+def _place(frame: FrameType) -> str:
+    file = frame.f_code.co_filename.removeprefix(f"{ROOT}conduit_dagster/")
+    return f"{file} {frame.f_code.co_qualname}"
+
+
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trace_step", description="Files and jumps of a step.")
+    parser.add_argument("--jumps", action="store_true", help="print each jump as well, in order")
+    with_jumps = parser.parse_args().jumps
     trace = Trace()
     spark = open_session(SparkSettings(url="local[1]"), "trace")
     with tempfile.TemporaryDirectory() as folder, patch.object(Jobs, "each", trace.run_tasks):
@@ -101,9 +111,11 @@ def main() -> None:
         sys.setprofile(None)
     close_session(spark)
     for side, files in trace.files.items():
-        print(f"{side}: {len(files)} files, {trace.jumps[side]} jumps")
+        print(f"{side}: {len(files)} files, {len(trace.jumps[side])} jumps")
         for file, calls in sorted(files.items()):
             print(f"  {calls:5} {file}")
+        for jump in trace.jumps[side] if with_jumps else ():
+            print(f"  {jump}")
 
 
 if __name__ == "__main__":
