@@ -70,29 +70,6 @@ class Copied:
         return {**self._ended, **fresh}
 
 
-class CopyModes(NamedTuple):
-    """Modes of the records of a range: ``copy``, ``complete`` for the last one of a copy; later ones need none."""
-
-    before: CopyEnds
-    after: CopyEnds
-
-    def end_in(self, collection: str, number: int) -> CopyEnd | None:
-        """Return the end of a collection's copy, if it lies in the range and in this file."""
-        end = None if collection in self.before else self.after.get(collection)
-        return end if end is not None and end.number == number else None
-
-    def labelled(self, split: Split, collection: str, number: int) -> Split:
-        """Return a split of this collection and file, with its mode. A copy's end never lies inside the split."""
-        if not collection or collection in self.before or len(self.before) >= MOST_ENDS:
-            return split
-        end, detail = self.after.get(collection), split.detail
-        if end is not None and (number, detail["from"][0]) >= (end.number, end.offset):
-            return split
-        detail["mode"] = "copy"
-        detail["completes"] = end is not None and (number, detail["to"]) == (end.number, end.offset)
-        return split
-
-
 _OBSERVED = ("size", "modified", "changed", "birth", "ahead", "ahead_mark")
 """Fields that may differ between observations: not part of a place, which goes into the delivery hash."""
 _NAMED = 8
@@ -130,21 +107,23 @@ class FilePosition(PositionWithLists, frozen=True):
             value["copied"] = {name: [*end] for name, end in self.copied.items()}
         return value
 
-    def place(self) -> dict[str, Any]:
-        """Return the position without observed fields, which may differ at the next observation."""
-        if self.read is not None:
-            return {"seen": self.seen, "sum": self.read.place(self.files)}
-        rows = [msgspec.structs.asdict(file) for file in self.files]
-        files = [{k: v for k, v in row.items() if k not in _OBSERVED} for row in rows]
-        if len(files) <= _NAMED:
-            return {"seen": self.seen, "files": files}
-        # each consumer's delivery hash covers all of it
-        return {"seen": self.seen, "files": hashlib.sha256(msgspec.json.encode(files)).hexdigest()}
-
 
 def parse_position(value: Any) -> FilePosition:
     """Return the position from its stored JSON value."""
     return msgspec.convert(value, FilePosition)
+
+
+def place_of(value: Any) -> dict[str, Any]:
+    """Return a stored position without observed fields, which may differ at the next observation."""
+    position = parse_position(value)
+    if position.read is not None:
+        return {"seen": position.seen, "sum": position.read.place(position.files)}
+    rows = [msgspec.structs.asdict(file) for file in position.files]
+    files = [{k: v for k, v in row.items() if k not in _OBSERVED} for row in rows]
+    if len(files) <= _NAMED:
+        return {"seen": position.seen, "files": files}
+    # each consumer's delivery hash covers all of it
+    return {"seen": position.seen, "files": hashlib.sha256(msgspec.json.encode(files)).hexdigest()}
 
 
 learn(FilePosition, FinishedLists)
@@ -208,11 +187,53 @@ class FileStates(NamedTuple):
             yield msgspec.structs.replace(file, modified=found.modified, changed=found.changed)
 
 
+class FileRange(NamedTuple):
+    """The range between two positions: each file with a non-empty part in it, in reading order.
+
+    The mode of its records is ``copy``, or ``complete`` for the last one of a copy; later ones need none.
+    """
+
+    start: FilePosition
+    end: FilePosition
+    files: Sequence[tuple[TrackedFile, TrackedFile]]
+    """Each file at the start and at the end of its part."""
+
+    def copy_end(self, collection: str, number: int) -> CopyEnd | None:
+        """Return the end of a collection's copy, if it lies in the range and in this file."""
+        end = None if collection in self.start.copied else self.end.copied.get(collection)
+        return end if end is not None and end.number == number else None
+
+    def with_mode(self, split: Split, collection: str, number: int) -> Split:
+        """Return a split of this collection and file, with its mode. A copy's end never lies inside the split."""
+        before, detail = self.start.copied, split.detail
+        if not collection or collection in before or len(before) >= MOST_ENDS:
+            return split
+        end = self.end.copied.get(collection)
+        if end is not None and (number, detail["from"][0]) >= (end.number, end.offset):
+            return split
+        detail["mode"] = "copy"
+        detail["completes"] = end is not None and (number, detail["to"]) == (end.number, end.offset)
+        return split
+
+
 class FileLists(KeptLists[TrackedFile, FinishedFiles]):
     """Lists of the finished files of a folder or glob."""
 
     def __init__(self, context: ConnectorContext) -> None:
         super().__init__(context, TrackedFile, NO_FILES)
+
+    def range(self, start: Any, end: Any) -> FileRange:
+        """Return the range between two stored positions.
+
+        Files are looked up in the lists of both as well: one that grew continues at its recorded end.
+        """
+        first, last = parse_position(start), parse_position(end)
+        before, finished = {file.number: file for file in first.files}, self.of(first)
+        parts = [
+            (before.get(file.number) or finished.find(file.number) or _unread(file), file)
+            for file in _at(last, finished, self.of(last))
+        ]
+        return FileRange(first, last, [(_observed(a, b), b) for a, b in parts if b.offset > a.offset])
 
     def back(self, position: FilePosition, numbers: Iterable[int]) -> list[TrackedFile]:
         """Return the files with these numbers that a position has only in its lists."""
@@ -247,25 +268,21 @@ def _gone(view: FinishedFiles, alive: Alive) -> list[int]:
     return [number for number in view.rows if number not in existing]
 
 
-def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterator[tuple[TrackedFile, TrackedFile]]:
-    """Yield each file with a non-empty part in the range, at its start and at its end, in reading order.
+def _unread(file: TrackedFile) -> TrackedFile:
+    return TrackedFile(file.name, file.number, file.inode)
 
-    Files are looked up in the lists of both positions as well: one that grew continues at its recorded end.
-    """
-    before, finished = {file.number: file for file in start.files}, lists.of(start)
-    for last in _at(end, finished, lists.of(end)):
-        first = before.get(last.number) or finished.find(last.number) or TrackedFile(last.name, last.number, last.inode)
-        if last.offset > first.offset:
-            # the end of its range was observed later: from now on compare the file with that observation
-            seen = {
-                "inode": last.inode,
-                "birth": last.birth,
-                "modified": last.modified,
-                "changed": last.changed,
-                "ahead": last.offset,
-                "ahead_mark": last.mark,
-            }
-            yield msgspec.structs.replace(first, **seen), last
+
+def _observed(first: TrackedFile, last: TrackedFile) -> TrackedFile:
+    """Return a file at its part's start, with the later observation at the end: the one to compare the file with."""
+    return msgspec.structs.replace(
+        first,
+        inode=last.inode,
+        birth=last.birth,
+        modified=last.modified,
+        changed=last.changed,
+        ahead=last.offset,
+        ahead_mark=last.mark,
+    )
 
 
 def _at(end: FilePosition, before: FinishedFiles, finished: FinishedFiles) -> Iterable[TrackedFile]:

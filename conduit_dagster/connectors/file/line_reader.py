@@ -139,6 +139,9 @@ class FileLabels:
         """``many``: whether the path means a folder or a glob."""
         self._context, self._settings, self._many = context, settings, many
         self.collections = CollectionPattern(settings.collection)
+        # a followed file keeps its collection when it is rotated, which changes its name
+        self._followed = None if many else _name_in(settings.path)
+        self._collection = None if self._followed is None else self.collections.unchecked(self._followed)
 
     def of(self, file: TrackedFile, url: str, mode: str, header: str = "") -> LineLabels:
         """Return the labels of a file at a URL, with paths as written; empty ``mode`` or ``header`` means none."""
@@ -155,21 +158,21 @@ class FileLabels:
 
     def collection(self, file: TrackedFile) -> str:
         """Return the file's collection. Raises ``FatalError`` (``source.collection_unsafe``)."""
-        return self.collections.of(self._name(file))
+        return self.collections.of(self._followed or _name_in(file.name))
 
     def unchecked(self, file: TrackedFile) -> str:
         """Return the file's collection, or the unsafe text: reading earlier files must not fail because of it."""
-        return self.collections.unchecked(self._name(file))
-
-    def _name(self, file: TrackedFile) -> str:
-        # a followed file keeps its collection when it is rotated, which changes its name
-        return (file.name if self._many else self._settings.path).rsplit("/", 1)[-1]
+        return self.collections.unchecked(_name_in(file.name)) if self._collection is None else self._collection
 
     def _prefix(self, file: TrackedFile) -> str:
         """Return the prefix that makes positions unique in the source: empty for the first file of a single path."""
         if self._many:
             return f"{file.number}:{file.name}:"
         return f"{file.number}:" if file.number else ""
+
+
+def _name_in(path: str) -> str:
+    return path.rsplit("/", 1)[-1]
 
 
 class LineReader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,13 +11,12 @@ from conduit_dagster.connectors.file.file_places import FileFinder, open_tracked
 from conduit_dagster.connectors.file.file_position import (
     Copied,
     CopyEnd,
-    CopyModes,
     FileLists,
     FilePosition,
     FileStates,
-    advanced,
     cut_at,
     parse_position,
+    place_of,
 )
 from conduit_dagster.connectors.file.file_scan import FileScan, ScanResult, SeenFile
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile, parse_tracked
@@ -27,7 +26,6 @@ from conduit_dagster.connectors.file.line_reader import (
     Mark,
     file_moved,
     header_text,
-    scan,
     split_of,
 )
 from conduit_dagster.connectors.file.listing import is_many, require_local
@@ -87,7 +85,7 @@ class FileSource(Source):
 
     def place(self, position: Position) -> Any:
         """Return the position without sizes and times, which are mere observations."""
-        return parse_position(position).place()
+        return place_of(position)
 
     def horizon(self) -> Any:
         """Return how much of each existing file to read, after giving half-written last lines time to be ended."""
@@ -195,15 +193,12 @@ class FileSource(Source):
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks show."""
         finder = self._finder()
-        for _, last in self._ranges(start, end):
+        for _, last in self._lists.range(start, end).files:
             self._open(last, finder).close()
 
     def gives_up(self, start: Position, end: Position) -> bool:
         """Return whether the range is missing and may be lost, which only ``on-gone: skip`` allows."""
         return self.settings.on_gone == "skip" and is_gone(self, start, end)
-
-    def _ranges(self, start: Position, end: Position) -> Iterator[tuple[TrackedFile, TrackedFile]]:
-        return advanced(parse_position(start), parse_position(end), self._lists)
 
     def _finder(self) -> FileFinder:
         return FileFinder(self._scan.places, self._scan.copies, self._scan.files)
@@ -221,9 +216,9 @@ class FileSource(Source):
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """Return the position at a boundary: files before the boundary's are fully read, those after it not at all."""
-        cut, before, after = parse_tracked(boundary), parse_position(start), parse_position(end)
-        changed: dict[int, TrackedFile] = {}
-        for first, last in advanced(before, after, self._lists):
+        cut, changed = parse_tracked(boundary), dict[int, TrackedFile]()
+        before, after, files = self._lists.range(start, end)
+        for first, last in files:
             if last.number == cut.number:
                 if cut.offset > first.offset:
                     changed[cut.number] = cut_at(cut, last)
@@ -238,36 +233,20 @@ class FileSource(Source):
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Split between lines into pieces of about equal size."""
         finder, splits, ordinal = self._finder(), list[Split](), 0
-        ranges = list(self._ranges(start, end))
-        modes = CopyModes(parse_position(start).copied, parse_position(end).copied)
-        share = max(1, sum(last.offset - first.offset for first, last in ranges) // n)
-        for first, last in ranges:
+        span = self._lists.range(start, end)
+        share = max(1, sum(last.offset - first.offset for first, last in span.files) // n)
+        for first, last in span.files:
             with self._open(last, finder) as opened:
                 try:
                     collection = self._labels.unchecked(first)
-                    pieces = self._pieces(first, last, opened, share)
-                    for low, high in _cut_at_end(pieces, modes.end_in(collection, first.number)):
+                    pieces = self._steps.pieces(first, last, opened, share)
+                    for low, high in _cut_at_end(pieces, span.copy_end(collection, first.number)):
                         split = split_of(first, opened, low, high, ordinal)
-                        splits.append(modes.labelled(split, collection, first.number))
+                        splits.append(span.with_mode(split, collection, first.number))
                         ordinal += high.line - low.line
                 except FileChanged:
                     raise file_moved(first, opened.url) from None
         return splits
-
-    def _pieces(
-        self, first: TrackedFile, last: TrackedFile, opened: OpenFile, share: int
-    ) -> Iterator[tuple[Mark, Mark]]:
-        low, end = self._steps.first_record(first, opened, last.offset), Mark(last.offset, last.line)
-        if self._steps.records(first, last) == 0:
-            low = end  # a header without its line end
-        marks = self._steps.pop_marks(last.number)
-        if marks is None and end.offset - low.offset > share:
-            marks = list(scan(opened, low, end.offset, self.settings.max_line))
-        for mark in marks or []:
-            if mark.offset - low.offset >= share and low.offset < mark.offset < end.offset:
-                yield low, mark
-                low = mark
-        yield low, end
 
     def relocate(self, split: Split) -> Split:
         """Return the split with the file's current name, which may have changed."""
@@ -323,7 +302,7 @@ class FileSource(Source):
         return {"files_read": finished + len(active) - unread, "files_unread": unread}
 
 
-def _cut_at_end(pieces: Iterator[tuple[Mark, Mark]], end: CopyEnd | None) -> Iterator[tuple[Mark, Mark]]:
+def _cut_at_end(pieces: Iterable[tuple[Mark, Mark]], end: CopyEnd | None) -> Iterator[tuple[Mark, Mark]]:
     """Yield the pieces of a file; a piece that contains the end of a copy is cut there."""
     for low, high in pieces:
         if end is not None and low.offset < end.offset < high.offset:

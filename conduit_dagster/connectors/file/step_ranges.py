@@ -222,9 +222,21 @@ class FileSteps:
         """Return the number of lines between two states of a file, without its header."""
         return after.line - before.line - (self._has_header and before.offset == 0 < after.offset)
 
-    def pop_marks(self, number: int) -> list[Mark] | None:
-        """Return and forget the places between lines found while taking the step, or None if unknown."""
-        return self._marks.pop(number, None)
+    def pieces(self, first: TrackedFile, last: TrackedFile, opened: OpenFile, share: int) -> list[tuple[Mark, Mark]]:
+        """Cut a file's part between lines, into pieces of at least ``share`` bytes but for the last one."""
+        low, end = self.first_record(first, opened, last.offset), Mark(last.offset, last.line)
+        if self.records(first, last) == 0:
+            low = end  # a header without its line end
+        # the places between lines that were found while the step was taken, if it was in this process
+        marks = self._marks.pop(last.number, None)
+        if marks is None and end.offset - low.offset > share:
+            marks = list(scan(opened, low, end.offset, self._max_line))
+        found: list[tuple[Mark, Mark]] = []
+        for mark in marks or []:
+            if mark.offset - low.offset >= share and low.offset < mark.offset < end.offset:
+                found.append((low, mark))
+                low = mark
+        return [*found, (low, end)]
 
     def _warn(self, seen: SeenFile, begin: int, end: int) -> None:
         if (seen.found.ident, begin) not in self._warned:
