@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lab.parts_stream import read_folder
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.expressions import Clock
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, Delivery, Limit, ReadOptions, Strategy
 
 LETTER = 1 << 40
@@ -120,6 +122,14 @@ def test_a_delivery_is_visible_whole_or_not_at_all(tmp_path: Path, strategy: Str
     second = prepared(stage(again, tmp_path, 2, [[3]]), again.target(after))
     again.publish(second)
     assert numbers(tmp_path / "out") == ([3] if strategy == "at-most-once" else [1, 2, 3])
+
+
+def test_an_error_of_the_disk_names_the_path_whatever_was_asked(tmp_path: Path) -> None:
+    """A delivery's folder is removed while recovery makes it durable."""
+    delivery = publish(tmp_path, 1, [[1]])
+    shutil.rmtree(tmp_path / "out")
+    with pytest.raises(TransientError, match=f"can't write {tmp_path}/out: "):
+        make(tmp_path, "out/").settled(delivery)
 
 
 def test_a_file_source_reads_a_folder_in_order(tmp_path: Path) -> None:

@@ -85,16 +85,16 @@ class FileDestination(PathDestination):
 
     def retarget(self, delivery: Delivery) -> Target | None:
         """Return another target, only for one ordered file with ``if-changed: adopt``."""
-        made = self._layout.retarget(delivery)
+        made = super().retarget(delivery)
         return made and _moved(made, delivery.target)
 
     def publish(self, delivery: Delivery) -> Target:
         """Publish all of the delivery, or nothing that a later step could follow; any process may repeat it."""
-        return _published(self._layout.publish(delivery), delivery)
+        return _published(super().publish(delivery), delivery)
 
     def settled(self, delivery: Delivery) -> Target:
         """Make the delivery durable and return the target after it."""
-        return _published(self._layout.settled(delivery), delivery)
+        return _published(super().settled(delivery), delivery)
 
     def expected(self, delivery: Delivery) -> Target:
         """Return the future result of :meth:`settled`, whether or not the delivery succeeds."""

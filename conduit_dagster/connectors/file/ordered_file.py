@@ -144,7 +144,7 @@ class OrderedFile(PathLayout):
 
     def check(self) -> None:
         """Create the folder and the file if missing, and open the file for writing without changing its content."""
-        with self._naming_errors(), self._made() as file:
+        with self._made() as file:
             self._sync_entry(file.found.inode)
 
     def _made(self) -> WritableFile:
@@ -168,7 +168,7 @@ class OrderedFile(PathLayout):
         if previous and "length" not in previous:
             previous = None  # it was a folder then
         kept = None if self._adopt else previous
-        with self._naming_errors(), self._open(kept["length"]) if kept else self._made() as file:
+        with self._open(kept["length"]) if kept else self._made() as file:
             self._sync_entry(file.found.inode)
             size = self._end_of(previous, file) if previous else file.found.size
             gap = 0 if file.is_line_end(size) else 1
@@ -235,7 +235,7 @@ class OrderedFile(PathLayout):
 
     def publish(self, delivery: Delivery) -> Target:
         """Write durably at fixed offsets from the base, so that recovery and zombies write the same bytes."""
-        with self._naming_errors(), self._own(delivery) as file:
+        with self._own(delivery) as file:
             if not _is_ours(delivery, file):
                 raise self._changed("was changed by another writer", delivery.target["base"])
             write_delivery(file.descriptor, delivery, lambda: reached("mid-publish", self._context.pipeline))
@@ -252,7 +252,7 @@ class OrderedFile(PathLayout):
 
     def settled(self, delivery: Delivery) -> Target:
         """Sync the file and return its target: the process that wrote it may have crashed before that."""
-        with self._naming_errors(), self._own(delivery) as file:
+        with self._own(delivery) as file:
             os.fsync(file.descriptor)
         return self.expected(delivery)
 
@@ -270,9 +270,12 @@ class OrderedFile(PathLayout):
 def _is_the_one(target: Target, file: OpenFile) -> bool:
     """Return whether the target was made for this file; its length is checked elsewhere."""
     known = TrackedFile("", 0, target["inode"], birth=target.get("birth", 0))
-    at, mark = target.get("marked", (0, ""))
     # an inode is reused for the next file as soon as its own file is removed
-    return known.may_be(file.found) and (file.found.size < at or file.mark(at) == mark)
+    return known.may_be(file.found) and ("marked" not in target or _has_mark(file, *target["marked"]))
+
+
+def _has_mark(file: OpenFile, at: int, mark: str) -> bool:
+    return file.found.size < at or file.mark(at) == mark
 
 
 def _change(previous: Target, file: OpenFile) -> str | None:

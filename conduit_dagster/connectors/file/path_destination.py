@@ -32,19 +32,15 @@ from conduit_dagster.storage import sync_entry
 
 
 class PathLayout(ABC):
-    """Layout of deliveries on disk. Its methods are those of :class:`Destination`, for one fixed path."""
+    """Layout of deliveries on disk. Its methods are those of :class:`Destination`, for one fixed path.
+
+    They may raise ``OSError``, to which :class:`PathDestination` adds the path.
+    """
 
     def __init__(self, path: Path, context: ConnectorContext) -> None:
         self._path = path
         self._context = context
         self._synced_inode: int | None = None
-
-    @contextmanager
-    def _naming_errors(self) -> Generator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise from_os_error(error, f"can't write {self._path}") from error
 
     def _sync_entry(self, inode: int) -> None:
         """Sync the directory entries that lead to the path, once for each file or folder found there."""
@@ -117,9 +113,17 @@ class PathDestination(StagedDestination):
         """Absolute path as written: links are not followed."""
         return str(self._path.absolute())
 
+    @contextmanager
+    def _naming_errors(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise from_os_error(error, f"can't write {self._path}") from error
+
     def check(self) -> None:
         """Try to open the file or to create the folder."""
-        self._layout.check()
+        with self._naming_errors():
+            self._layout.check()
 
     def staging(self, default: str) -> str:
         """Return the staging folder; for a folder of parts it is on the same file system as the published parts."""
@@ -128,19 +132,28 @@ class PathDestination(StagedDestination):
     def target(self, previous: Target | None) -> Target:
         """Return the exact target of this delivery."""
         same = previous if previous and previous.get("path") == str(self._path) else None
-        return self._layout.target(same)
+        with self._naming_errors():
+            return self._layout.target(same)
+
+    def retarget(self, delivery: Delivery) -> Target | None:
+        """Return another target for a delivery whose own target is lost; None if there is none, or none is needed."""
+        with self._naming_errors():
+            return self._layout.retarget(delivery)
 
     def holds(self, delivery: Delivery) -> bool:
         """Return whether the destination has the delivery's bytes."""
-        return self._layout.holds(delivery)
+        with self._naming_errors():
+            return self._layout.holds(delivery)
 
     def publish(self, delivery: Delivery) -> Target:
         """Publish all of the delivery, or nothing that a later step could follow; any process may repeat it."""
-        return self._layout.publish(delivery)
+        with self._naming_errors():
+            return self._layout.publish(delivery)
 
     def settled(self, delivery: Delivery) -> Target:
         """Make the delivery durable and return the target after it."""
-        return self._layout.settled(delivery)
+        with self._naming_errors():
+            return self._layout.settled(delivery)
 
 
 MOST_FILES: Final = 200
@@ -226,9 +239,8 @@ class PartsFolder(PathLayout):
 
     def check(self) -> None:
         """Create the folder."""
-        with self._naming_errors():
-            self._path.joinpath(_STAGING).mkdir(parents=True, exist_ok=True)
-            self._sync_entry(self._path.stat().st_ino)
+        self._path.joinpath(_STAGING).mkdir(parents=True, exist_ok=True)
+        self._sync_entry(self._path.stat().st_ino)
 
     def target(self, previous: Target | None) -> Target:
         """Return the folder and its naming version; a delivery's name does not depend on earlier deliveries."""
@@ -262,12 +274,11 @@ class PartsFolder(PathLayout):
 
     def publish(self, delivery: Delivery) -> Target:
         """Link only the parts named by the ledger, so that a zombie's files never become visible."""
-        with self._naming_errors():
-            if not self._final(delivery).exists() and self._rename(delivery):
-                storage.sync(str(self._path))
-                return delivery.target
-            self._require_held(delivery)
-            return self.settled(delivery)
+        if not self._final(delivery).exists() and self._rename(delivery):
+            storage.sync(str(self._path))
+            return delivery.target
+        self._require_held(delivery)
+        return self.settled(delivery)
 
     def settled(self, delivery: Delivery) -> Target:
         """Sync the folder: the process that made it visible may have crashed before its sync."""
