@@ -98,7 +98,6 @@ class RunProgress:
     delivered: Counter[str] = field(default_factory=Counter[str])
     filtered_by: Counter[str] = field(default_factory=Counter[str])
     nacked_by: Counter[str] = field(default_factory=Counter[str])
-    dead_letters: list[NackRow] = field(default_factory=list[NackRow])
 
     @property
     def acked(self) -> int:
@@ -119,7 +118,6 @@ class RunProgress:
         self.delivered.update({k: v for k, v in step.delivered.items() if k != DEAD_LETTERS})
         self.filtered_by.update(step.filtered)
         self.nacked_by.update(step.nacked)
-        self.dead_letters = (self.dead_letters + step.dead_letters)[-_SAMPLE:]
 
 
 @dataclass(frozen=True)
