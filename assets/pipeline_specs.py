@@ -80,9 +80,9 @@ def _read(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
 
 def _written_by(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
     for bound in pipelines:
-        for name, destination in bound.compiled.consumers().items():
-            if destination.owned is not None:
-                yield bound.id, name, destination.owned
+        for name, destination in bound.compiled.consumers.items():
+            if (owned := destination.owned) is not None:
+                yield bound.id, name, owned
 
 
 def _reaches(upstream: dict[str, set[str]], start: str, goal: str) -> bool:
@@ -149,7 +149,7 @@ class _Specs:
     def destination(self, destination: ConnectorConfig) -> dg.AssetSpec:
         """Return the spec of a destination, downstream of every source."""
         sources = [self._key(source.id) for source in self._config.sources]
-        node = self._bound.compiled.consumers()[destination.id]
+        node = self._bound.compiled.consumers[destination.id]
         spec = self._connector(destination, sources, {kind(destination.plugin), "spark"}, node.dataset)
         columns = [dg.TableColumn(name, kind_) for name, kind_ in node.declared_columns]
         schema = {"dagster/column_schema": dg.TableSchema(columns)} if columns else {}

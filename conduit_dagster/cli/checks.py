@@ -351,7 +351,7 @@ def _destinations(paths: Sequence[str], project: Project) -> Check:
     """Check the destinations of pipelines, as each run does before it reads anything."""
     checked = 0
     for bound in _tried(project, paths):
-        for name, destination in bound.compiled.consumers().items():
+        for name, destination in bound.compiled.consumers.items():
             try:
                 blamed(node_id(bound.id, name), destination.check)
             except ConduitError as error:

@@ -108,7 +108,7 @@ class Appender:
         Never call it while a step reads the log: it may remove that step's files.
         """
         self.rolled = False
-        consumers = list(self._pipeline.consumers())
+        consumers = list(self._pipeline.consumers)
         for node in self._sources:
             folder = LogFolder(self._base, self._name, node.id)
             Compactor(folder, self._log, self._store.transactions.run, self._settings.retention).compact(consumers)

@@ -60,6 +60,8 @@ class CompiledPipeline:
     outputs: Sequence[DestinationNode]
     dead_letters: DestinationNode
     """The dead-letter queue, with the processors of the letters."""
+    consumers: Mapping[str, Destination]
+    """All destinations by id, the dead-letter queue first: it is published first (DELIVERY.md, Publish)."""
     redaction: Redaction
     reads_keys: Keys
     """Which record keys any part of the pipeline may read."""
@@ -114,13 +116,6 @@ class CompiledPipeline:
             self.idempotency.hashes = dict(hashes)
         if generations is not None:
             self.idempotency.generations = dict(generations)
-
-    def consumers(self) -> dict[str, Destination]:
-        """Return all destinations by id, the dead-letter queue first: it is published first (DELIVERY.md, Publish)."""
-        return {
-            DEAD_LETTERS: self.dead_letters.destination,
-            **{destination_node.id: destination_node.destination for destination_node in self.outputs},
-        }
 
 
 _EDIT = ":~replay:set-"
@@ -186,9 +181,13 @@ class _Maker:
             keys = Keys.ALL
         elif any(processor.reads_position for processor in self._processors):
             keys = max(keys, Keys.POSITIONS)
+        consumers = {
+            DEAD_LETTERS: queue.destination,
+            **{destination_node.id: destination_node.destination for destination_node in outputs},
+        }
         idempotency, stateful = self._idempotency, self._stateful
         return CompiledPipeline(
-            program, self._clock, idempotency, sources, inputs, nodes, outputs, queue, redaction, keys,
+            program, self._clock, idempotency, sources, inputs, nodes, outputs, queue, consumers, redaction, keys,
             stateful, self._queries,
         )  # fmt: skip
 
@@ -299,5 +298,5 @@ def close_sources(pipeline: CompiledPipeline) -> None:
 def close_connectors(pipeline: CompiledPipeline) -> None:
     """Close every source and destination of a pipeline."""
     close_sources(pipeline)
-    for name, destination in pipeline.consumers().items():
+    for name, destination in pipeline.consumers.items():
         close("destination", name, destination.close)

@@ -259,7 +259,7 @@ class DeliveryHashes:
     def with_hashes(self, plan: Plan) -> Plan:
         """Return the plan with a hash per consumer; the empty name holds the step's own. Computed once and stored."""
         sources = self._sources(plan.ranges)
-        hashes = {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}
+        hashes = {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers)}
         return msgspec.structs.replace(plan, named=sources, hashes=hashes)
 
     def child(self, plan: Plan, consumer: str, child: DeliveryChild) -> str:

@@ -107,9 +107,9 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
     pipeline, state = loop.context.pipeline, loop.context.state
     if plan.reads != pipeline.reads or plan.replay:
         return False  # letters that are in no prepared step are open again
-    if plan.hashes.keys() != {"", *pipeline.consumers()} or changed_source(pipeline, plan, state):
+    if plan.hashes.keys() != {"", *pipeline.consumers} or changed_source(pipeline, plan, state):
         return False
-    for name, destination in pipeline.consumers().items():
+    for name, destination in pipeline.consumers.items():
         # it would be prepared for a target other than the planned one
         if plan.targets.get(name, planned_target(destination)) != planned_target(destination):
             return False
@@ -159,7 +159,7 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
 def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, staged: StagedDelivery) -> Shipment:
     """Return a delivery with its progress: as stored, or later progress from the ack file of a direct job."""
     known = step.progress.get(staged.consumer, DeliveryProgress())
-    if pipeline.consumers()[staged.consumer].placement == "direct":
+    if pipeline.consumers[staged.consumer].placement == "direct":
         for acked in newest(staged.staging):
             known = progress_of(acked, known)
     return Shipment(step.plan, decision, staged, known, is_recovered=True)

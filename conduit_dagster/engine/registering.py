@@ -32,7 +32,7 @@ from conduit_dagster.state.store import PipelineStore
 def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """Fence off earlier owners at each destination: end what a frozen one holds open, so that nothing waits for it."""
     name = pipeline.program.pipeline
-    for consumer, destination in pipeline.consumers().items():
+    for consumer, destination in pipeline.consumers.items():
         blamed(node_id(name, consumer), destination.fence, store.epoch)
     reached("after-fence", name)
 
@@ -59,7 +59,7 @@ def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     Raises ``FatalError`` (``destination.owned``, ``log.not_read_up``) with nothing registered, and the errors of
     ``check``.
     """
-    name, consumers = pipeline.program.pipeline, pipeline.consumers()
+    name, consumers = pipeline.program.pipeline, pipeline.consumers
     owned = {consumer: destination.owned for consumer, destination in consumers.items()}
     initials = _initials(pipeline)
     work = partial(_register, pipeline, initials, owned)
@@ -81,7 +81,7 @@ def retire(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     A consumer that is restored later is a new one, at whatever point a run was killed: it must not be mistaken for one
     that received a step that ended without it. A path that is no longer written to becomes free for other destinations.
     """
-    owned = {consumer: destination.owned for consumer, destination in pipeline.consumers().items()}
+    owned = {consumer: destination.owned for consumer, destination in pipeline.consumers.items()}
     store.registering(lambda registry, logs: _give_up(registry, logs, owned))
 
 

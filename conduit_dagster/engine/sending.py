@@ -129,7 +129,7 @@ def _still_sends(staging: str) -> _OtherSenderError:
 def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
     """Send until the end, an error or too many nacks. Errors of any kind are returned in the result."""
     pipeline.begin_step(job.clock_ns, job.hashes, job.generations)
-    destination = pipeline.consumers()[job.consumer]
+    destination = pipeline.consumers[job.consumer]
     assert isinstance(destination, DirectDestination)
     acks = Acks(job.first)
     try:
@@ -163,7 +163,7 @@ def _recordable(acks: Acks) -> Acked:
 class _Sending:
     def __init__(self, pipeline: CompiledPipeline, job: SendJob, sender: Sender, acks: Acks) -> None:
         self._sender, self._acks, self._job, self._idempotency = sender, acks, job, pipeline.idempotency
-        destination = pipeline.consumers()[job.consumer]
+        destination = pipeline.consumers[job.consumer]
         assert isinstance(destination, DirectDestination)
         self._size = 1 if job.single else destination.batch
         self._node = node_id(pipeline.program.pipeline, job.consumer)

@@ -22,7 +22,7 @@ from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, 
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import ENDINGS, blamed
-from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
+from conduit_dagster.sdk import Block, Destination, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.state.steps import ProcessorState
 
 _QUERY_RECORDS, _QUERY_BYTES = 12_000, 262_144
@@ -64,17 +64,16 @@ class _Task:
     def __init__(self, pipeline: CompiledPipeline, job: StageJob, number: int) -> None:
         self._pipeline, self._job, self._number = pipeline, job, number
         self._token = secrets.token_hex(8)
-        self._writers = {name: self._writer(name) for name in pipeline.consumers()}
+        self._writers = {name: self._writer(name, destination) for name, destination in pipeline.consumers.items()}
         self._ledger = Ledger(number)
         self._log_writers: list[LogWriter] = []
         folder, step = job.archive
         self._archive = ArchiveFile(folder, step, number) if folder else None
         self._last: tuple[SplitOf, Block] | None = None
 
-    def _writer(self, consumer: str) -> Writer:
+    def _writer(self, consumer: str, destination: Destination) -> Writer:
         name, idempotency = self._job.hashes.get(consumer, ""), self._pipeline.idempotency
         task = WriterTask(self._job.staging[consumer], self._number, self._token, name, idempotency)
-        destination = self._pipeline.consumers()[consumer]
         node = self._node(consumer)
         made = blamed(node, destination.writer, task)
         writer = require_methods(node, "writer()", made, Writer, ("write", "finish", "abort"))

@@ -95,7 +95,7 @@ class StepContext:
     """The program as tasks receive it."""
 
     def __post_init__(self) -> None:
-        self.name, self.consumers = self.pipeline.program.pipeline, self.pipeline.consumers()
+        self.name, self.consumers = self.pipeline.program.pipeline, self.pipeline.consumers
         log = self.settings.log
         self.archive = Archive(archive_folder(log, self.name))
         self.processor_states = ProcessorStateFiles(state_folder(log, self.name))

@@ -182,7 +182,7 @@ class _Run:
 
         Their tasks end a moment later, and those of a direct destination may send until then.
         """
-        is_direct = any(one.placement == "direct" for one in self._pipeline.consumers().values())
+        is_direct = any(one.placement == "direct" for one in self._pipeline.consumers.values())
         if self._jobs is None or not self._jobs.is_cancelled or not is_direct:
             return lambda connection: None
         return self._store.keeping_jobs(self._jobs.whereabouts())

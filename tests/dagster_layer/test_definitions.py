@@ -11,9 +11,8 @@ from dagster_layer.project_folder import NUMBERS, TAKES_ALL, Folder
 from conduit_dagster.assets.names import asset_key, job_name, kind, short
 from conduit_dagster.assets.pipeline_specs import find_links
 from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.engine.bound_pipeline import open_catalogue
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.sdk import Destination
 
 COPY = """
 version: "2.2"
@@ -219,15 +218,16 @@ def test_links_between_many_pipelines_take_one_look_at_each(folder: Folder, monk
         folder.write(f"{name}.yaml", COPY.format(id=name, source=f"./{number}.jsonl", target=f"./{number + 1}.jsonl"))
     pipelines = open_catalogue(Project.find(folder.root, {})).bound
     looks = list[str]()
-    real = CompiledPipeline.consumers
+    real = FileDestination.owned.fget
+    assert real is not None
 
-    def consumers(compiled: CompiledPipeline) -> dict[str, Destination]:
-        looks.append(compiled.program.pipeline)
-        return real(compiled)
+    def owned(destination: FileDestination) -> str:
+        looks.append(destination.context.pipeline)
+        return real(destination)
 
-    monkeypatch.setattr(CompiledPipeline, "consumers", consumers)
+    monkeypatch.setattr(FileDestination, "owned", property(owned))
     links = find_links(pipelines)
     assert {key: links[key] for key in links if key[1] == "in"} == {
         (f"p{n}", "in"): [asset_key(f"p{n - 1}", "out")] for n in range(1, 6)
     }
-    assert len(looks) == len(pipelines)
+    assert sorted(looks) == [bound.id for bound in pipelines]

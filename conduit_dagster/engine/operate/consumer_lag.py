@@ -120,7 +120,7 @@ def _next(
     step: OpenStep, decision: Decision, staged: StagedDelivery, progress: DeliveryProgress, bound: BoundPipeline | None
 ) -> Facts | None:
     """Return the next record of the delivery; None if all are handled, or if its staging can't provide it."""
-    known = bound.compiled.consumers() if bound else {}
+    known = bound.compiled.consumers if bound else {}
     destination = known.get(staged.consumer)
     if destination is None or destination.placement == "staged" or past_marked(progress).handled >= staged.records:
         return None

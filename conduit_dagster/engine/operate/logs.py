@@ -180,7 +180,7 @@ def _staged(
     if found is None:
         raise no_log(pipeline, ", and none is open")
     step, decision = found
-    known = bound.compiled.consumers() if bound else {}
+    known = bound.compiled.consumers if bound else {}
     whole = [
         delivery
         for delivery in decision.deliveries
@@ -235,7 +235,7 @@ def compact(
 
 
 def _compact(lock: PipelineLock, view: LogView, dry_run: bool) -> dict[str, Any]:
-    consumers = list(lock.pipeline.consumers())
+    consumers = list(lock.pipeline.consumers)
     if dry_run:
         done = _counted(lock, view, consumers)
         return {"source": view.source, "segments": done.segments, "entries": done.entries, "bytes": None}

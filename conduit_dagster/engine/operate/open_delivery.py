@@ -48,7 +48,7 @@ class OpenDelivery:
     @property
     def destination(self) -> Destination:
         """Destination of the delivery."""
-        return self.lock.pipeline.consumers()[self.consumer]
+        return self.lock.pipeline.consumers[self.consumer]
 
     @property
     def is_done(self) -> bool:
@@ -84,7 +84,7 @@ def open_delivery(lock: PipelineLock, consumer: str | None, change: bool = True)
     staged = _staged(lock, step, decision, name)
     if not change:
         return OpenDelivery(lock, loop, step, shipped(lock.pipeline, step, decision, staged))
-    blamed(loop.context.node(name), lock.pipeline.consumers()[name].fence, lock.store.epoch)
+    blamed(loop.context.node(name), lock.pipeline.consumers[name].fence, lock.store.epoch)
     others = frozenset(d.consumer for d in decision.deliveries if d.consumer != name)
     # as at the start of a run: mark deliveries that the destination already has, and rebuild lost staging
     found = prepared(loop, replace(step, delivered=others), decision)

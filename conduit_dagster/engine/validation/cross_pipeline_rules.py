@@ -200,7 +200,7 @@ def check_owners(pairs: Iterable[tuple[ParsedPipeline, BoundPipeline]]) -> None:
 
 
 def _check(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[str, str]) -> None:
-    for name, destination in bound.compiled.consumers().items():
+    for name, destination in bound.compiled.consumers.items():
         thing, who = destination.owned, f"{name} of pipeline {bound.id}"
         if thing is not None and owners.setdefault(thing, who) != who:
             message = f"{thing} is written by {owners[thing]} already"
@@ -221,7 +221,7 @@ def _check_own_output(parsed: ParsedPipeline, bound: BoundPipeline) -> None:
     """Warn of a source that reads what its own pipeline writes: every record would come again, and never end."""
     for node in bound.compiled.sources:
         path = path_of(node.source)
-        for name, destination in bound.compiled.consumers().items():
+        for name, destination in bound.compiled.consumers.items():
             thing = destination.owned
             if path is None or thing is None or not is_read_with(thing, path) or _leaves_out(node.source, thing):
                 continue

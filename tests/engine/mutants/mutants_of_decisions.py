@@ -91,7 +91,7 @@ def token(patch: Patch) -> None:
     """*Staged names hold a random token per execution and are created exclusively*: here neither is true."""
 
     def folders(self: Stager, step: int) -> dict[str, str]:
-        names = self._pipeline.consumers()
+        names = self._pipeline.consumers
         return {name: storage.join(self._folder_of(name), f"{step:012d}", storage.safe_name(name)) for name in names}
 
     def overwriting(url: str) -> Any:
