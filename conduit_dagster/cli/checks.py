@@ -152,7 +152,7 @@ def _state(project: Project) -> Check:
 
     from conduit_dagster.state.claim import has_claim, project_store, require_known_place
     from conduit_dagster.state.database import cause_of, make_engine, place_of
-    from conduit_dagster.state.store_file import sqlite_file
+    from conduit_dagster.state.sqlite_store import sqlite_file
     from conduit_dagster.state.tables import meta
 
     require_known_place(project)

@@ -34,7 +34,7 @@ from conduit_dagster.state.database import (
 from conduit_dagster.state.history import HistoryRetention, retain
 from conduit_dagster.state.migrations import IS_CURRENT, require_not_newer
 from conduit_dagster.state.row_statements import insert_if_absent
-from conduit_dagster.state.store_file import ACCEPT, replaced, sqlite_file
+from conduit_dagster.state.sqlite_store import ACCEPT, replaced, sqlite_file
 from conduit_dagster.state.tables import meta, pipelines
 
 if TYPE_CHECKING:

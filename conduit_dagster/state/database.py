@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -15,7 +14,7 @@ from conduit_dagster.extras import not_installed
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.secret_values import hide
 from conduit_dagster.state import migrations, tables
-from conduit_dagster.state.store_file import ACCEPT, StoreFile, create_file, replaced, sqlite_file
+from conduit_dagster.state.sqlite_store import ACCEPT, READS, configure_sqlite, create_file, replaced, sqlite_file
 
 # SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN and PROTOCOL, as primary result codes
 _SQLITE = frozenset({5, 6, 7, 8, 10, 13, 14, 15})
@@ -125,12 +124,6 @@ class NoStore(Exception):  # noqa: N818  # not an error by itself
     """Raised for a database without the store's tables that are not to be created."""
 
 
-_READS = "conduit_reads"
-BUSY = "conduit_busy_ms"
-"""Execution option: how long a transaction waits for SQLite's lock, in milliseconds."""
-_BUSY_MS = 30_000
-_WAL_SECONDS = 5
-
 _SETTING = "CONDUIT_STATE_URL or state.url in conduit.yaml"
 _CONNECT: dict[str, Any] = {
     "connect_timeout": 10,
@@ -174,10 +167,7 @@ def make_engine(url: str) -> sa.Engine:
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         engine = sa.create_engine(parsed)
-        if (file := sqlite_file(engine.url)) is not None:
-            StoreFile(engine, file)
-        event.listen(engine, "connect", _configure_sqlite)
-        event.listen(engine, "begin", _begin_immediate)
+        configure_sqlite(engine)
         return engine
     ours = {name: value for name, value in _CONNECT.items() if name not in parsed.query}
     if isinstance(given := parsed.query.get("options"), str):  # such as search_path; the last of equal ones counts
@@ -242,40 +232,8 @@ def _prepare(engine: sa.Engine, create: bool) -> None:
         migrations.migrate(connection, place_of(engine))
 
 
-def _configure_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # we issue BEGIN ourselves: the driver's own would start read transactions
-    cursor = connection.cursor()
-    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    _use_wal(cursor)
-    cursor.close()
-
-
-def _use_wal(cursor: Any) -> None:
-    """Switch to WAL, with retries: if several processes open a new file, SQLite refuses all but one at once."""
-    until = time.monotonic() + _WAL_SECONDS
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode=WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-        time.sleep(0.01)
-
-
-def _begin_immediate(connection: sa.Connection) -> None:
-    # two writers must conflict at BEGIN, not after one has read data that the other changes
-    options = connection.get_execution_options()
-    busy = int(options.get(BUSY, _BUSY_MS))
-    if connection.info.get(BUSY) != busy:  # cached with the driver's connection, to which the setting applies
-        connection.exec_driver_sql(f"PRAGMA busy_timeout={busy}").close()
-        connection.info[BUSY] = busy
-    connection.exec_driver_sql("BEGIN" if options.get(_READS, False) else "BEGIN IMMEDIATE")
-
-
 def reading(engine: sa.Engine) -> sa.Connection:
     """Return a read-only connection with a consistent snapshot: it waits for no writer, and no writer waits for it."""
     if engine.dialect.name == "sqlite":
-        return engine.execution_options(**{_READS: True}).connect()
+        return engine.execution_options(**{READS: True}).connect()
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True).connect()

@@ -22,9 +22,9 @@ from conduit_dagster.processes import identity, is_dead, is_running
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.claim import IS_CLAIMED, claim_of
-from conduit_dagster.state.database import BUSY, is_outage, loss_of, place_of, reading, unreachable
-from conduit_dagster.state.row_statements import bound_to, insert_if_absent, new_values
-from conduit_dagster.state.store_file import replaced
+from conduit_dagster.state.database import is_outage, loss_of, place_of, reading, unreachable
+from conduit_dagster.state.row_statements import insert_if_absent
+from conduit_dagster.state.sqlite_store import BUSY, replaced
 from conduit_dagster.state.tables import pipelines
 
 
@@ -67,7 +67,8 @@ class Lease:
     def _heartbeat(self, connection: sa.Connection, **values: Any) -> int | None:
         """Count a heartbeat and set ``values``; return the number of heartbeats, or None if the row is not ours."""
         project = {} if self._claim is None else {"project": self._claim.project}
-        bound = {"mine": self.pipeline, "under": self.epoch, **project, **new_values(values)}
+        new = {f"new_{name}": value for name, value in values.items()}
+        bound = {"mine": self.pipeline, "under": self.epoch, **project, **new}
         return connection.execute(_owners_update(tuple(values), bool(project)), bound).scalar_one_or_none()
 
     def guard(self, connection: sa.Connection, **values: Any) -> None:
@@ -129,17 +130,16 @@ class Lease:
 
 @cache
 def _owners_update(names: tuple[str, ...], is_claimed: bool) -> ReturningUpdate[int]:
-    """Return the update of an owner's row that also sets the columns ``names``; built once."""
+    """Return the update of an owner's row that sets the columns ``names`` to parameters ``new_NAME``; built once."""
     column = pipelines.c
     mine = (
         column.pipeline == sa.bindparam("mine", type_=column.pipeline.type),
         column.epoch == sa.bindparam("under", type_=column.epoch.type),
     )
-    known = (IS_CLAIMED,) if is_claimed else ()
-    new = {name: bound_to(column[name]) for name in names}
+    new = {name: sa.bindparam(f"new_{name}", type_=column[name].type) for name in names}
     return (
         sa.update(pipelines)
-        .where(*mine, *known)
+        .where(*mine, *((IS_CLAIMED,) if is_claimed else ()))
         .values(heartbeat=column.heartbeat + 1, **new)
         .returning(column.heartbeat)
     )

@@ -46,22 +46,16 @@ def update(
     values, add = values or {}, add or {}
     several = tuple(name for name, value in key.items() if isinstance(value, tuple))
     statement = _update(table, tuple(key), several, tuple(values), tuple(add))
-    bound = {f"{_KEY}{name}": value for name, value in key.items()}
-    return connection.execute(statement, {**bound, **new_values(values), **_prefixed(_ADD, add)}).rowcount > 0
+    bound = {**_prefixed(_KEY, key), **_prefixed(_NEW, values), **_prefixed(_ADD, add)}
+    return connection.execute(statement, bound).rowcount > 0
 
 
 # a name of a column alone is reserved in an update
 _KEY, _NEW, _ADD = "key_", "new_", "add_"
 
 
-def bound_to(column: sa.Column[Any], prefix: str = _NEW, several: bool = False) -> sa.BindParameter[Any]:
-    """Return a parameter for a column's value in an update."""
+def _bound_to(column: sa.Column[Any], prefix: str = _NEW, several: bool = False) -> sa.BindParameter[Any]:
     return sa.bindparam(f"{prefix}{column.name}", type_=column.type, expanding=several)
-
-
-def new_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values by the names of their parameters from :func:`bound_to`."""
-    return _prefixed(_NEW, values)
 
 
 def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,13 +84,13 @@ def _put(dialect: str, table: sa.Table, names: _Names, rising: str) -> sa.Insert
 def _update(table: sa.Table, key: _Names, several: _Names, values: _Names, add: _Names) -> sa.Update:
     column = table.c
     where = [
-        column[name].in_(bound_to(column[name], _KEY, True))
+        column[name].in_(_bound_to(column[name], _KEY, True))
         if name in several
-        else column[name] == bound_to(column[name], _KEY)
+        else column[name] == _bound_to(column[name], _KEY)
         for name in key
     ]
-    new = {name: bound_to(column[name]) for name in values}
-    more = {name: column[name] + bound_to(column[name], _ADD) for name in add}
+    new = {name: _bound_to(column[name]) for name in values}
+    more = {name: column[name] + _bound_to(column[name], _ADD) for name in add}
     return sa.update(table).where(*where).values(new | more)
 
 

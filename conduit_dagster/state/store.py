@@ -144,7 +144,8 @@ class PipelineStore:
             self._set_state(connection, plan.step, "prepared", decision=encode(decision))
             rows = [self._delivery(plan, delivery, offsets is not None) for delivery in decision.deliveries]
             insert(connection, deliveries, rows)
-            insert_parts(connection, self._id, plan.step, letters)
+            if letters:
+                insert_parts(connection, self._id, plan.step, letters)
             if offsets is not None:
                 self._hand_over(connection, plan.step, decision, offsets)
                 self._finish(connection, plan, decision)

@@ -24,7 +24,7 @@ from conduit_dagster.record import Record, decode
 from conduit_dagster.state.claim import has_claim, project_store
 from conduit_dagster.state.database import open_database, reading, unreachable
 from conduit_dagster.state.readers import step_of
-from conduit_dagster.state.store_file import sqlite_file
+from conduit_dagster.state.sqlite_store import sqlite_file
 from conduit_dagster.state.tables import consumers, deliveries
 
 T = TypeVar("T")

@@ -1,9 +1,13 @@
-"""File of an SQLite store: readable by its user only, and the same file for as long as the store is in use."""
+"""SQLite stores: their connections and transactions, and their file.
+
+It is readable by its user only, and the same file for as long as the store is in use.
+"""
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +21,14 @@ _SMALLEST = 512
 """Size in bytes of the smallest SQLite database; the file of an opened store is never shorter."""
 _ATTEMPTS = 3
 ACCEPT = "if all data may be read and delivered again: conduit-dagster run --accept-new-state"
+
+
+READS = "conduit_reads"
+"""Execution option: whether a transaction only reads."""
+BUSY = "conduit_busy_ms"
+"""Execution option: how long a transaction waits for SQLite's lock, in milliseconds."""
+_BUSY_MS = 30_000
+_WAL_SECONDS = 5
 
 
 class FileIdentity(NamedTuple):
@@ -51,16 +63,58 @@ def replaced(place: str, what: str) -> FatalError:
     )
 
 
-class StoreFile:
+def configure_sqlite(engine: sa.Engine) -> None:
+    """Set up the connections and transactions of a new engine, and the guard of its file, if it has one."""
+    event.listen(engine, "connect", _configure)
+    file = sqlite_file(engine.url)
+    if file is None:
+        event.listen(engine, "begin", _begin)
+    else:
+        _StoreFile(engine, file)
+
+
+def _configure(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # we issue BEGIN ourselves: the driver's own would start read transactions
+    cursor = connection.cursor()
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    _use_wal(cursor)
+    cursor.close()
+
+
+def _use_wal(cursor: Any) -> None:
+    """Switch to WAL, with retries: if several processes open a new file, SQLite refuses all but one at once."""
+    until = time.monotonic() + _WAL_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(0.01)
+
+
+def _begin(connection: sa.Connection) -> None:
+    # two writers must conflict at BEGIN, not after one has read data that the other changes
+    options = connection.get_execution_options()
+    busy = int(options.get(BUSY, _BUSY_MS))
+    if connection.info.get(BUSY) != busy:  # cached with the driver's connection, to which the setting applies
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={busy}").close()
+        connection.info[BUSY] = busy
+    connection.exec_driver_sql("BEGIN" if options.get(READS, False) else "BEGIN IMMEDIATE")
+
+
+class _StoreFile:
     """Guard of one engine's file: its connections open no other file, and no transaction goes to a lost one."""
 
     def __init__(self, engine: sa.Engine, path: Path) -> None:
         self._path, self._place = path, engine.url.render_as_string()
         self._opened: FileIdentity | None = None
         event.listen(engine, "do_connect", self._connect)
-        event.listen(engine, "begin", self.require_same)
+        event.listen(engine, "begin", self._begin)
         # a transaction during which the file is replaced would be lost with the old file
-        event.listen(engine, "commit", self.require_same)
+        event.listen(engine, "commit", self._require_same)
 
     def _connect(self, _dialect: Any, _record: Any, args: list[Any], settings: dict[str, Any]) -> sqlite3.Connection:
         # mode=rw: a missing file must not be created anew
@@ -88,7 +142,11 @@ class StoreFile:
             raise replaced(self._place, "was deleted") from None
         return FileIdentity(found.st_dev, found.st_ino)
 
-    def require_same(self, _connection: Any = None) -> None:
+    def _begin(self, connection: sa.Connection) -> None:
+        self._require_same()
+        _begin(connection)
+
+    def _require_same(self, _connection: Any = None) -> None:
         """Raise ``FatalError`` (``state.replaced``) if the path leads to another file, to none, or to an empty one."""
         try:
             found = self._path.stat()
