@@ -49,32 +49,33 @@ class Trace:
         self.files: dict[str, Counter[str]] = {"driver": Counter(), "task": Counter()}
         self.jumps: dict[str, list[str]] = {"driver": [], "task": []}
         self._passed = Counter[str]()
-        self._is_on = False
-        self._tasks = threading.local()
+        self._thread = 0
+        """The thread that runs the traced step; others, such as the lease's heartbeat, call at any time."""
+        self._is_task = False
 
     def hook(self, point: str, _: str) -> None:
         """Trace from the plan of the second step to its ack."""
         self._passed[point] += 1
         if self._passed[point] == STEP and point in ("before-plan", "after-ack"):
-            self._is_on = point == "before-plan"
+            self._thread = threading.get_ident() if point == "before-plan" else 0
 
     def run_tasks(self, count: int, task: Task, queries: Any = None) -> list[bytes]:
         """Stand in for ``Jobs.each``: run the tasks sequentially in this process."""
         del queries
-        self._tasks.inside = True
+        self._is_task = True
         try:
             return [task(number) for number in range(count)]
         finally:
-            self._tasks.inside = False
+            self._is_task = False
 
     def profile(self, frame: FrameType, event: str, _: Any) -> None:
         """Profile function for ``sys.setprofile``."""
-        if not self._is_on or event != "call":
+        if event != "call" or self._thread != threading.get_ident():
             return
         here = frame.f_code.co_filename
         if not _is_ours(here):
             return
-        side = "task" if getattr(self._tasks, "inside", False) else "driver"
+        side = "task" if self._is_task else "driver"
         self.files[side][here.removeprefix(ROOT)] += 1
         caller = frame.f_back
         while caller is not None and not _is_ours(caller.f_code.co_filename):
