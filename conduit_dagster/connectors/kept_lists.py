@@ -96,7 +96,7 @@ class FinishedRows(Generic[Row]):
     """The files in the lists of one position. Immutable."""
 
     def __init__(self, rows: Mapping[int, Row], slots: Mapping[Hashable, tuple[int, ...]]) -> None:
-        """``rows``: each file's newest row by number; ``slots``: numbers by slot."""
+        """``rows``: each file when it was fully read, by number; ``slots``: numbers by slot."""
         self.rows, self._slots = rows, slots
         self._extended: weakref.ref[FinishedRows[Row]] | None = None
 
@@ -106,10 +106,6 @@ class FinishedRows(Generic[Row]):
         May return False if several steps lie between them.
         """
         return self is other or (self._extended is not None and self._extended() is other)
-
-    def find(self, number: int) -> Row | None:
-        """Return the file with this number, in its state when it was fully read."""
-        return self.rows.get(number)
 
     def at(self, slot: Hashable) -> list[Row]:
         """Return the files in a slot."""

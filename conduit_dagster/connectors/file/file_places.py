@@ -15,7 +15,7 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_position import FinishedFiles
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.connectors.file.listing import FolderEntry, examine, examine_content
-from conduit_dagster.connectors.file.open_file import OpenFile, is_packed, open_found
+from conduit_dagster.connectors.file.open_file import OpenFile, is_packed, open_tracked
 from conduit_dagster.recovery.errors import FatalError
 
 Places = dict[int | str, list[FoundFile]]
@@ -54,15 +54,6 @@ class FileMatches:
     def copied(self, file: TrackedFile, copies: Iterable[FoundFile]) -> Match | None:
         """Return the copy that has the part already read of a tracked file."""
         return next((match for found in copies if (match := self.match(file.at(found), (found,)))), None)
-
-
-def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:
-    """Open the found file if it is the tracked one and the part already read is unchanged; otherwise return None."""
-    opened = open_found(found)
-    if opened is None or opened.holds(file):
-        return opened
-    opened.close()
-    return None
 
 
 def _recognise(file: TrackedFile, found: FoundFile) -> Match | None:

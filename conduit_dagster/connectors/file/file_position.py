@@ -228,17 +228,19 @@ class FileLists(KeptLists[TrackedFile, FinishedFiles]):
         Files are looked up in the lists of both as well: one that grew continues at its recorded end.
         """
         first, last = parse_position(start), parse_position(end)
-        before, finished = {file.number: file for file in first.files}, self.of(first)
+        before = {file.number: file for file in first.files}
+        # no file has left a position without lists
+        finished, later = (self.of(first), self.of(last)) if first.read or last.read else (NO_FILES, NO_FILES)
         parts = [
-            (before.get(file.number) or finished.find(file.number) or _unread(file), file)
-            for file in _at(last, finished, self.of(last))
+            (before.get(file.number) or finished.rows.get(file.number) or _unread(file), file)
+            for file in _at(last, finished, later)
         ]
         return FileRange(first, last, [(_observed(a, b), b) for a, b in parts if b.offset > a.offset])
 
     def back(self, position: FilePosition, numbers: Iterable[int]) -> list[TrackedFile]:
         """Return the files with these numbers that a position has only in its lists."""
         active, finished = {file.number for file in position.files}, self.of(position)
-        return [row for number in numbers if number not in active and (row := finished.find(number)) is not None]
+        return [row for number in numbers if number not in active and (row := finished.rows.get(number)) is not None]
 
     def left(self, position: FilePosition, states: FileStates, changed: Collection[int], alive: Alive) -> FilePosition:
         """Return the position without its finished files, after they are stored durably in a list.

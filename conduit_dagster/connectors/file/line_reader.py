@@ -105,14 +105,6 @@ def read_lines(file: OpenFile, start: int, end: int, piece: int) -> Iterator[lis
         yield [b"".join(rest)]
 
 
-def split_of(first: TrackedFile, opened: OpenFile, low: Mark, high: Mark, ordinal: int) -> Split:
-    """Return a part of a file's range as a split. Raises ``FileChanged`` if the file was truncated meanwhile."""
-    mark = opened.mark(low.offset) if low.offset != first.offset else first.mark
-    start = msgspec.structs.replace(first.at(opened.found), offset=low.offset, line=low.line, mark=mark)
-    detail = {"url": opened.url, "from": list(low), "to": high.offset}
-    return Split(msgspec.structs.asdict(start), ordinal, high.line - low.line, high.offset - low.offset, detail)
-
-
 class LineLabels(NamedTuple):
     """Text shared by all records of a file."""
 

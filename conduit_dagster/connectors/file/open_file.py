@@ -256,6 +256,15 @@ def open_found(found: FoundFile) -> OpenFile | None:
         raise from_os_error(error, f"can't read {found.name}") from error
 
 
+def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:
+    """Open the found file if it is the tracked one and the part already read is unchanged; otherwise return None."""
+    opened = open_found(found)
+    if opened is None or opened.holds(file):
+        return opened
+    opened.close()
+    return None
+
+
 def begin_otherwise(one: FoundFile, other: FoundFile) -> bool:
     """Return whether two files have different first bytes, or only the second one is empty."""
     head, begin = (_head(found) for found in (one, other))

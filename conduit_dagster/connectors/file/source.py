@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.file.file_places import FileFinder, open_tracked
+from conduit_dagster.connectors.file.file_places import FileFinder
 from conduit_dagster.connectors.file.file_position import (
     Copied,
     CopyEnd,
@@ -26,10 +26,9 @@ from conduit_dagster.connectors.file.line_reader import (
     Mark,
     file_moved,
     header_text,
-    split_of,
 )
 from conduit_dagster.connectors.file.listing import is_many, require_local
-from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, is_packed
+from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, is_packed, open_tracked
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.step_ranges import Drain, FileSteps, Step
 from conduit_dagster.connectors.path_settings import located, modes_of
@@ -241,7 +240,7 @@ class FileSource(Source):
                     collection = self._labels.unchecked(first)
                     pieces = self._steps.pieces(first, last, opened, share)
                     for low, high in _cut_at_end(pieces, span.copy_end(collection, first.number)):
-                        split = split_of(first, opened, low, high, ordinal)
+                        split = _split_of(first, opened, low, high, ordinal)
                         splits.append(span.with_mode(split, collection, first.number))
                         ordinal += high.line - low.line
                 except FileChanged:
@@ -300,6 +299,14 @@ class FileSource(Source):
         finished = sum(number not in active for number in self._lists.of(where).rows)
         unread = sum(file.size > file.offset for file in where.files)
         return {"files_read": finished + len(active) - unread, "files_unread": unread}
+
+
+def _split_of(first: TrackedFile, opened: OpenFile, low: Mark, high: Mark, ordinal: int) -> Split:
+    """Return a part of a file's range as a split. Raises ``FileChanged`` if the file was truncated meanwhile."""
+    mark = opened.mark(low.offset) if low.offset != first.offset else first.mark
+    start = msgspec.structs.replace(first.at(opened.found), offset=low.offset, line=low.line, mark=mark)
+    detail = {"url": opened.url, "from": list(low), "to": high.offset}
+    return Split(msgspec.structs.asdict(start), ordinal, high.line - low.line, high.offset - low.offset, detail)
 
 
 def _cut_at_end(pieces: Iterable[tuple[Mark, Mark]], end: CopyEnd | None) -> Iterator[tuple[Mark, Mark]]:

@@ -216,7 +216,7 @@ class RowFiles(Source):
         """
         before, listed = {file.number: file for file in start.files}, self._lists.of(start)
         for last in _at(end, listed, self._lists.of(end)):
-            row = listed.find(last.number)
+            row = listed.rows.get(last.number)
             first = before.get(last.number) or (row.file if row else msgspec.structs.replace(last, done=0))
             if last.done > first.done:
                 yield first, last
