@@ -13,7 +13,7 @@ from lab.file_deliveries import make, next_one, prepared, publish_some, rows, st
 
 from conduit_dagster.connectors.file import file_state, ordered_file
 from conduit_dagster.connectors.file.destination import FileDestination
-from conduit_dagster.connectors.file.open_file import OpenFile
+from conduit_dagster.connectors.file.open_file import OpenFile, WritableFile
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Delivery, Strategy
 
@@ -209,18 +209,18 @@ def test_without_births_late_bytes_of_at_most_once_are_no_foreign_ones(
 
 @pytest.mark.parametrize("act", ["target", "publish", "settled"])
 def test_what_is_judged_is_what_is_written_to(tmp_path: Path, monkeypatch: Patch, act: str) -> None:
-    """Another file takes the path between the two opens. Its content is that of the first."""
+    """Another file takes the path before it is opened. Its content is that of the first."""
     destination, expected, second = two(tmp_path, "exactly-once")
     path = tmp_path / "out.jsonl"
     data = path.read_bytes()
-    monkeypatch.setattr(OpenFile, "__init__", _ahead(OpenFile.__init__, lambda: swap(path, data)))
+    monkeypatch.setattr(WritableFile, "__init__", _ahead(WritableFile.__init__, lambda: swap(path, data)))
     given = expected if act == "target" else second
     changed(lambda: getattr(destination, act)(given), "was replaced by another file")
     assert path.read_bytes() == path.with_name("kept").read_bytes() == data
 
 
-def test_a_file_that_is_put_back_between_the_two_opens(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The file to be judged is ours again, and the one to be written to is the foreign one."""
+def test_a_file_that_is_put_back_once_another_is_open(tmp_path: Path, monkeypatch: Patch) -> None:
+    """The file that is judged is the foreign one, although the path is ours again."""
     destination, _, second = two(tmp_path, "exactly-once")
     path = tmp_path / "out.jsonl"
     swap(path, path.read_bytes())
@@ -229,7 +229,7 @@ def test_a_file_that_is_put_back_between_the_two_opens(tmp_path: Path, monkeypat
         path.rename(path.with_name("foreign"))
         path.with_name("kept").rename(path)
 
-    monkeypatch.setattr(OpenFile, "__init__", _ahead(OpenFile.__init__, put_back))
+    monkeypatch.setattr(WritableFile, "__init__", _then(WritableFile.__init__, put_back))
     changed(lambda: destination.publish(second), "was replaced by another file")
     assert rows(path) == rows(path.with_name("foreign")) == [1]
     destination.publish(second)

@@ -61,6 +61,14 @@ def test_a_destination_that_is_a_device(lab: Lab) -> None:
     failed(lab.run(), "file.not_regular")
 
 
+def test_a_destination_that_is_a_pipe(lab: Lab) -> None:
+    """Without a reader, opening it for writing only would wait for one."""
+    lab.write("in.jsonl", [{"i": 1}])
+    os.mkfifo(lab.root / "pipe")
+    simple(lab, DECODE, connectors=[source(), destination(path="./pipe")])
+    failed(lab.run(), "file.not_regular")
+
+
 @pytest.mark.parametrize("plugin", ["file", "parquet"])
 @pytest.mark.parametrize("path", ["./pipe", "./pipes/*", "/dev/null", "./socket"])
 def test_a_source_that_is_no_regular_file(lab: Lab, plugin: str, path: str) -> None:

@@ -105,7 +105,7 @@ class OpenFile:
     descriptor: reads go by name through its file system, and only marks detect another file.
     """
 
-    def __init__(self, url: str, name: str = "", unpack: bool = False) -> None:
+    def __init__(self, url: str, name: str = "", unpack: bool = False, flags: int = os.O_RDONLY) -> None:
         """Open the file; with ``unpack``, the content of a compressed one, in a temporary file.
 
         Raises ``OSError``, and ``FatalError`` (``file.compressed``) if it can't be decompressed.
@@ -113,7 +113,8 @@ class OpenFile:
         self.url = url
         path = storage.local_path(url)
         self._remote: IO[bytes] | None = None
-        self._descriptor = -1
+        self.descriptor = -1
+        """The open file; -1 for a remote one."""
         self._ends: dict[int, bytes] = {}
         self._head = b""
         if path is None:
@@ -122,12 +123,12 @@ class OpenFile:
             self.found = FoundFile(url, name, 0, self._remote.seek(0, os.SEEK_END), 0)
         else:
             # a pipe in the file's place must not block: the opened file is compared with the expected one afterwards
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            self.found = found_of(url, name, os.fstat(self._descriptor), self._descriptor)
-            if unpack and (content := _unpacked(self._descriptor, url)) != self._descriptor:
-                self._descriptor = content
+            self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+            self.found = found_of(url, name, os.fstat(self.descriptor), self.descriptor)
+            if unpack and (content := _unpacked(self.descriptor, url)) != self.descriptor:
+                self.descriptor = content
                 self.found = self.found._replace(size=os.fstat(content).st_size, unpacked=True)
-            self._close = weakref.finalize(self, os.close, self._descriptor)
+            self._close = weakref.finalize(self, os.close, self.descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -152,7 +153,7 @@ class OpenFile:
 
     def _read(self, offset: int, size: int) -> bytes:
         if self._remote is None:
-            return os.pread(self._descriptor, size, offset)
+            return os.pread(self.descriptor, size, offset)
         self._remote.seek(offset)
         return self._remote.read(size)
 
@@ -220,26 +221,15 @@ class WritableFile(OpenFile):
     """A file open for writing, whose existing content can be read."""
 
     def __init__(self, path: Path, flags: int = 0) -> None:
-        """``flags``: ``os.O_CREAT`` creates it. Raises ``OSError``, and ``FileChanged`` if the path is replaced."""
-        self.descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
-        self._release = weakref.finalize(self, os.close, self.descriptor)
-        written = os.fstat(self.descriptor)
-        if not stat.S_ISREG(written.st_mode):
+        """``flags``: ``os.O_CREAT`` creates it. Raises ``OSError``, and ``FatalError`` (``file.not_regular``)."""
+        super().__init__(str(path), flags=os.O_RDWR | flags)
+        if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
             raise FatalError(
                 f"{path} is not a regular file",
                 code="file.not_regular",
                 place=str(path),
                 fix="name a file; devices and pipes can't keep an order across restarts",
             )
-        super().__init__(str(path))
-        # the checked file is the one written to: while it is open, no other file gets its device and inode
-        if (self.found.device, self.found.inode) != (written.st_dev, written.st_ino):
-            raise FileChanged
-
-    def close(self) -> None:
-        """Close both descriptors; may be repeated."""
-        super().close()
-        self._release()
 
 
 def open_found(found: FoundFile) -> OpenFile | None:

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_state import TrackedFile
-from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, WritableFile
+from conduit_dagster.connectors.file.open_file import OpenFile, WritableFile
 from conduit_dagster.connectors.file.path_destination import PathLayout
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
@@ -153,15 +153,13 @@ class OrderedFile(PathLayout):
         return self._open(0, os.O_CREAT)
 
     def _open(self, after: int, flags: int = 0) -> WritableFile:
-        """Open the existing file. Raises ``FatalError`` (``file.changed``) if it is missing or replaced."""
+        """Open the existing file. Raises ``FatalError`` (``file.changed``) if it is missing."""
         try:
             return WritableFile(self._path, flags)
         except (FileNotFoundError, NotADirectoryError):
             if flags:
                 raise
             raise self._changed("was removed", after) from None
-        except FileChanged:
-            raise self._changed("was replaced by another file", after) from None
 
     def target(self, previous: Target | None) -> Target:
         """Return the file's identity and base length, stored before publishing (DELIVERY.md, Destinations)."""
