@@ -34,11 +34,6 @@ class Shipment:
         return self.staged.consumer
 
     @property
-    def is_split(self) -> bool:
-        """Whether it is sent as children. Stored while the delivery is open, so that it is not split again."""
-        return self.progress.split
-
-    @property
     def delivered(self) -> int:
         """Number of records that the destination has once all are handled: those neither refused nor marked."""
         return self.staged.records - self.progress.refused

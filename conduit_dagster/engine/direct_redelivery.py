@@ -76,7 +76,7 @@ class DirectRedelivery(Redelivery):
         rest = child.skip + child.take - shipment.progress.handled
         if child.single or rest <= 1:
             raise self._lone(shipment.progress.handled, error.message) from cause
-        left, was_split = shipment.left[0], shipment.is_split
+        left, was_split = shipment.left[0], shipment.progress.split
         self._split(left, pieces(left, self._bisect), error.message)
         if not was_split:
             raise split_error(error.message, self._node) from cause

@@ -81,7 +81,7 @@ class Publisher:
     def _publish(self, shipment: Shipment) -> Target:
         """Publish a delivery, whole if nothing of it was sent before, otherwise in pieces; return the next target."""
         destination, failed = self._destination(shipment), None
-        if isinstance(destination, StagedDestination) and not (shipment.is_split or shipment.progress.handled):
+        if isinstance(destination, StagedDestination) and not (shipment.progress.split or shipment.progress.handled):
             try:
                 return destination.publish(shipment.whole())
             except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there

@@ -83,7 +83,7 @@ class Redelivery:
         ``named``: records of the next child that the destination has already refused.
         """
         shipment = self._shipment
-        if shipment.is_split and shipment.staged.records > 1 and self._claim(shipment.whole(), "split"):
+        if shipment.progress.split and shipment.staged.records > 1 and self._claim(shipment.whole(), "split"):
             return  # a frozen owner delivered it after all: no child is sent
         if named:
             self._refuse(before_marked(shipment.left[0], shipment.progress), named)
@@ -143,7 +143,7 @@ class Redelivery:
         if named:
             self._refuse(child, named)
             return
-        was_split = self._shipment.is_split
+        was_split = self._shipment.progress.split
         self._split(child, pieces(child, self._bisect), self._cause(error))
         if not (was_split or isinstance(error, AlreadyClaimed)):
             raise split_error(self._cause(error), self._node) from shown_cause(error, self._redaction)

@@ -171,7 +171,9 @@ class DeliveryProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pending: list[DeliveryChild] = []
     """Children still to be sent, in order, once it is split."""
     split: bool = False
-    """Whether it is sent as children. Stays true once all are sent: it is never sent under its own hash again."""
+    """Whether it is sent as children. Stays true once all are sent: it is never sent under its own hash again, or split
+    again.
+    """
     namespaces: dict[str, int] = {}
     """Last handled place by namespace, where acks went ahead of ``handled``."""
     refused: int = 0

@@ -109,7 +109,7 @@ class _Stepping:
     def _split(self) -> Shipment:
         """Record the split before any record is sent, as after a bulk error."""
         shipment, total = self._opened.shipment, self._opened.shipment.staged.records
-        if total > 1 and not shipment.is_split:
+        if total > 1 and not shipment.progress.split:
             rest = DeliveryChild(shipment.progress.handled, total - shipment.progress.handled, single=True)
             shipment.progress = msgspec.structs.replace(shipment.progress, pending=[rest], split=True)
             store = self._opened.lock.store.deliveries
@@ -122,7 +122,7 @@ class _Stepping:
         It may have been published right before a crash, or a frozen owner may publish it later.
         """
         first = shipment.left[0]
-        if not shipment.is_split or first.single or trimmed(first).take <= 1:
+        if not shipment.progress.split or first.single or trimmed(first).take <= 1:
             return False
         NackClaims(self._opened).divide(first)
         handled = shipment.progress.handled

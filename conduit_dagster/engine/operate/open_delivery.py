@@ -187,7 +187,7 @@ class NackClaims:
         effect.
         """
         shipment = self._shipment
-        if shipment.staged.records > 1 and not shipment.is_split:
+        if shipment.staged.records > 1 and not shipment.progress.split:
             self._claim_whole(around(DeliveryChild(0, shipment.staged.records), place))
         if not self._is_alone(place):
             return
@@ -214,7 +214,7 @@ class NackClaims:
 
     def _claim_whole(self, parts: Sequence[DeliveryChild]) -> None:
         shipment = self._shipment
-        if not shipment.is_split:
+        if not shipment.progress.split:
             self._split(parts)
         # a frozen owner may publish the whole delivery until its hash is claimed as split
         if self._claim(shipment.whole(), "split"):
