@@ -14,13 +14,13 @@ from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.engine.append import Appended, AppendJob, AppendTask, append_task
-from conduit_dagster.engine.plugin_results import latest_of, splits_of
+from conduit_dagster.engine.plugin_results import add_miscounted, latest_of, splits_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import MISCOUNTED, Position, Split
+from conduit_dagster.sdk import Position, Split
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 
 
@@ -61,7 +61,7 @@ class Appender:
         self._name, self._sources = context.name, context.pipeline.sources
         self._failure: ConduitError | None = None
         self._is_entered = False
-        self._uncounted = set[str]()
+        self._miscounted = set[str]()
         """Sources whose splits were miscounted: this run logs their ranges as one split each."""
         self.rolled = True
         """Whether a segment was closed since the last compaction; initially true, so a run starts with a compaction."""
@@ -75,10 +75,9 @@ class Appender:
         tasks = [task for append in appends for task in self._tasks(append)]
         once = any(not append.node.source.replayable for append in appends)
         reports = self._run(AppendJob(time.time_ns(), tasks, self._generation, once))
-        miscounted = {tasks[one.task].source for one in reports if one.failed and one.failed.code == MISCOUNTED}
-        if miscounted - self._uncounted:
+        failures = ((tasks[one.task].source, one.failed.code) for one in reports if one.failed)
+        if add_miscounted(self._miscounted, failures):
             # nothing of it counts: its records have other offsets than their own
-            self._uncounted |= miscounted
             return self.append(appends)
         found = [
             _logged(append, [report for report in reports if tasks[report.task].source == append.node.id])
@@ -147,7 +146,7 @@ class Appender:
         it and tells in time where that was wrong: offsets of the log are final once they are committed."""
         node, folder = append.node, append.folder.segment(append.segment)
         alone = not node.source.replayable or (self._pipeline.program.fan_in == "join" and bool(node.nodes))
-        slots = 1 if alone or node.id in self._uncounted else self._settings.slots()
+        slots = 1 if alone or node.id in self._miscounted else self._settings.slots()
         splits = self.split(append, slots)
         groups = [splits] if alone else _grouped(splits, slots)
         return [

@@ -98,7 +98,8 @@ class StepLoop:
         decision = prepare(self.context, self.stager, plan, staged, resolution)
         shipments = [Shipment(plan, decision, delivery) for delivery in decision.deliveries]
         self.publisher.publish(shipments)
-        self.complete(plan, decision, resolution.nacks, started, {one.consumer: one.delivered for one in shipments})
+        partly = {one.consumer: one.delivered for one in shipments if one.progress.refused}
+        self.complete(plan, decision, resolution.nacks, started, partly)
         self.stager.discard(staged.staging)
         if refused is not None:
             raise refused
@@ -158,12 +159,11 @@ class StepLoop:
         if not decision.once:
             # a consumer that the decision does not name, or whose delivery is void, got nothing: its offset stays
             named = (delivery.consumer for delivery in decision.deliveries)
-            names = [name for name in named if plan.is_for(name) and name not in void]
+            names = [name for name in named if plan.only in ("", name) and name not in void]
             context.store.done(plan, decision, after_step(plan, decision), names)
         reached("after-done", context.name)
         for span in plan.ranges:
-            if source_node := context.acked_sources.get(span.source):
-                context.acks.ack(source_node, span.end, span.generation)
+            context.ack(span)
         reached("after-ack", context.name)
         context.state.finished(plan, decision)
         seconds = time.monotonic() - started

@@ -11,10 +11,11 @@ def after_step(plan: Plan, decision: Decision) -> Offsets:
     offsets: Offsets = {}
     for span in plan.ranges if not plan.replay else ():
         count = decision.sources.get(span.source, SourceCount())
-        for source, (first, stop) in _offsets(plan, span, count.read, whole=True).items():
+        read = _offsets(plan, span, count.read, whole=True)
+        # the namespaces of several joined sources are not tracked separately
+        seen = decision.namespaces.get(span.source, {}) if len(read) == 1 else {}
+        for source, (first, stop) in read.items():
             if stop > first:
-                # the namespaces of a join are not tracked separately
-                seen = decision.namespaces.get(span.source, {}) if source == span.connector else {}
                 named = {namespace: first + last.ordinal for namespace, last in seen.items()}
                 offsets[source] = {**named, EVERYTHING: stop - 1}
     return offsets

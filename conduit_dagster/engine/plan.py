@@ -60,7 +60,7 @@ class StepPlanner:
 
     def __init__(self, context: StepContext, log: StepLog | None) -> None:
         self._context, self._log = context, log
-        self._pipeline, self._store = context.pipeline, context.store
+        self._pipeline, self._store, self._reads = context.pipeline, context.store, context.pipeline.reads
         self._targets = {name: planned_target(destination) for name, destination in context.consumers.items()}
         self._planning = threading.Lock()
         self.begin()
@@ -111,10 +111,8 @@ class StepPlanner:
         with self._planning:
             if self._closed:
                 return None  # an earlier step was cut: nothing follows it in this run
-            number, reads, nacked = self._take_number(), self._pipeline.reads, self._nacked(only, ranges)
-            plan = Plan(
-                number, time.time_ns(), ranges, self._targets, {}, reads, only, nacked, logs, replay, self.memory()
-            )
+            number, now, nacked, memory = self._take_number(), time.time_ns(), self._nacked(only, ranges), self.memory()
+            plan = Plan(number, now, ranges, self._targets, {}, self._reads, only, nacked, logs, replay, memory)
             plan = self._context.hashes.with_hashes(plan)
             self._store.plan(plan)
         reached("after-plan", self._context.name)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Limit, Position, Record, Source, Split
+from conduit_dagster.sdk import MISCOUNTED, Limit, Position, Record, Source, Split
 from conduit_dagster.sdk.promises import is_built_in
 
 T = TypeVar("T")
@@ -28,10 +28,20 @@ def splits_of(node: str, source: Source, start: Position, end: Position, n: int)
     splits: Any = blamed(node, source.split, start, end, n)
     if not isinstance(splits, Iterable):
         raise invalid_result(node, "split()", splits, wanted)
-    found: list[Any] = blamed(node, list[Any], cast("Iterable[Any]", splits))
+    found = cast("list[Any]", splits) if isinstance(splits, list) else blamed(node, list[Any], splits)
     if wrong := [split for split in found if not isinstance(split, Split)]:
         raise invalid_result(node, "split()", wrong[0], wanted)
     return found
+
+
+def add_miscounted(known: set[str], failures: Iterable[tuple[str, str]]) -> bool:
+    """Add the sources of those failures, by source and code, that say that splits began elsewhere than was assumed.
+
+    Return whether one of them is new: nothing that was read counts then, and its range is to be read as one split.
+    """
+    found = {source for source, code in failures if code == MISCOUNTED} - known
+    known |= found
+    return bool(found)
 
 
 def require_list(node: str, records: Any) -> None:

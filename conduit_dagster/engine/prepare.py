@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, DestinationNode
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter
 from conduit_dagster.engine.delivery_progress import as_delivery
 from conduit_dagster.engine.offset_updates import after_step
@@ -30,7 +30,8 @@ def prepare(context: StepContext, stager: Stager, plan: Plan, staged: Staged, re
     if letters:
         # the index must not name a file that a crash could remove
         context.archive.sync()
-    context.processor_states.sync(plan.memory, decision.memory)
+    if decision.memory:
+        context.processor_states.sync(plan.memory, decision.memory)
     reached("before-prepare", context.name)
     context.store.prepare(plan, decision, letters, offsets)
     reached("after-prepare", context.name)
@@ -45,11 +46,12 @@ def _decision(context: StepContext, plan: Plan, staged: Staged, resolution: Reso
     for ledger in staged.ledgers:
         filtered.update(ledger.filtered)
         nacked.update(ledger.nacked)
-    consumers = [name for name in context.consumers if plan.is_for(name) or name == DEAD_LETTERS]
+    every = (context.pipeline.dead_letters, *context.pipeline.outputs)
+    consumers = [one for one in every if not plan.only or one.id in (plan.only, DEAD_LETTERS)]
     return Decision(
         as_rows(staged.tasks),
         resolution.counts,
-        [_delivery(context, plan, staged, name) for name in consumers],
+        [_delivery(context, plan, staged, one) for one in consumers],
         resolution.window,
         dict(filtered),
         dict(nacked),
@@ -71,13 +73,11 @@ def _merged(parts: Iterable[Mapping[str, Mapping[str, LastInNamespace]]]) -> Nam
     return total
 
 
-def _delivery(context: StepContext, plan: Plan, staged: Staged, consumer: str) -> StagedDelivery:
-    parts, destination = staged.parts(consumer), context.consumers[consumer]
-    kind = "dlq" if consumer == DEAD_LETTERS else "data"
-    before = context.state.targets.get(consumer)
-    target = blamed(context.node(consumer), destination.target, before) if parts else {}
-    name, folder, origins = plan.hashes[consumer], staged.staging[consumer], staged.origins(consumer)
-    made = StagedDelivery(consumer, kind, name, folder, parts, target, origins=origins)
+def _delivery(context: StepContext, plan: Plan, staged: Staged, consumer: DestinationNode) -> StagedDelivery:
+    name, destination, (parts, origins) = consumer.id, consumer.destination, staged.share(consumer.id)
+    kind = "dlq" if name == DEAD_LETTERS else "data"
+    target = blamed(consumer.node, destination.target, context.state.targets.get(name)) if parts else {}
+    made = StagedDelivery(name, kind, plan.hashes[name], staged.staging[name], parts, target, origins=origins)
     if not parts or context.pipeline.program.strategy != "at-most-once":
         return made
     return msgspec.structs.replace(made, expected=destination.expected(as_delivery(made, plan.step)))

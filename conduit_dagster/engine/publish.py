@@ -39,17 +39,18 @@ class Publisher:
 
     def publish(self, shipments: Sequence[Shipment]) -> None:
         """Publish each delivery under its hash. Raises the first error by rank, once all have ended."""
-        open_ones = [shipment for shipment in shipments if shipment.staged.parts]
         errors: list[Exception] = []
-        for shipment in open_ones:
-            if shipment.consumer == DEAD_LETTERS:
-                try:
-                    self._one(shipment)
-                except Exception as error:
-                    if not shipment.decision.once:
-                        raise
-                    errors.append(error)  # continue: the others' offsets have moved, so they have no second chance
-        errors += self._side_by_side([s for s in open_ones if s.consumer != DEAD_LETTERS])
+        others: list[Shipment] = []
+        for shipment in shipments:
+            if not shipment.staged.parts:
+                continue
+            if shipment.consumer != DEAD_LETTERS:
+                others.append(shipment)
+            elif (error := self._caught(shipment)) is not None:
+                if not shipment.decision.once:
+                    raise error
+                errors.append(error)  # continue: the others' offsets have moved, so they have no second chance
+        errors += self._side_by_side(others)
         if errors:
             raise min(errors, key=_rank)
 

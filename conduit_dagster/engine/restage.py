@@ -56,7 +56,7 @@ class Restaged:
     @staticmethod
     def _made_of(old: StagedDelivery, staged: Staged) -> StagedDelivery | None:
         """Return the delivery as staged again; None if its bytes differ from the prepared ones."""
-        parts, origins = staged.parts(old.consumer), staged.origins(old.consumer)
+        parts, origins = staged.share(old.consumer)
         if [content(part) for part in (*parts, *origins)] != [content(part) for part in (*old.parts, *old.origins)]:
             return None
         return msgspec.structs.replace(old, staging=staged.staging[old.consumer], parts=parts, origins=origins)

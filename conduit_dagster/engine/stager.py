@@ -10,19 +10,29 @@ from typing import NamedTuple
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.engine.offset_updates import generations
-from conduit_dagster.engine.plugin_results import splits_of
+from conduit_dagster.engine.plugin_results import add_miscounted, splits_of
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage import stage_task
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import MISCOUNTED, Part
+from conduit_dagster.sdk import Part
 from conduit_dagster.sdk.staging import discard_folder
 from conduit_dagster.state.steps import Plan, StagedDelivery
 
 Tasks = list[list[SplitOf]]
+_LEVELS = 3
+"""Folder levels that a step makes: a consumer's staging, its execution, and the consumer's share."""
 _SMALL_TASK = 1_000_000
 """Bytes that do not justify a task of their own."""
+
+
+class Share(NamedTuple):
+    """Files of one consumer, in order."""
+
+    parts: list[Part]
+    origins: list[Part]
+    """Origins of the records, beside the parts, if the consumer keeps them."""
 
 
 class Staged(NamedTuple):
@@ -34,13 +44,12 @@ class Staged(NamedTuple):
     failures: Sequence[SourceFailure] = ()
     """By source, its first failure in record order: the step must be cut right before each."""
 
-    def parts(self, consumer: str) -> list[Part]:
-        """Return the consumer's parts, in order."""
-        return [ledger.parts[consumer] for ledger in self.ledgers if consumer in ledger.parts]
-
-    def origins(self, consumer: str) -> list[Part]:
-        """Return the origins stored beside its parts, if the consumer keeps them."""
-        return [ledger.origins[consumer] for ledger in self.ledgers if consumer in ledger.origins]
+    def share(self, consumer: str) -> Share:
+        """Return the consumer's share."""
+        return Share(
+            [ledger.parts[consumer] for ledger in self.ledgers if consumer in ledger.parts],
+            [ledger.origins[consumer] for ledger in self.ledgers if consumer in ledger.origins],
+        )
 
     def records(self, consumer: str) -> list[Part]:
         """Return the consumer's share as whole records, if that was requested."""
@@ -52,10 +61,13 @@ class Stager:
 
     def __init__(self, context: StepContext) -> None:
         self._context, self._pipeline = context, context.pipeline
-        self._base = storage.join(context.settings.staging, storage.safe_name(context.name))
+        base = storage.join(context.settings.staging, storage.safe_name(context.name))
+        self._homes = {name: storage.join(one.staging(base)) for name, one in context.consumers.items()}
+        """Staging folder of each consumer."""
+        self._names = {name: storage.safe_name(name) for name in context.consumers}
         self._epoch = context.store.epoch
         self._entered = set[str]()
-        self._uncounted = set[str]()
+        self._miscounted = set[str]()
         """Sources whose splits were miscounted: this run reads their ranges as one split each."""
 
     def stage(
@@ -77,15 +89,15 @@ class Stager:
         planned.
         """
         reached("before-stage", self._context.name)
-        tasks = self._tasks(plan) if tasks is None else tasks
+        nodes = {span.source: self._pipeline.source_node(span.source) for span in plan.ranges}
+        tasks = self._tasks(plan, nodes) if tasks is None else tasks
         staging = self._folders(plan.step)
-        known = generations(plan)
         job = StageJob(
             plan.clock_ns,
             tasks,
             staging,
             plan.hashes,
-            known,
+            {span.source: span.generation for span in plan.ranges},
             list(as_records),
             plan.nacked,
             dict(log_requests or {}),
@@ -101,23 +113,20 @@ class Stager:
         failures = _first_failures(ledgers)
         if failures and again:
             raise failures[0].error.as_error()
-        miscounted = {failure.source for failure in failures if failure.error.code == MISCOUNTED}
-        if miscounted - self._uncounted:
-            # nothing of this execution counts: its records have other numbers than their own
-            self._uncounted |= miscounted
-            self.discard(staging)
-            return self.stage(plan, None, as_records, log_requests)
         if failures:
+            if add_miscounted(self._miscounted, ((failure.source, failure.error.code) for failure in failures)):
+                # nothing of this execution counts: its records have other numbers than their own
+                self.discard(staging)
+                return self.stage(plan, None, as_records, log_requests)
             return Staged(tasks, ledgers, staging, failures)
-        self._verify(plan)
+        _verify(plan, nodes)
         reached("after-stage", self._context.name)
         return Staged(tasks, ledgers, staging)
 
-    def _tasks(self, plan: Plan) -> Tasks:
-        splits, slots = list[SplitOf](), self._context.step_slots
+    def _tasks(self, plan: Plan, nodes: Mapping[str, SourceNode]) -> Tasks:
+        splits, slots = list[SplitOf](), self._context.step_slots()
         for span in plan.ranges:
-            one = self._pipeline.source_node(span.source)
-            n = 1 if span.source in self._uncounted else slots
+            one, n = nodes[span.source], 1 if span.source in self._miscounted else slots
             found = splits_of(one.node, one.source, span.start, span.end, n)
             splits.extend(SplitOf(span.source, split) for split in found)
         return group(splits, slots)
@@ -129,36 +138,23 @@ class Stager:
 
     def _folders(self, step: int) -> dict[str, str]:
         execution = f"{self._epoch:08d}-{step:012d}-{secrets.token_hex(8)}"
-        return {
-            consumer: storage.join(self._folder_of(consumer), execution, storage.safe_name(consumer))
-            for consumer in self._context.consumers
-        }
-
-    def _folder_of(self, consumer: str) -> str:
-        return self._context.consumers[consumer].staging(self._base)
+        return {consumer: f"{home}/{execution}/{self._names[consumer]}" for consumer, home in self._homes.items()}
 
     def _run(self, job: StageJob) -> list[Ledger]:
         task = partial(stage_task, self._context.program, msgspec.msgpack.encode(job))
         rows = self._context.jobs.each(len(job.tasks), task, self._pipeline.queries)
         return sorted((msgspec.msgpack.decode(row, type=Ledger) for row in rows), key=lambda ledger: ledger.task)
 
-    def _verify(self, plan: Plan) -> None:
-        # verify the identity of the data again at the end: a missing range is fatal, never skipped
-        for span in plan.ranges:
-            self._pipeline.source_node(span.source).source.verify(span.start, span.end)
-
     def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
         """Make the staged files' names durable; their bytes have been durable since the tasks ended."""
         for consumer in consumers:
-            base = self._folder_of(consumer)
-            if base not in self._entered:
+            home = self._homes[consumer]
+            if home not in self._entered:
                 # a prepared step needs its staging, and the folders above it may be new
-                storage.sync_entry(base)
-                self._entered.add(base)
+                storage.sync_entry(home)
+                self._entered.add(home)
         for consumer in consumers:
-            execution = staging[consumer].rsplit("/", 1)[0]
-            for url in (staging[consumer], execution, execution.rsplit("/", 1)[0]):
-                storage.sync(url)
+            storage.sync_levels(staging[consumer], _LEVELS)
 
     def discard(self, staging: dict[str, str]) -> None:
         """Remove an execution's folders."""
@@ -171,11 +167,17 @@ class Stager:
         Only folders of lower epochs: a frozen owner that resumes never removes those of a newer one.
         """
         needed = {delivery.staging.rsplit("/", 1)[0] for delivery in kept}
-        for base in {self._folder_of(consumer) for consumer in self._context.consumers}:
-            for name in storage.folders(base):
-                url, epoch = storage.join(base, name), name.partition("-")[0]
+        for home in set(self._homes.values()):
+            for name in storage.folders(home):
+                url, epoch = storage.join(home, name), name.partition("-")[0]
                 if url not in needed and epoch.isdecimal() and int(epoch) < self._epoch:
                     discard_folder(url)
+
+
+def _verify(plan: Plan, nodes: Mapping[str, SourceNode]) -> None:
+    # verify the identity of the data again at the end: a missing range is fatal, never skipped
+    for span in plan.ranges:
+        nodes[span.source].source.verify(span.start, span.end)
 
 
 def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:

@@ -23,7 +23,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Destination, Limit, Position, Target
 from conduit_dagster.state.delivery_store import Offsets
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import Plan, StagedDelivery
+from conduit_dagster.state.steps import Plan, Range, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -91,6 +91,8 @@ class StepContext:
     archive: Archive = field(init=False)
     processor_states: ProcessorStateFiles = field(init=False)
     hashes: DeliveryHashes = field(init=False)
+    step_slots: Callable[[], int] = field(init=False)
+    """Tasks of a step: one if processors are stateful, which need all records in order."""
     program: bytes = field(init=False)
     """The program as tasks receive it."""
 
@@ -100,6 +102,7 @@ class StepContext:
         self.archive = Archive(archive_folder(log, self.name))
         self.processor_states = ProcessorStateFiles(state_folder(log, self.name))
         self.hashes = DeliveryHashes(self.pipeline)
+        self.step_slots = (lambda: 1) if self.pipeline.stateful else self.settings.slots
         self.program = msgspec.msgpack.encode(self.pipeline.program)
         self.reload()
 
@@ -112,10 +115,10 @@ class StepContext:
         """Return a connector's id prefixed with the pipeline's."""
         return node_id(self.name, connector)
 
-    @property
-    def step_slots(self) -> int:
-        """Number of tasks of a step: one if processors are stateful, which need all records in order."""
-        return 1 if self.pipeline.stateful else self.settings.slots()
+    def ack(self, span: Range) -> None:
+        """Ack a range of a step, once its end is stored; not to a source that reads other data meanwhile."""
+        if source_node := self.acked_sources.get(span.source):
+            self.acks.ack(source_node, span.end, span.generation)
 
     @property
     def acked_sources(self) -> Mapping[str, SourceNode]:

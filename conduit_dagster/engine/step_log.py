@@ -64,7 +64,7 @@ class StepLog:
         if not self._fits or not self._first:
             return found
         # once for a step: on a cluster the number changes while executors come and go
-        slots = self._context.step_slots
+        slots = self._context.step_slots()
         splits = self._splits(self._first, slots)
         for append, mine in zip(self._first, splits, strict=True):
             count = _count(mine)
@@ -97,7 +97,7 @@ class StepLog:
         return all(self._appender.state(name).next_offset >= span_of(plan, name).end for name in plan.logs)
 
     def _counts_as_planned(self, plan: Plan, source: str) -> bool:
-        span, (splits,) = span_of(plan, source), self._splits([self._append(plan, source)], self._context.step_slots)
+        span, (splits,) = span_of(plan, source), self._splits([self._append(plan, source)], self._context.step_slots())
         return _count(splits) == span.end - span.start
 
     def _is_due(self, plan: Plan) -> bool:
@@ -140,7 +140,7 @@ class StepLog:
         if not self._is_due(plan):
             return None
         appends = [self._append(plan, name) for name in plan.logs]
-        slots = self._context.step_slots
+        slots = self._context.step_slots()
         return appends, _tasks(appends, self._splits(appends, slots), slots)
 
     def _append(self, plan: Plan, source: str) -> Append:

@@ -59,6 +59,10 @@ class StopFlag:
         """Whether the run is to end now."""
         return self._forced.is_set()
 
+    def allows(self, seconds: float) -> bool:
+        """Return whether work that was begun may still be finished: after a graceful stop, for so many seconds."""
+        return not self._forced.is_set() and (self.since is None or time.monotonic() - self.since < seconds)
+
     def wait(self, seconds: float) -> bool:
         """Wait for a stop; return whether one was requested."""
         return self._graceful.wait(seconds)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -207,7 +208,8 @@ class _Run:
             loop = StepLoop(context, self._report, appender)
             start_up(loop)
             resume_sources(context)
-            with InFlightSteps(loop, depth, self._goes_on) as in_flight:
+            # after a stop, a step staged ahead may still be prepared for the shutdown timeout
+            with InFlightSteps(loop, depth, partial(self._stop.allows, timeout)) as in_flight:
                 try:
                     self._take_steps(loop, in_flight, appender, watch)
                     in_flight.wait()
@@ -240,12 +242,6 @@ class _Run:
                 watch.require_store()
             in_flight.raise_failure()
             self._status.end_recovery()
-
-    def _goes_on(self) -> bool:
-        """Return whether a step staged ahead may still be prepared: after a stop, for the shutdown timeout."""
-        since = self._stop.since
-        limit = self._bound.config.delivery.shutdown_timeout
-        return not self._stop.forced and (since is None or time.monotonic() - since < limit)
 
     def _horizons(self) -> dict[str, Any]:
         return {node.id: blamed(node.node, node.source.horizon) for node in self._pipeline.sources}

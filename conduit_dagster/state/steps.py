@@ -104,10 +104,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     named: list[dict[str, Any]] = []
     """The ranges as used in delivery hashes: naming parts must not require the source, which may be gone."""
 
-    def is_for(self, consumer: str) -> bool:
-        """Return whether the step advances this destination."""
-        return self.only in ("", consumer)
-
 
 class SourceCount(msgspec.Struct, forbid_unknown_fields=True):
     """Outcome counts of one source's records: ``read`` = ``acked`` + ``nacked``; filtered ones are acked."""

@@ -48,7 +48,7 @@ def digest(patch: Patch) -> None:
 
     def whatever(self: Restaged, plan: Plan, old: StagedDelivery, staged: Staged) -> StagedDelivery:
         folder = staged.staging[old.consumer]
-        return msgspec.structs.replace(old, staging=folder, parts=staged.parts(old.consumer))
+        return msgspec.structs.replace(old, staging=folder, parts=staged.share(old.consumer).parts)
 
     patch.setattr(Restaged, "_same", whatever)
 
@@ -91,8 +91,8 @@ def token(patch: Patch) -> None:
     """*Staged names hold a random token per execution and are created exclusively*: here neither is true."""
 
     def folders(self: Stager, step: int) -> dict[str, str]:
-        names = self._pipeline.consumers
-        return {name: storage.join(self._folder_of(name), f"{step:012d}", storage.safe_name(name)) for name in names}
+        homes = self._homes.items()
+        return {name: storage.join(home, f"{step:012d}", storage.safe_name(name)) for name, home in homes}
 
     def overwriting(url: str) -> Any:
         return Path(url).open("wb", buffering=0)
