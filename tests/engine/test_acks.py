@@ -128,7 +128,8 @@ def test_a_torn_file_hides_nothing(tmp_path: Path) -> None:
         acks.ack_up_to(4)
         wait_until(lambda: handled(tmp_path) == [5], "the acks are durable")
     (whole,) = tmp_path.iterdir()
-    for number, torn in ((1, b""), (2, whole.read_bytes()[:-1])):
+    # the first acks may have had a file of their own
+    for number, torn in enumerate((b"", whole.read_bytes()[:-1]), int(whole.stem[-8:]) + 1):
         (tmp_path / f"acks-job-{number:08d}.json").write_bytes(torn)
     (tmp_path / "acks-other-00000000.json").write_bytes(b"")
     assert newest(str(tmp_path)) == [Acked(5, ("in", 5), {"": (4, "in", 4)})]
