@@ -77,7 +77,7 @@ def _plain_nodes(text: str) -> Node | None:
         _expect(parser, events.StreamStartEvent)
         if isinstance(parser.get_event(), events.StreamEndEvent):
             return None
-        root = _node(parser, parser.get_event(), 0)
+        root = _node(parser, parser.get_event(), text, 0)
         if not isinstance(root, MappingNode):
             raise _NotPlainError
         _expect(parser, events.DocumentEndEvent)
@@ -92,7 +92,7 @@ def _expect(parser: Any, kind: type[events.Event]) -> None:
         raise _NotPlainError
 
 
-def _node(parser: Any, event: Any, depth: int) -> Node:
+def _node(parser: Any, event: Any, text: str, depth: int) -> Node:
     """Return the node that begins with ``event``."""
     if depth > _DEEPEST or isinstance(event, events.AliasEvent) or event.anchor or event.tag:
         raise _NotPlainError
@@ -102,12 +102,23 @@ def _node(parser: Any, event: Any, depth: int) -> Node:
         return ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style or None)
     children: list[Node] = []
     while not isinstance(following := parser.get_event(), events.CollectionEndEvent):
-        children.append(_node(parser, following, depth + 1))
+        children.append(_node(parser, following, text, depth + 1))
     places = (event.start_mark, following.end_mark)
     if isinstance(event, events.SequenceStartEvent):
         return SequenceNode(VersionedResolver.DEFAULT_SEQUENCE_TAG, children, *places, flow_style=event.flow_style)
+    if event.flow_style and _is_pair(event, children, text):
+        raise _NotPlainError
     pairs = list(zip(children[::2], children[1::2], strict=True))
     return MappingNode(VersionedResolver.DEFAULT_MAPPING_TAG, pairs, *places, flow_style=event.flow_style)
+
+
+def _is_pair(event: Any, children: list[Node], text: str) -> bool:
+    """Return whether a mapping in brackets has no braces of its own, as in ``[a: b]`` and ``[{a: b}: c]``.
+
+    libyaml takes more for its colon than the parser in Python.
+    """
+    begin = event.start_mark.index
+    return text[begin] != "{" or (bool(children) and children[0].start_mark.index == begin)
 
 
 @lru_cache(4_096)

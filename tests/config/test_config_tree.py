@@ -86,7 +86,11 @@ def test_the_files_people_write_are_read_by_the_fast_parser(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 5000, "- " * 5000, "{a: " * 5000 + "}" * 5000, "a: &x [*x]", "%YAML 1.1\n---\na", "a: b\n...\n...\n"]
+    "text",
+    [
+        *("[" * 5000, "- " * 5000, "{a: " * 5000 + "}" * 5000, "a: &x [*x]", "%YAML 1.1\n---\na", "a: b\n...\n...\n"),
+        *("a: [b: c]", "a: [{b: c}:]", "a: ['b':]", "a: [?]]"),
+    ],
 )
 def test_what_is_deep_or_not_plain_is_left_to_the_parser_in_python(text: str) -> None:
     with pytest.raises(tree._NotPlainError):  # pyright: ignore[reportPrivateUsage]
