@@ -89,7 +89,11 @@ def _is_claimed(bound: BoundPipeline, store: CachedStore, context: dg.ScheduleEv
 
     The claimant is the tick, which Dagster evaluates again if its daemon was killed: no schedule is told its location.
     """
-    wanted = LaunchClaim(key, "/".join(context.log_key or ()))
+    tick = tuple(context.log_key or ())
+    # an evaluation by hand, in the UI, is named by its time instead of a tick, and launches nothing
+    if not tick or tick[-1] == context.scheduled_execution_time.strftime("%Y%m%d_%H%M%S"):
+        return True
+    wanted = LaunchClaim(key, "/".join(tick))
     try:
         database = store.of(Project.find(Path(bound.program.root)))
         return claim_launch(database, bound.id, "tick", wanted) == wanted

@@ -66,9 +66,11 @@ def test_a_tick_of_a_schedule_is_launched_by_one(location: Location, tmp_path: P
 
         def launches(name: str, tick: str) -> int:
             repository = location.named(name).definitions.get_repository_def()
-            log_key = ["repository", "orders__schedule", tick]
-            with dg.ScheduleEvaluationContext(instance.get_ref(), now, log_key, repository_def=repository) as context:
+            mine = {"repository_name": "repository", "schedule_name": "orders__schedule", "repository_def": repository}
+            log_key = ["repository", "orders__schedule", tick] if tick else None
+            with dg.ScheduleEvaluationContext(instance.get_ref(), now, log_key, **mine) as context:
                 return len(repository.get_schedule_def("orders__schedule").evaluate_tick(context).run_requests or [])
 
+        assert launches("one", "") == 1  # by hand, in Dagster's UI: it launches nothing and so claims nothing
         # the second evaluation of a tick is that of a daemon that was killed meanwhile
         assert [launches("one", "1"), launches("two", "2"), launches("one", "1")] == [1, 0, 1]
