@@ -1,9 +1,10 @@
-"""Human-readable form of records, for the terminal, tests of pipelines and examples; and of values in messages."""
+"""Human-readable form of records, for the terminal, tests of pipelines and examples; and of times and values."""
 
 from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -49,6 +50,11 @@ def readable_payload(layout: dict[str, Any]) -> dict[str, Any]:
 
 def _decoded(part: Any) -> Any:
     return readable_part(base64.b64decode(part)) if isinstance(part, str) else part
+
+
+def when(ns: float) -> str:
+    """Return a time, in ns since the epoch, as ISO 8601 in UTC, to the second: all times are shown in one zone."""
+    return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def shortened(text: str, most: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 import msgspec
@@ -12,6 +11,7 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 
 from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.readable import when
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.secret_values import masked
 from conduit_dagster.state.database import reading
@@ -34,14 +34,14 @@ def body(alert: Alert, project: str, now_ns: int) -> dict[str, Any]:
         "alert": alert.kind,
         "project": project,
         "pipeline": one.pipeline,
-        "at": _when(now_ns),
+        "at": when(now_ns),
         "status": one.status,
         "reason": one.reason,
         "error": error,
         "dead_letters": {
             "total": one.dead_letters,
             "new": alert.new,
-            "since": _when(alert.since_ns) if alert.since_ns else None,
+            "since": when(alert.since_ns) if alert.since_ns else None,
         },
     }
 
@@ -58,7 +58,7 @@ def _degraded(alert: Alert, error: dict[str, Any] | None) -> str:
 def _letters_json(alert: Alert) -> str:
     one = alert.standing
     noun = "dead letter" if alert.new == 1 else "dead letters"
-    return f"{one.pipeline}: {alert.new:,} new {noun} since {_when(alert.since_ns)}, {one.dead_letters:,} in all"
+    return f"{one.pipeline}: {alert.new:,} new {noun} since {when(alert.since_ns)}, {one.dead_letters:,} in all"
 
 
 def _masked(value: Any) -> Any:
@@ -72,10 +72,6 @@ def _short(text: str) -> str:
 def _slack(text: str) -> str:
     """Escape text for Slack: a record's text must not notify the whole channel."""
     return "".join(_SLACK.get(character, character) for character in text)
-
-
-def _when(ns: int) -> str:
-    return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 @dataclass(frozen=True)

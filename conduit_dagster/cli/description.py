@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from conduit_dagster.cli.pipeline_list import broken_file, status_of, status_rows
@@ -12,6 +11,7 @@ from conduit_dagster.daemon_threads import BY_HAND
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.metrics.source_lag import source_lag
+from conduit_dagster.readable import when
 from conduit_dagster.secret_values import masked
 from conduit_dagster.state import overview
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, letter_id, newest
@@ -205,11 +205,6 @@ def _past(pipeline: str, store: sa.Engine | None) -> Facts:
 def _timed(row: Facts) -> Facts:
     own = {key: value for key, value in row.items() if key not in ("at_ns", "pipeline")}
     return {"at": when(row["at_ns"]), **own}
-
-
-def when(ns: int) -> str:
-    """Return a time as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def short(value: Any, limit: int = 100) -> str:

@@ -28,7 +28,7 @@ Code = Annotated[str | None, typer.Option("--code", metavar="CODE", help="With t
 Source = Annotated[str | None, typer.Option("--source", metavar="SOURCE", help="From this source.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Of this collection.")]
 Since = Annotated[
-    str | None, typer.Option("--since", metavar="AGE|TIME", help="Newer than 2h, 1d12h or 2026-08-02T10:00.")
+    str | None, typer.Option("--since", metavar="AGE|TIME", help="Newer than 2h, 1d12h or 2026-08-02T10:00Z.")
 ]
 Until = Annotated[str | None, typer.Option("--until", metavar="AGE|TIME", help="Older than that.")]
 Part = Annotated[str | None, typer.Option("--part", metavar="NAME", help="In this file of the archive.")]
@@ -237,7 +237,7 @@ def _letters(one: Subject) -> DeadLetterSearch:
 
 
 def _row(row: Any) -> Facts:
-    from conduit_dagster.cli.description import when
+    from conduit_dagster.readable import when
     from conduit_dagster.state.dead_letters import letter_id
 
     names = ("source", "offset", "position", "namespace", "node", "code", "message", "state", "attempt", "note")

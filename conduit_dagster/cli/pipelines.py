@@ -117,7 +117,8 @@ def delete(pipeline: Pipeline, force: Lose = False, dry_run: DryRun = False, fil
 
 
 Since = Annotated[
-    str | None, typer.Option("--since", metavar="AGE|TIME", help="Only newer ones: 2h, 1d12h, or 2026-08-02T10:00.")
+    str | None,
+    typer.Option("--since", metavar="AGE|TIME", help="Only newer ones: 2h, 1d12h, or 2026-08-02T10:00Z."),
 ]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
 
@@ -146,7 +147,7 @@ def _read(pipeline: str, files: list[str] | None, limit: int, since_ns: int) -> 
 
 
 def _facts(one: Event) -> dict[str, Any]:
-    from conduit_dagster.cli.description import when
+    from conduit_dagster.readable import when
     from conduit_dagster.state.history import said
 
     return {
@@ -160,22 +161,15 @@ def _facts(one: Event) -> dict[str, Any]:
 
 def _show(console: Console, shown: list[Event]) -> None:
     from conduit_dagster.cli.terminal import print_table, styled
+    from conduit_dagster.readable import when
     from conduit_dagster.state.history import said
 
-    rows = [
-        (_local(one.at_ns), styled(_COLOURS.get(one.event, one.event), said(one.event, one.detail))) for one in shown
-    ]
+    rows = [(when(one.at_ns), styled(_COLOURS.get(one.event, one.event), said(one.event, one.detail))) for one in shown]
     if rows:
         print_table(console, ("time", "event"), rows)
 
 
 _COLOURS = {"failed": "error", "waiting": "recovering", "restarted": "recovering", "recovered": "ok", "started": "ok"}
-
-
-def _local(ns: int) -> str:
-    from datetime import datetime
-
-    return datetime.fromtimestamp(ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 Url = Annotated[

@@ -40,7 +40,9 @@ ToOffset = Annotated[
 ToTime = Annotated[
     str | None,
     typer.Option(
-        "--to-time", metavar="AGE|TIME", help="What was logged since: 2h, 1d12h or 2026-08-02T10:00; with a log only."
+        "--to-time",
+        metavar="AGE|TIME",
+        help="What was logged since: 2h, 1d12h or 2026-08-02T10:00Z; with a log only.",
     ),
 ]
 Into = Annotated[

@@ -9,7 +9,6 @@ import traceback
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -20,6 +19,7 @@ from rich.text import Text
 from conduit_dagster.cli.terminal import print_error, styled, table
 from conduit_dagster.cli.verb import FAILED, OK, Outcome, count
 from conduit_dagster.metrics.source_lag import lag_amount
+from conduit_dagster.readable import when
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.sdk import Source
 from conduit_dagster.secret_values import hide
@@ -55,10 +55,8 @@ class Row:
     def tell(self, result: RunResult) -> None:
         """Record the end of an attempt, or the beginning of the next one."""
         restart = result.restart if result.status == PipelineStatus.RECOVERING else None
-        at = None if restart is None else datetime.fromtimestamp(restart.at_ns / 1e9).astimezone()
-        note = "" if restart is None or at is None else f", restart {restart.attempt} at {at:%H:%M:%S}"
+        self._note = "" if restart is None else f", restart {restart.attempt} at {when(restart.at_ns)}"
         self.status = result.status
-        self._note = note
 
     def cells(self) -> list[object]:
         """Return the current cells of the row."""

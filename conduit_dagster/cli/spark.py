@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from conduit_dagster.cli.verb import FAILED, Outcome, count, current_project, verb
+from conduit_dagster.readable import when
 from conduit_dagster.recovery.errors import TransientError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def start() -> Outcome:
     with console().status("starting Spark"):
         server, fresh = start_server(spark_settings(project))
     summary = f"Spark {server.spark} {'started' if fresh else 'runs already'} at {server.url}, pid {server.pid}"
-    return Outcome(summary, {"started": fresh, "url": server.url, "pid": server.pid, "since": _time(server.since)})
+    return Outcome(summary, {"started": fresh, "url": server.url, "pid": server.pid, "since": when(server.since * 1e9)})
 
 
 @app.command("stop")
@@ -58,7 +58,7 @@ def status() -> Outcome:
     facts = server_status(current_project().home)
     if not facts["running"]:
         return Outcome("no shared Spark server is running; a run starts it, or conduit-dagster spark start", facts)
-    told = {**facts, "since": _time(facts["since"]), "sessions": [_session(one) for one in facts["sessions"]]}
+    told = {**facts, "since": when(facts["since"] * 1e9), "sessions": [_session(one) for one in facts["sessions"]]}
     if facts["answers"]:
         return Outcome("", told, show=lambda console: _show(console, told))
     error = TransientError(
@@ -71,11 +71,7 @@ def status() -> Outcome:
 
 
 def _session(one: dict[str, Any]) -> dict[str, Any]:
-    return {**one, "since": None if one["since"] is None else _time(one["since"])}
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    return {**one, "since": None if one["since"] is None else when(one["since"] * 1e9)}
 
 
 def _show(console: Console, facts: dict[str, Any]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -53,18 +54,34 @@ def test_the_newest_is_last_and_each_says_what_happened(run, failing: Path) -> N
     assert datetime.fromisoformat(failed["at"]).timestamp() == pytest.approx(failed["at_ns"] / 1e9, abs=1.1)
 
 
-def test_for_people_it_is_a_table_in_local_time(run, failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def kiritimati(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time zone that is ahead of all others."""
     monkeypatch.setenv("TZ", "Pacific/Kiritimati")
     time.tzset()
-    try:
-        ran = run("pipelines", "history", "orders")
-        lines = ran.out.splitlines()
-        stamp = datetime.strptime(lines[1][:19], "%Y-%m-%d %H:%M:%S").timestamp()
-        assert abs(stamp - time.time()) < 600
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    assert [line[22:].split(":")[0] for line in lines[1:5]] == ["provisioned", "started", "failed", "waiting"]
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_times_are_shown_and_taken_in_one_zone(run, failing: Path, kiritimati: None) -> None:
+    """What one verb shows, a log line or an alert, is what another one takes, wherever it is typed."""
+    ran = run("pipelines", "history", "orders")
+    shown = ran.out.splitlines()[1].split()[0]
+    assert abs(datetime.fromisoformat(shown).timestamp() - time.time()) < 600 and shown.endswith("Z")
+    assert moment(shown, NOW, "--since") == moment(shown.removesuffix("Z"), NOW, "--since")
+    assert moment(shown.replace("Z", "+14:00"), NOW, "--since") == moment(shown, NOW, "--since") - 14 * HOUR
+
+
+def test_for_people_it_is_a_table(run, failing: Path) -> None:
+    ran = run("pipelines", "history", "orders")
+    lines = ran.out.splitlines()
+    assert [line.split(None, 1)[1].split(":")[0] for line in lines[1:5]] == [
+        "provisioned",
+        "started",
+        "failed",
+        "waiting",
+    ]
     assert lines[-1] == "4 events"
     assert "hunter2" not in ran.out
 
@@ -95,7 +112,7 @@ def test_since_leaves_older_ones_out(run, failing: Path) -> None:
         ("99999d", 0),
         ("2026-08-01T10:00:00Z", 1_785_578_400 * 1_000_000_000),
         ("2026-08-01T12:00:00+02:00", 1_785_578_400 * 1_000_000_000),
-        ("2026-08-01", int(datetime(2026, 8, 1).timestamp()) * 1_000_000_000),
+        ("2026-08-01", int(datetime(2026, 8, 1, tzinfo=UTC).timestamp()) * 1_000_000_000),
     ],
 )
 def test_the_ways_to_say_since(text: str, ns: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ _LAST = 2**63 - 1
 
 
 def moment(text: str, now_ns: int, option: str) -> int:
-    """Parse a time to ns: an age before ``now_ns``, or ISO 8601, local if it has no zone.
+    """Parse a time to ns: an age before ``now_ns``, or ISO 8601, in UTC if it has no zone, as times are shown.
 
     Raises ``FatalError`` (``usage.since``); ``option`` is the option that holds the text.
     """
@@ -41,9 +41,10 @@ def moment(text: str, now_ns: int, option: str) -> int:
     except PydanticCustomError:
         pass  # then it must be a time
     try:
-        return min(max(0, int(datetime.fromisoformat(text).timestamp() * 1e9)), _LAST)
+        given = datetime.fromisoformat(text)
+        return min(max(0, int((given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() * 1e9)), _LAST)
     except (ValueError, OverflowError):
-        fix = "write how long ago, such as 30m, 2h or 7d, or a time such as 2026-08-02T10:00"
+        fix = "write how long ago, such as 30m, 2h or 7d, or a time such as 2026-08-02T10:00Z"
         raise refused("usage.since", f"{option} {text} is neither an age nor a time", fix) from None
 
 
