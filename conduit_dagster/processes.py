@@ -160,7 +160,7 @@ def _ended(pid: int, started: str, how: signal.Signals, patience: float) -> bool
     return not is_alive(pid, started)
 
 
-def try_lock(file: IO[Any] | int, *, shared: bool = False) -> bool:
+def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
     """Try to take the lock; return whether it is now held.
 
     It is held until the file is closed, including its last copy in a forked process.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from conduit_dagster import storage
 from conduit_dagster.engine.acks import Acked, AckFile, Acks, newest
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close, compile_encoded
 from conduit_dagster.engine.delivery_progress import as_delivery
@@ -24,7 +21,6 @@ from conduit_dagster.engine.plugin_results import invalid_result, require_method
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.processes import try_lock
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -79,51 +75,7 @@ class Sent(msgspec.Struct):
 
 def send_task(program: bytes, job: bytes, _: int) -> bytes:
     """Send in one task, which preserves the order of the records; return the encoded :class:`Sent`."""
-    decoded = msgspec.msgpack.decode(job, type=SendJob)
-    try:
-        with sole_sender(decoded.delivery.staging):
-            return msgspec.msgpack.encode(send(compile_encoded(program), decoded))
-    except _OtherSenderError as error:
-        told = task_error(error, f"{decoded.consumer} could not begin")
-        return msgspec.msgpack.encode(Sent(Acks(decoded.first).acked(), [], told))
-
-
-_ALONE_SECONDS, _AGAIN = 60.0, 0.1
-"""Seconds to wait for the end of another sender, and between two looks."""
-
-
-class _OtherSenderError(TransientError):
-    """Raised where another task still sends the delivery."""
-
-
-@contextmanager
-def sole_sender(staging: str) -> Generator[None]:
-    """Hold a lock on a delivery's staging folder, which only one sender has: the system releases it with its process.
-
-    A cancelled task of an earlier run may go on for some seconds. Raises ``TransientError``
-    (``delivery.other_sender``) if it does not end. Not guaranteed where the folder can't be locked, as in an object
-    store: there only time keeps senders apart.
-    """
-    folder, until = storage.local_path(staging), time.monotonic() + _ALONE_SECONDS
-    with ExitStack() as opened:
-        with suppress(OSError):
-            if folder is not None:
-                file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-                opened.callback(os.close, file)
-                while not try_lock(file):
-                    if time.monotonic() >= until:
-                        raise _still_sends(staging)
-                    time.sleep(_AGAIN)
-        yield
-
-
-def _still_sends(staging: str) -> _OtherSenderError:
-    return _OtherSenderError(
-        f"a task of an earlier run still sends the same delivery after {_ALONE_SECONDS:g} s",
-        code="delivery.other_sender",
-        place=staging,
-        fix="nothing to do if it ends, as this is tried again; else end the Spark worker that has the folder open",
-    )
+    return msgspec.msgpack.encode(send(compile_encoded(program), msgspec.msgpack.decode(job, type=SendJob)))
 
 
 def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:

@@ -63,7 +63,7 @@ _TRANSIENT: Final = {
     "connector": "failed",
     "dagster": "step_failed unreachable",
     "dead_letters": "write_failed",
-    "delivery": "bulk_failed other_sender record_failed unacked",
+    "delivery": "bulk_failed record_failed unacked",
     "delta": "contended failed",
     "file": "disk_full error is_folder link_loop missing moved name_too_long no_permission not_folder read_only "
     "too_big unreachable",

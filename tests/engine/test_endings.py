@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +11,10 @@ from lab.scripted import Script, scripted
 from lab.stopping import forced_stop_once
 from lab.support import DECODE, Crashes, Lab, destination, queue, source
 
-from conduit_dagster.daemon_threads import has_ended, in_daemon
-from conduit_dagster.engine import sending
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import RunOrigin
-from conduit_dagster.engine.sending import sole_sender
 from conduit_dagster.engine.stop import Reason, StopFlag
-from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark import connect
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import pipeline_rows
@@ -229,15 +223,11 @@ def test_a_drain_by_hand_leaves_it_stopped_by_the_user(lab: Lab) -> None:
         assert (row["status"], row["reason"]) == ("stopped", "user")
 
 
-@pytest.mark.parametrize("by", ["time", "lock"])
 def test_a_cancelled_sender_and_that_of_the_next_run_do_not_send_side_by_side(
-    lab: Lab, by: str, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cancelled task of Spark goes on for some seconds; on a busy machine for more than usual."""
-    if by == "lock":
-        monkeypatch.setattr(connect, "_WORKERS_END", 0.0)
-    else:
-        monkeypatch.setattr(connect, "_WORKERS_END", connect._WORKERS_END + 15)
+    monkeypatch.setattr(connect, "_WORKERS_END", connect._WORKERS_END + 15)
     with_plugin(lab, SLOW)
     lab.pipeline(connectors=[source(), {**scripted(plugin="bad"), "settings": {}}], processors=[DECODE])
     slow, sent = lab.root / "slow", lab.root / "sent"
@@ -248,25 +238,3 @@ def test_a_cancelled_sender_and_that_of_the_next_run_do_not_send_side_by_side(
     lines = sent.read_text().split()
     assert lines == sorted(lines)
     assert lines[-1] == "second"
-
-
-def test_a_sender_waits_for_another_one_of_its_delivery_and_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, waits = str(tmp_path), threading.Event()
-    with sole_sender(folder):
-        other = in_daemon(partial(_sends_alone, f"file://{folder}", waits), "other")
-        assert waits.wait(60) and not has_ended(other, 0.3)
-        monkeypatch.setattr(sending, "_ALONE_SECONDS", 0.0)
-        with pytest.raises(TransientError) as caught, sole_sender(folder):
-            pass
-        assert caught.value.code == "delivery.other_sender"
-        with sole_sender("s3://bucket/folder"), sole_sender(f"{folder}/missing"):
-            pass
-    assert other.result(60)
-
-
-def _sends_alone(folder: str, waits: threading.Event) -> bool:
-    waits.set()
-    with sole_sender(folder):
-        return True
