@@ -351,6 +351,7 @@ def test_a_connector_uses_the_session_on_a_new_server(home: Path, client: Callab
 
 def test_a_port_that_is_taken_after_it_was_chosen_is_replaced(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is chosen seconds before the server binds it."""
+    stop_server(home)
     with socket.create_server(("127.0.0.1", 0)) as other:
         ports = [free_port(), other.getsockname()[1]]
         monkeypatch.setattr(server_launch, "free_port", ports.pop)
