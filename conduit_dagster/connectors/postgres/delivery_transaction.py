@@ -175,15 +175,20 @@ class TablePublisher:
             empty_tables(connection, batch, self._settings.create_table == "auto")
             return
         if not batch.group.merge:
-            names = sql.SQL(", ").join(map(sql.Identifier, batch.group.columns))
-            statement = sql.SQL("COPY {} ({}) FROM STDIN").format(batch.group.table.quoted, names)
-            _copy(connection, statement, batch, batch.group.table.name, progress)
+            _copy_rows(connection, batch, progress)
             return
-        if self._direct.copied(connection, batch, lambda *into: _copy(connection, into[0], batch, into[1], progress)):
+        if self._direct.copied(connection, batch, lambda: _copy_rows(connection, batch, progress)):
             return
         merge = Merge(connection, batch, self._settings.on_conflict)
         _copy(connection, merge.prepare(), batch, merge.relation, progress)
         merge.apply()
+
+
+def _copy_rows(connection: Connection, batch: CopyBatch, progress: _Progress) -> None:
+    """Copy the lines straight into their table."""
+    names = sql.SQL(", ").join(map(sql.Identifier, batch.group.columns))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(batch.group.table.quoted, names)
+    _copy(connection, statement, batch, batch.group.table.name, progress)
 
 
 def _copy(

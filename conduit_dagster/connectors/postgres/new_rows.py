@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import errors
 
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
@@ -117,8 +117,8 @@ class DirectCopy:
     def __init__(self) -> None:
         self._merged: set[TableName] = set()
 
-    def copied(self, connection: Connection, batch: CopyBatch, copy: Callable[[sql.Composed, str], None]) -> bool:
-        """Copy the rows with ``copy``, given a statement and its table's name; return whether it took them all.
+    def copied(self, connection: Connection, batch: CopyBatch, copy: Callable[[], None]) -> bool:
+        """Copy the rows with ``copy``; return whether the table took them all.
 
         If not, nothing is done: a merge decides about the rows. Only a unique index on the key tells whether a row is
         there already.
@@ -126,10 +126,9 @@ class DirectCopy:
         table = batch.group.table
         if not batch.group.mark or table in self._merged or not _has_index(connection, table, batch.group.key):
             return False
-        names = sql.SQL(", ").join(map(sql.Identifier, batch.group.columns))
         try:
             with connection.transaction():
-                copy(sql.SQL("COPY {} ({}) FROM STDIN").format(table.quoted, names), table.name)
+                copy()
             return True
         except (RowError, psycopg.Error) as error:
             cause = error.cause if isinstance(error, RowError) else error
