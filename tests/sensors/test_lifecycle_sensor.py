@@ -138,13 +138,19 @@ def test_a_run_whose_cancellation_never_ends_holds_up_no_start(
     location.tick()
     assert ask_start(location.store, "orders", "operator", 10.0)
     assert location.tick(SENSOR) == []  # it may still be about to end
+    assert status_later(location, monkeypatch, run.run_id) is dg.DagsterRunStatus.CANCELED
+    assert [request.job_name for request in location.tick(SENSOR)] == ["orders"]
+
+
+def status_later(location: Location, monkeypatch: pytest.MonkeyPatch, run: str) -> dg.DagsterRunStatus:
+    """The run's status in Dagster after a tick of 200 s later, when the limit of a start is over."""
     later = SimpleNamespace(**vars(time))
     later.time_ns = lambda: time.time_ns() + 200 * 10**9
     monkeypatch.setattr("conduit_dagster.sensors.tick.time", later)
     location.tick()
-    found = location.instance.get_run_by_id(run.run_id)
-    assert found is not None and found.status is dg.DagsterRunStatus.CANCELED
-    assert [request.job_name for request in location.tick(SENSOR)] == ["orders"]
+    found = location.instance.get_run_by_id(run)
+    assert found is not None
+    return found.status
 
 
 def test_a_run_that_drains_after_its_cancellation_is_left_alone(
@@ -155,12 +161,7 @@ def test_a_run_that_drains_after_its_cancellation_is_left_alone(
     location.begin(run=run.run_id)
     location.end("stopped", "user")
     location.instance.report_run_canceling(run)
-    later = SimpleNamespace(**vars(time))
-    later.time_ns = lambda: time.time_ns() + 200 * 10**9
-    monkeypatch.setattr("conduit_dagster.sensors.tick.time", later)
-    location.tick()
-    found = location.instance.get_run_by_id(run.run_id)
-    assert found is not None and found.status is dg.DagsterRunStatus.CANCELING
+    assert status_later(location, monkeypatch, run.run_id) is dg.DagsterRunStatus.CANCELING
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
