@@ -28,7 +28,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipel
 from conduit_dagster.engine.plugin_loading import PluginError, Plugins, failure_of, is_of_project, project_plugins
 from conduit_dagster.engine.program import ConnectorSpec, LogKind, ProcessorSpec, Program, choose_log
 from conduit_dagster.engine.validation.cross_pipeline_rules import Upstreams, check_owners, link
-from conduit_dagster.engine.validation.pipeline_rules import GuaranteeRules, PluginRules, not_yet
+from conduit_dagster.engine.validation.pipeline_rules import NOT_YET_FIX, GuaranteeRules, PluginRules, not_yet
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.secret_values import masked
@@ -80,7 +80,7 @@ class BoundPipeline:
             code="option.not_yet",
             node=self.id,
             place=self.file,
-            fix="leave the option out, or leave this pipeline out of the run",
+            fix=NOT_YET_FIX,
         )
 
     def log(self) -> tuple[str, str]:

@@ -63,6 +63,7 @@ def test_an_option_that_is_not_there_yet_refuses_the_whole_run_by_name(run, proj
     assert ran.code == 2
     assert ran.envelope["error"]["code"] == "option.not_yet"
     assert "delivery.drift: true" in ran.envelope["error"]["message"]
+    assert "docs/chained-pipelines.md" in ran.envelope["error"]["fix"]
     assert ran.envelope["error"]["node"] == "later"
     assert not (project / ".conduit").exists()
 

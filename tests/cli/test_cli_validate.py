@@ -106,7 +106,8 @@ def test_a_bad_file_takes_neither_validate_nor_list_down(run, project: Path) -> 
 def test_an_option_that_is_not_there_yet_is_said(run, project: Path, pipeline) -> None:
     (project / "a.yaml").write_text(pipeline("a", "delivery: {drift: true}"))
     ran = run("validate", "a.yaml", "--json")
-    assert "option.not_yet" in [row["code"] for row in ran.envelope["result"]["findings"]]
+    (finding,) = [row for row in ran.envelope["result"]["findings"] if row["code"] == "option.not_yet"]
+    assert "plugin: pipeline" in finding["fix"]
 
 
 def _advice(run, project: Path, text: str) -> list[str]:

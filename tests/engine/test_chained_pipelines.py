@@ -266,3 +266,31 @@ def test_both_at_once_while_the_log_rolls_and_is_compacted(lab: Lab, delivery: A
     runs(lab, "p", "a")
     assert lab.documents("out.jsonl") == [{"i": i} for i in range(750)]
     assert sum(entries(lab)[:-1]) == len(entries(lab)) - 1
+
+
+def test_each_destination_goes_at_its_own_pace(lab: Lab) -> None:
+    """As docs/chained-pipelines.md says: a destination that is away holds up no other one, nor the intake."""
+    everything = {"id": "all", "plugin": "filter"}
+    none = {"id": "none", "type": "destination", "plugin": "builtin:log"}
+    upstream(lab, source(), none, processors=[everything], delivery={"strategy": "at-least-once"})
+    away = {"path": "./slow.jsonl", "fail-on": "publish", "code": "503", "while": "away"}
+    lab.pipeline(
+        id="slow",
+        connectors=[chained(), {"id": "out", "type": "destination", "plugin": "builtin:chaos", "settings": away}],
+        delivery={"strategy": "exactly-once"},
+    )
+    downstream(lab, id="fast")
+    lab.write("away", [])
+    runs(lab, "a")
+    error = lab.run("slow").error
+    assert error is not None
+    assert not error.fatal
+    runs(lab, "fast")
+    lab.write("in.jsonl", [{"i": 100}], mode="a")
+    runs(lab, "a", "fast")
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 100}]
+    assert readers(lab) == {"fast:in": 101, "slow:in": 0}
+    (lab.root / "away").unlink()
+    runs(lab, "slow")
+    assert readers(lab) == {"fast:in": 101, "slow:in": 101}
+    assert lab.documents("slow.jsonl") == [*ROWS, {"i": 100}]

@@ -206,6 +206,12 @@ def _known_keys(model: type[BaseModel]) -> set[str]:
     return {field.alias or name for name, field in model.model_fields.items()}
 
 
+NOT_YET_FIX = (
+    "leave the option out; where a destination needs a pace of its own, give it a pipeline that reads the log of the "
+    "one that takes the records in (plugin: pipeline, docs/chained-pipelines.md)"
+)
+
+
 def not_yet(config: Pipeline) -> Iterable[str]:
     """Return options that parse but are not implemented in the engine yet."""
     delivery = config.delivery
@@ -232,7 +238,7 @@ class GuaranteeRules(_Rules):
         for option in not_yet(self._config):
             name, _, value = option.partition(": ")
             message = f"{name}: {value} is not implemented yet; a run of this pipeline is refused"
-            self._add("/" + name.replace(".", "/"), "option.not_yet", message, severity="warning")
+            self._add("/" + name.replace(".", "/"), "option.not_yet", message, severity="warning", fix=NOT_YET_FIX)
 
     @property
     def _logs_positions(self) -> bool:
