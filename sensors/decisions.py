@@ -43,9 +43,10 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Record in Dagster that a run which a user terminated has ended: it never began, and cannot report it."""
+    """Record in Dagster that a run has ended which is no longer wanted: it never began, and cannot report it."""
 
     run_id: str
+    why: Literal["terminated", "called_off"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,11 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
         return None
     state = stored.recovery
     if run is not None and _is_cancelled_for_ever(known, run, now_ns):
-        return Cancelled(run.run_id)
-    if run is not None and (_failed_as_asked(known, run) or _is_lost(known, run, now_ns)):
+        return Cancelled(run.run_id, "terminated")
+    is_lost = run is not None and _is_lost(known, run, now_ns)
+    if run is not None and is_lost and _is_called_off(known, run):
+        return Cancelled(run.run_id, "called_off")
+    if run is not None and (is_lost or _failed_as_asked(known, run)):
         return Report(run.run_id, "never_began")
     if stored.status == PipelineStatus.RECOVERING and state.restart_at_ns:
         return _pending(known, now_ns, lead_ns)
@@ -109,14 +113,20 @@ def _launched(run: LastRun, due_ns: int, now_ns: int) -> Decision:
 
 
 def _is_lost(known: KnownPipeline, run: LastRun, now_ns: int) -> bool:
-    """Return whether a start was never launched, or its process ended before it took the lease.
+    """Return whether a run was never launched, or its process ended before it took the lease.
 
     Dagster may count such a run as active for ever: nobody tells it, and without run monitoring nobody looks.
     """
     state = known.stored.recovery
-    is_restart = run.failure is not None and run.failure == state.failure
-    is_start = run.active and not run.cancelled and not is_restart and run.run_id != state.run
-    return is_start and _is_late(run, now_ns)
+    # a pending restart's own run waits until that is due
+    is_pending = state.restart_at_ns > 0 and run.failure == state.failure
+    is_waiting = run.active and not run.cancelled and not is_pending and run.run_id != state.run
+    return is_waiting and _is_late(run, now_ns)
+
+
+def _is_called_off(known: KnownPipeline, run: LastRun) -> bool:
+    """Return whether the pipeline was stopped, or ran, since the run was created: it would not begin any more."""
+    return run.created_ns <= known.stored.written_ns and not _was_asked_for(known, run)
 
 
 def _is_cancelled_for_ever(known: KnownPipeline, run: LastRun, now_ns: int) -> bool:

@@ -27,6 +27,10 @@ from conduit_dagster.state.launches import LaunchClaim, LaunchKind
 from conduit_dagster.state.status_store import record_request
 
 _SENSOR = "a sensor"
+_WHY = {
+    "terminated": "terminated before it began",
+    "called_off": "its pipeline was stopped, or ran, before it began",
+}
 AssetEvent = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
@@ -52,7 +56,7 @@ class DecisionExecutor:
                 end_waiting(self._database, known.file.pipeline, "user", epoch=known.stored.epoch)
                 self._show(known, stopped_verdict())
             case Cancelled():
-                self._cancel(decision.run_id)
+                self._cancel(decision)
             case StopRequest():
                 record_request(self._database, known.file.pipeline, decision.asked, _SENSOR)
             case None:
@@ -134,10 +138,10 @@ class DecisionExecutor:
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"found dead by its heartbeat: {error.message}")
 
-    def _cancel(self, run_id: str) -> None:
-        run = self._instance.get_run_by_id(run_id)
+    def _cancel(self, cancelled: Cancelled) -> None:
+        run = self._instance.get_run_by_id(cancelled.run_id)
         if run is not None and not run.is_finished:
-            self._instance.report_run_canceled(run, "terminated before it began; its process reports no end")
+            self._instance.report_run_canceled(run, f"{_WHY[cancelled.why]}; its process reports no end")
 
     def _show(self, known: KnownPipeline, verdict: CheckResult) -> None:
         """Show a status that no run could report: as the check ``status`` and as an observation of the acks."""

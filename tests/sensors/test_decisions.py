@@ -9,7 +9,16 @@ import pytest
 
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.recovery.policy import Policy, RestartHistory
-from conduit_dagster.sensors.decisions import Report, Restart, Start, Stopped, StopRequest, lifecycle, recovery
+from conduit_dagster.sensors.decisions import (
+    Cancelled,
+    Report,
+    Restart,
+    Start,
+    Stopped,
+    StopRequest,
+    lifecycle,
+    recovery,
+)
 from conduit_dagster.sensors.known import File, KnownPipeline, LastRun, Stored
 from conduit_dagster.state.status_store import RecoveryState
 
@@ -92,6 +101,16 @@ def test_a_start_that_was_lost_before_it_began_is_a_failure_too(stored: Stored) 
     assert recover(stored, replace(lost, changed_ns=NOW - 179 * SECOND)) is None
     assert recover(stored, replace(lost, start_limit_ns=600 * SECOND)) is None
     assert recover(replace(stored, owned=True), lost) is None
+
+
+@pytest.mark.parametrize("failure", [None, 3])
+def test_a_lost_run_of_before_the_last_end_is_no_failure(failure: int | None) -> None:
+    lost = replace(run("r2", "active", failure=failure, asked_ns=5), created_ns=NOW - 190 * SECOND)
+    ended = replace(began("stopped", "user", failure=3), written_ns=NOW - 185 * SECOND)
+    assert recover(ended, lost) == Cancelled("r2", "called_off")
+    assert recover(ended, replace(lost, changed_ns=NOW - 179 * SECOND)) is None
+    wanted = replace(began("stopped", "user", failure=3, asked="start", asked_ns=5), written_ns=ended.written_ns)
+    assert recover(wanted, lost) == Report("r2", "never_began")
 
 
 def test_b10_a_restart_that_somebody_terminated_never_happens() -> None:

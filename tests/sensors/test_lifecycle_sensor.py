@@ -164,6 +164,26 @@ def test_a_run_that_drains_after_its_cancellation_is_left_alone(
     assert status_later(location, monkeypatch, run.run_id) is dg.DagsterRunStatus.CANCELING
 
 
+@pytest.mark.parametrize("kind", ["first", "asked", "restart"])
+def test_a_run_that_was_lost_after_its_pipeline_was_stopped_restarts_nothing(
+    location: Location, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as a failure, which started what a user had stopped; as a restart it held up every start for ever."""
+    location.write()
+    if kind == "restart":
+        run = location.restart()
+    elif kind == "asked":
+        stopped(location)
+        run = asked_run(location)
+    else:
+        run = location.launch(*location.tick(SENSOR))
+    assert subject(location.project, "orders").stop("operator")
+    assert status_later(location, monkeypatch, run.run_id) is dg.DagsterRunStatus.CANCELED
+    assert location.status() == ("stopped", "user")
+    assert location.tick() == location.tick(SENSOR) == []
+    assert location.begins(asked_run(location))
+
+
 @pytest.mark.parametrize("is_waiting", [False, True])
 def test_a_start_that_cannot_begin_is_a_failure_with_backoff(location: Location, is_waiting: bool) -> None:
     """No Spark, for example: it was launched again at each tick, and the pipeline seemed to be stopped."""
