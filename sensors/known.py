@@ -28,7 +28,7 @@ from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import is_kept, project_store
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_rows
+from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_states
 from conduit_dagster.state.tables import pipelines
 
 
@@ -348,8 +348,9 @@ class HeartbeatMonitor:
 
 def stored(database: sa.Engine, heartbeats: HeartbeatMonitor, lease_seconds: float) -> dict[str, Stored]:
     """Return the stored state of every pipeline that ever ran or was asked to start, by id."""
-    recoveries = recovery_rows(database)
+    # of one moment: a failure that is recorded in between would be taken for a death
     with reading(database) as connection:
+        recoveries = recovery_states(connection)
         rows = connection.execute(sa.select(pipelines)).mappings().all()
     never_ran = {name: Stored(recovery=recovery) for name, recovery in recoveries.items()}
     return never_ran | {

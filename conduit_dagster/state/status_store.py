@@ -304,7 +304,12 @@ def recovery_state(connection: sa.Connection, pipeline: str) -> RecoveryState:
 def recovery_rows(engine: sa.Engine) -> dict[str, RecoveryState]:
     """Return all recovery states, by pipeline."""
     with reading(engine) as connection:
-        rows = connection.execute(sa.select(recoveries)).mappings().all()
+        return recovery_states(connection)
+
+
+def recovery_states(connection: sa.Connection) -> dict[str, RecoveryState]:
+    """Return all recovery states, by pipeline, as part of a transaction."""
+    rows = connection.execute(sa.select(recoveries)).mappings()
     return {row["pipeline"]: _state(row) for row in rows}
 
 

@@ -18,6 +18,7 @@ from dagster._core.storage.runs.schema import RunsTable
 from conduit_dagster.assets.run_op import asked_of
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
+from conduit_dagster.engine.report import error_json
 from conduit_dagster.engine.run_status import RunDeath, report_failure
 from conduit_dagster.processes import identity
 from conduit_dagster.recovery.errors import ConduitError, TransientError
@@ -167,6 +168,12 @@ class Location:
     def fail(self, name: str = "orders", error: ConduitError = GONE, policy: Policy | None = None) -> None:
         """Record that it failed and reported that."""
         assert report_failure(self.store, name, RunDeath("r1", error), policy or Policy()) is not None
+
+    def fail_by_itself(self, name: str = "orders", run: str = "r1") -> None:
+        """Let the run record its failure itself."""
+        self._free(name)
+        with owned(self.root, name) as store:
+            store.status.failed(error_json(GONE), Policy(), run)
 
     def end(self, status: str, reason: str, name: str = "orders") -> None:
         self._free(name)

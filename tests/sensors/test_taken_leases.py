@@ -15,6 +15,7 @@ from dagster._utils.error import SerializableErrorInfo
 from lab.as_owner import owned
 from lab.sensors_lab import Location
 from lab.waiting import wait_until
+from sqlalchemy import event as sql_event
 
 from conduit_dagster.assets.run_op import failure
 from conduit_dagster.engine.bound_pipeline import open_catalogue
@@ -98,6 +99,26 @@ def test_an_owner_that_lost_its_lease_to_a_command_is_restarted(location: Locati
     fails_with(location, run, "lease.lost")
     (restart,) = requests(location)
     assert location.status()[0] == "recovering" and restart.tags[".dagster/conduit_failure"] == "1"
+
+
+def test_a_failure_that_is_recorded_while_a_tick_reads_counts_once(location: Location) -> None:
+    """The tick read recoveries before it and pipelines after it: it took the failure for a death."""
+    location.write()
+    run = location.run()
+    location.begin(run=run.run_id, alive=True)
+    due = [lambda: location.fail_by_itself(run=run.run_id)]
+
+    def fail_now(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        if "FROM conduit_recoveries" in statement and due:
+            due.pop()()
+
+    sql_event.listen(sa.Engine, "after_cursor_execute", fail_now)
+    try:
+        location.tick()
+    finally:
+        sql_event.remove(sa.Engine, "after_cursor_execute", fail_now)
+    assert not due
+    assert (location.status(), location.recovery().failure) == (("recovering", ""), 1)
 
 
 def test_a_death_is_not_reported_for_the_next_owner(location: Location) -> None:
