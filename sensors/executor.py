@@ -18,7 +18,7 @@ from conduit_dagster.assets.asset_checks import (
 from conduit_dagster.assets.names import ACKS, NO_RETRIES, short
 from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.report import PendingRestart
-from conduit_dagster.engine.run_status import RunDeath, end_waiting, report_failure
+from conduit_dagster.engine.run_status import NO_FAILURE, RunDeath, end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.sensors.decisions import Cancelled, Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline, config_of, error_of
@@ -117,7 +117,8 @@ class DecisionExecutor:
         digest = file.digest if report.kind == "never_began" else ""
         death = RunDeath(report.run_id, error, epoch, digest, None if run is None else run.asked_ns)
         failed = report_failure(self._database, file.pipeline, death, file.policy)
-        if run is not None and run.active:
+        # a run that has begun since is at work; one that was refused has ended
+        if run is not None and run.active and (failed is not None or error.code in NO_FAILURE):
             self._bury(report.run_id, error)
         if failed is not None:
             restart = None if failed.wait is None else PendingRestart.of(failed.wait, failed.failure)

@@ -61,8 +61,8 @@ class Stored:
     owned: bool = False
     """Whether an owner holds the lease and is alive, or has not been silent for long enough."""
     recovery: RecoveryState = NEVER
-    epoch: int | None = None
-    """Epoch of the owner that ``owned`` is about."""
+    epoch: int = 0
+    """Epoch of the owner that ``owned`` is about; 0 if there was none."""
     written_ns: int = 0
     """Time of the last run's end, or later; 0 while an owner is alive, whose every transaction would change it."""
 

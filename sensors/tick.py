@@ -53,7 +53,7 @@ class Tick:
         self._store, self._claims = CachedStore(), LaunchClaims()
         self._renewed: dict[str, tuple[str, tuple[str, str]]] = {}
         """By pipeline: the run that was renewed last, with its digest and that of the file."""
-        self._away = set[tuple[str, int | None]]()
+        self._away = set[tuple[str, int]]()
         """Pipelines whose missing file is recorded, with the epochs of their last owners."""
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:

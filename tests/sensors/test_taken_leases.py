@@ -121,6 +121,31 @@ def test_a_failure_that_is_recorded_while_a_tick_reads_counts_once(location: Loc
     assert (location.status(), location.recovery().failure) == (("recovering", ""), 1)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_run_that_begins_while_it_is_reported_is_left_alone(
+    location: Location, is_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had taken as long to begin as the sensor waits, and was shown as failed in Dagster, or lost its lease."""
+    location.write()
+    if not is_first:
+        location.begin(digest=digest(location))
+        location.end("stopped", "system")
+    run = location.launch(*location.tick(LIFECYCLE))
+
+    def late(*given: Any) -> Any:
+        location.begin(run=run.run_id, alive=True)
+        return report_failure(*given)
+
+    monkeypatch.setattr("conduit_dagster.sensors.executor.report_failure", late)
+    limit_over = SimpleNamespace(**vars(time))
+    limit_over.time_ns = lambda: time.time_ns() + 200 * 10**9
+    monkeypatch.setattr("conduit_dagster.sensors.tick.time", limit_over)
+    assert location.tick() == []
+    found = location.instance.get_run_by_id(run.run_id)
+    assert found is not None and found.status is dg.DagsterRunStatus.STARTED
+    assert (location.status(), location.recovery().failure) == (("running", ""), 0)
+
+
 def test_a_death_is_not_reported_for_the_next_owner(location: Location) -> None:
     """Which has taken the lease since the tick looked, and shows its first heartbeat only later."""
     location.write()
