@@ -61,7 +61,7 @@ def all_checks(deep: bool, paths: Sequence[str] = ()) -> Iterator[Check]:
     project = Project.find(Path.cwd())
     checks: list[Callable[[Project], Check]] = [_python, _packages, _extras, _settings, _java]
     checks += [_spark] if deep else []
-    checks += [_state, _staging, _disk, _pipelines, _failures, _launches]
+    checks += [_state, _staging, _disk, _pipelines, _failures, _clock, _launches]
     for check in checks:
         yield _made(check, project)
     if deep or paths:
@@ -265,21 +265,30 @@ def _failures(project: Project) -> Check:
     return Check("failures", "warn", message, f"conduit-dagster pipelines describe {next(iter(found))}")
 
 
-def _launches(project: Project) -> Check:
-    """Check whether starts and restarts begin in time: Dagster shows nothing of them while its daemon is down."""
-    from conduit_dagster.cli.terminal import ago, is_late, span
+def _clock(project: Project) -> Check:
+    """Check whether the clock was set back: Dagster waits until it has caught up, and says nothing."""
+    from conduit_dagster.cli.terminal import is_late, span
     from conduit_dagster.state.claim import existing_store
     from conduit_dagster.state.history import newest_ns
 
     store, now_ns = existing_store(project), time.time_ns()
     newest = 0 if store is None else newest_ns(store)
-    if is_late(now_ns, newest):
-        message = f"the newest event is {span((newest - now_ns) / 1e9)} ahead of this clock"
-        fix = (
-            "correct the clock; if it was set back, Dagster's sensors and schedules launch nothing until it has caught "
-            "up: dagster schedule wipe, then start the daemon again; or run it here: conduit-dagster run"
-        )
-        return Check("launches", "warn", message, fix)
+    if not is_late(now_ns, newest):
+        return Check("clock", "ok", "no event is ahead of it")
+    message = f"the newest event is {span((newest - now_ns) / 1e9)} ahead of this clock"
+    fix = (
+        "correct the clock; if it was set back, Dagster's sensors and schedules launch nothing until it has caught "
+        "up: dagster schedule wipe, then start the daemon again; or run it here: conduit-dagster run"
+    )
+    return Check("clock", "warn", message, fix)
+
+
+def _launches(project: Project) -> Check:
+    """Check whether starts and restarts begin in time: Dagster shows nothing of them while its daemon is down."""
+    from conduit_dagster.cli.terminal import ago, is_late
+    from conduit_dagster.state.claim import existing_store
+
+    store, now_ns = existing_store(project), time.time_ns()
     waiting = [] if store is None else _waiting(store)
     found = {
         name: f"the {what} of {name} was due {ago(due_ns, now_ns)}"

@@ -119,7 +119,11 @@ def test_a_degraded_pipeline_is_told(run, project: Path) -> None:
 
 
 def launches(run) -> dict[str, str]:
-    return next(one for one in run("doctor", "--json").envelope["result"]["checks"] if one["name"] == "launches")
+    return check_of(run, "launches")
+
+
+def check_of(run, name: str) -> dict[str, str]:
+    return next(one for one in run("doctor", "--json").envelope["result"]["checks"] if one["name"] == name)
 
 
 def test_what_nobody_launches_is_told(run, project: Path) -> None:
@@ -163,15 +167,24 @@ def test_a_restart_whose_file_is_gone_is_told_with_what_to_type(run, project: Pa
 
 
 def test_a_clock_that_was_set_back_is_told(run, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster's sensors and schedules wait until it has caught up; a restart that is due then counts as not due yet."""
+    """Dagster's sensors and schedules wait until it has caught up; a restart that is due then counts as not due yet.
+
+    It hid a start that was overdue in spite of it.
+    """
+    assert check_of(run, "clock")["level"] == "ok"
     with owned(project) as store:
         store.status.begin(RunStart("first", "pipelines/orders.yaml"))
         store.status.failed({**ERROR, "fatal": False}, Policy(min_delay=1, max_delay=1), "first")
+        record_request(store.engine, "later", "start", "somebody")
+        with store.engine.begin() as connection:
+            write_recovery(connection, "later", asked_ns=time.time_ns() - 3 * 3600 * 10**9)
+    assert check_of(run, "clock")["level"] == "ok"
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 5400 * 10**9)
-    told = launches(run)
+    told = check_of(run, "clock")
     assert (told["level"], told["message"]) == ("warn", "the newest event is 1 h ahead of this clock")
     assert "dagster schedule wipe" in told["fix"]
+    assert launches(run)["message"] == "the start of later was due 1 h ago, and no process has begun it"
 
 
 def test_a_pipeline_whose_process_is_gone_is_told(run, shell, project: Path) -> None:
