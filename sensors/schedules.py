@@ -21,7 +21,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sensors.known import CachedStore, clock_ahead, newest_run
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.launches import LaunchClaim, claim_launch
-from conduit_dagster.state.status_store import recovery_state
+from conduit_dagster.state.status_store import is_stopped_by_user, recovery_state
 from conduit_dagster.state.tables import pipelines
 
 _EACH_MINUTE = "* * * * *"
@@ -68,6 +68,8 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
         if newest and newest.dagster_run.is_failure and _restart_at_ns(bound, store) > time.time_ns():
             return dg.SkipReason("a restart is pending")
+        if _is_withheld(bound, store):
+            return dg.SkipReason(f"it was stopped before its first run: conduit-dagster pipelines start {pipeline}")
         if not _is_claimed(bound, store, context, str(request.run_key)):
             return dg.SkipReason("another code location with this project launches it")
         return request
@@ -82,6 +84,16 @@ def _restart_at_ns(bound: BoundPipeline, store: CachedStore) -> int:
             return recovery_state(connection, bound.id).restart_at_ns
     except (ConduitError, SQLAlchemyError):
         return 0
+
+
+def _is_withheld(bound: BoundPipeline, store: CachedStore) -> bool:
+    """Return whether a user stopped the pipeline before its first run, and has not started it since."""
+    try:
+        with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
+            state = recovery_state(connection, bound.id)
+            return not state.run and state.asked != "start" and is_stopped_by_user(connection, bound.id)
+    except (ConduitError, SQLAlchemyError):
+        return False
 
 
 def _is_claimed(bound: BoundPipeline, store: CachedStore, context: dg.ScheduleEvaluationContext, key: str) -> bool:

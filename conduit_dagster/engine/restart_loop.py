@@ -23,8 +23,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.policy import FRESH, PipelineStatus
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import LeaseHeldByCommand, refusal
-from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import RecoveryState, recovery_state
+from conduit_dagster.state.status_store import RecoveryState, is_stopped_by_user, recovery_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,10 +83,10 @@ def _await(at: float, longest: float, instead: Callable[[], Awaited | None], sto
 
 def _stopped_by_user(database: sa.Engine, pipeline: str) -> bool:
     try:
-        row = pipeline_rows(database).get(pipeline)
+        with reading(database) as connection:
+            return is_stopped_by_user(connection, pipeline)
     except SQLAlchemyError:
         return False
-    return row is not None and (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user")
 
 
 def _look(database: sa.Engine, pipeline: str) -> RecoveryState | None:

@@ -313,6 +313,14 @@ def recovery_states(connection: sa.Connection) -> dict[str, RecoveryState]:
     return {row["pipeline"]: _state(row) for row in rows}
 
 
+def is_stopped_by_user(connection: sa.Connection, pipeline: str) -> bool:
+    """Return whether a user stopped the pipeline; one that only an operator's command has worked on is not stopped."""
+    mine = sa.select(pipelines.c.status, pipelines.c.reason).where(pipelines.c.pipeline == pipeline)
+    row = connection.execute(mine).one_or_none()
+    is_known = recovery_state(connection, pipeline) != NEVER
+    return is_known and row is not None and (row.status, row.reason) == (PipelineStatus.STOPPED, "user")
+
+
 def _state(row: Any) -> RecoveryState:
     return RecoveryState(
         row["run"],

@@ -74,9 +74,11 @@ def test_stop_withdraws_the_start_of_one_that_never_ran(run, project: Path) -> N
     assert (row["status"], row["reason"]) == ("stopped", "user")
 
 
+@pytest.mark.parametrize("extra", ["", "trigger: {every: 5m}"])
 @pytest.mark.parametrize("has_row", [False, True])
-def test_stop_of_one_that_never_ran_keeps_dagster_from_starting_it(run, project: Path, has_row: bool) -> None:
+def test_stop_of_one_that_never_ran_keeps_it_from_starting(run, project: Path, pipeline, has_row, extra) -> None:
     """It has a row as soon as a command has worked on it."""
+    (project / "pipelines" / "orders.yaml").write_text(pipeline(extra=extra))
     found = Project.find(project)
     database = open_store(found.state_url, found.home)
     if has_row:
@@ -88,11 +90,10 @@ def test_stop_of_one_that_never_ran_keeps_dagster_from_starting_it(run, project:
     assert (again.code, again.out.strip()) == (0, "orders was stopped already")
 
 
-@pytest.mark.parametrize("extra", ["status: stopped", "trigger: {every: 5m}"])
-def test_stop_of_one_that_dagster_would_not_start_says_that_it_never_ran(run, project: Path, pipeline, extra) -> None:
+def test_stop_of_one_that_would_not_start_says_that_it_never_ran(run, project: Path, pipeline) -> None:
     found = Project.find(project)
     open_store(found.state_url, found.home)
-    (project / "pipelines" / "orders.yaml").write_text(pipeline(extra=extra))
+    (project / "pipelines" / "orders.yaml").write_text(pipeline(extra="status: stopped"))
     ran = run("pipelines", "stop", "orders", "--json")
     assert ran.envelope["error"]["code"] == "pipeline.never_ran"
 

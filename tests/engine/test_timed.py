@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from conduit_dagster.engine import restart_loop
 from conduit_dagster.engine.operate.subject import ask_start, stop
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.state.lease import acquire
 
 OFTEN = Trigger(kind="every", every=0.3)
 SELDOM = Trigger(kind="every", every=3600)
@@ -136,6 +138,26 @@ def test_a_users_stop_before_the_first_tick_ends_it(lab: Lab) -> None:
         with lab.store() as database:
             assert ask_start(database, "p", "operator", 10.0)
         wait_until(lambda: starts(lab) == 2, "it began")
+
+
+@pytest.mark.parametrize("has_row", [False, True])
+def test_a_users_stop_before_the_first_tick_of_one_that_never_ran_ends_it(
+    lab: Lab, has_row: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a row as soon as a command has worked on it."""
+    build(lab)
+    with lab.store() as database:
+        if has_row:
+            acquire(database, "p", 1.0).release()
+    waits, await_tick = threading.Event(), restart_loop.await_tick
+    monkeypatch.setattr(restart_loop, "await_tick", lambda *given: (waits.set(), await_tick(*given))[1])
+    with timed(lab, NIGHTLY) as (results, _):
+        assert waits.wait(60)
+        with lab.store() as database:
+            assert stop(database, "p", "operator", False, 10, 90, starts_itself=True)
+        wait_until(lambda: bool(results), "it ended")
+    assert [(one.status, one.reason) for one in results] == [("stopped", "user")]
+    assert starts(lab) == 0
 
 
 def test_a_failure_is_recovered_within_its_tick(lab: Lab) -> None:

@@ -12,9 +12,11 @@ import pytest
 from lab.sensors_lab import Location
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.operate.subject import subject
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.sensors import known, schedules
 from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.lease import acquire
 
 EVERY = "{every: 90s}"
 NIGHTLY = '{cron: "15 3 * * *"}'
@@ -153,6 +155,22 @@ def test_a_tick_does_not_begin_the_backoff_anew(location: Location) -> None:
     assert ticks(location, later) == []
     # nobody has launched the restart, as without the recovery sensor
     location.fail(policy=Policy(min_delay=0.001))
+    assert len(ticks(location, later)) == 1
+
+
+@pytest.mark.parametrize("trigger", [EVERY, NIGHTLY])
+def test_a_stop_before_the_first_tick_withholds_it_until_a_start(location: Location, trigger: str) -> None:
+    """It was refused, since the pipeline had never run, and the tick started it."""
+    location.write(trigger=trigger)
+    later = datetime.now(UTC) + timedelta(days=1)
+    acquire(location.store, "orders", 1.0).release()  # a command's: it stops nothing
+    assert len(ticks(location, later)) == 1
+    assert subject(location.project, "orders").stop("operator")
+    assert ticks(location, later) == []
+    assert subject(location.project, "orders").start("operator")
+    assert len(ticks(location, later)) == 1
+    location.begin()
+    location.end("stopped", "system")
     assert len(ticks(location, later)) == 1
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.config.delivery import TIMED
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
@@ -65,9 +64,9 @@ def stop(
 ) -> bool:
     """Stop the pipeline and wait for its end; return False if it was stopped. Cancels a pending restart (CASES B10).
 
-    ``longest``: seconds to wait for its end. ``starts_itself``: its first start needs no request, and may be waiting in
-    Dagster's queue. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError`` (``pipeline.stopping``:
-    requested, but not ended yet).
+    ``longest``: seconds to wait for its end. ``starts_itself``: its first start needs no request, and may be waiting
+    for its time or in Dagster's queue. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError``
+    (``pipeline.stopping``: requested, but not ended yet).
     """
     row, recovery = pipeline_rows(database).get(pipeline), recovery_rows(database).get(pipeline)
     # a start that has not begun yet is withdrawn, even that of a pipeline that never ran
@@ -218,9 +217,8 @@ class Subject:
 
     @property
     def _starts_itself(self) -> bool:
-        """Whether the lifecycle sensor starts it without a request."""
-        config = None if self.bound is None else self.bound.config
-        return config is not None and config.status == "running" and config.trigger.kind not in TIMED
+        """Whether it is started without a request: by the lifecycle sensor, or at its times."""
+        return self.bound is not None and self.bound.config.status == "running"
 
 
 def subjects(project: Project, files: Sequence[Path | str] = ()) -> list[Subject]:
