@@ -20,6 +20,7 @@ from lab.support import Lab, destination, processor, queue
 from pyspark.sql import SparkSession
 
 from conduit_dagster.cli.main import main
+from conduit_dagster.connectors.kafka import message_sizes
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.dead_letters.letter_layout import DLQ_OFFSET
 from conduit_dagster.engine.stager import Stager
@@ -184,6 +185,8 @@ def test_a_large_step_is_shared_until_a_task_meets_a_gap(
     lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch, log: str, reader: Any
 ) -> None:
     """Then one task reads it again: nothing is lost or duplicated, and dead letters are those of one task."""
+    # a busy broker takes longer for a sample than a step waits for it; the step would then be another one
+    monkeypatch.setattr(message_sizes, "_PATIENCE", 60.0)
     topic, tasks = kafka_server.topic(3), list[int]()
     _refusing(lab, kafka_server, topic, log)
     run = reader._run
