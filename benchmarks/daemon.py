@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 class Daemon:
     """Two processes and their children; their output goes to ``daemon.log`` in the project."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, choose_port: Callable[[], int] = free_port) -> None:
+        """``choose_port``: returns that of the code server, which binds it seconds later."""
+        self._choose_port = choose_port
         self._root, self._home = root, root / "dagster"
         self._home.mkdir()
         (self._home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text().replace(".conduit/", f"{root}/"))
@@ -36,7 +38,7 @@ class Daemon:
         The code server is separate: a daemon that has to start it itself starts a new one every minute.
         """
         if self._code is None:
-            port = free_port()
+            port = self._choose_port()
             server = f"grpc_server: {{host: localhost, port: {port}, location_name: conduit}}"
             (self._home / "workspace.yaml").write_text(f"load_from:\n  - {server}\n")
             self._code = self._run("dagster", "code-server", "start", "-m", "conduit_dagster.definitions", f"-p{port}")

@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 import pytest
 import sqlalchemy as sa
+from lab.server_process import free_port
 from lab.stored_events import newest_events
 from lab.waiting import wait_until, whole_lines
 
@@ -52,7 +53,7 @@ class Plant:
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "pipelines").mkdir()
-        self.daemon = Daemon(root)
+        self.daemon = Daemon(root, free_port)
 
     def write(self, name: str, delay: str = "1s", records: int = 200, fault: str = "", rate: int = 0) -> None:
         """A continuous pipeline."""

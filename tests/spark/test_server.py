@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from lab.file_rights import obeyed
 from lab.jvm_options import archive_switch
+from lab.server_process import free_port
 from lab.waiting import wait_until
 
-from conduit_dagster.processes import free_port
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark import server_launch
 from conduit_dagster.spark.server import server_status, start_server, stop_server
