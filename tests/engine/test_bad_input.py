@@ -332,9 +332,9 @@ def test_a_destination_that_another_running_pipeline_owns(lab: Lab) -> None:
     lab.pipeline(id="other", trigger="continuous", connectors=[source(), destination()])
     stop, moved = StopFlag(), threading.Event()
     options: dict[str, Any] = {"drain": False, "stop": stop, "observe": lambda step, progress: moved.set()}
-    other = threading.Thread(target=lambda: lab.run("other", **options))
+    other = threading.Thread(target=lambda: lab.run("other", **options), daemon=True)
     other.start()
-    assert moved.wait(60)
+    assert moved.wait(120)
     (lab.root / "pipelines" / "other.yaml").unlink()
     simple(lab, DECODE)
     failed(lab.run(), "destination.owned")

@@ -88,7 +88,8 @@ def ids(lab: Lab) -> list[int]:
 
 def in_background(work: Callable[[], RunResult]) -> tuple[threading.Thread, list[RunResult]]:
     results: list[RunResult] = []
-    thread = threading.Thread(target=lambda: results.append(work()))
+    # a failed test leaves it behind, which must not keep the tests' process from ending
+    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
     return thread, results
 

@@ -36,7 +36,7 @@ class Racer:
         for line in self.process.stdout:
             if line.startswith(("ready", "won", "{")):
                 return line.strip()
-        raise AssertionError(f"it ended with {self.process.wait(30)}")
+        raise AssertionError(f"it ended with {self.process.wait(90)}")
 
 
 @pytest.mark.parametrize("attempt", range(3))
@@ -46,12 +46,12 @@ def test_one_of_two_runs(attempt: int, tmp_path: Path, connect_server: Any) -> N
     lab.write("in.jsonl", ROWS)
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE], **{"dead-letter-queue": queue()})
     racers = [Racer(tmp_path, connect_server) for _ in range(2)]
+    pool = ThreadPoolExecutor(2)  # its threads end with the racers
     try:
-        with ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(Racer.hear, racers)) == ["ready", "ready"]
-            for racer in racers:
-                racer.tell()
-            first = list(pool.map(Racer.hear, racers))
+        assert list(pool.map(Racer.hear, racers)) == ["ready", "ready"]
+        for racer in racers:
+            racer.tell()
+        first = list(pool.map(Racer.hear, racers))
         [winner] = [racer for racer, line in zip(racers, first, strict=True) if line == "won"]
         [loser] = [json.loads(line) for line in first if line != "won"]
         assert (loser["status"], loser["error"]["code"]) == ("running", "lease.held")
@@ -62,5 +62,6 @@ def test_one_of_two_runs(attempt: int, tmp_path: Path, connect_server: Any) -> N
     finally:
         for racer in racers:
             racer.process.kill()
-            racer.process.communicate(timeout=30)
+            racer.process.communicate(timeout=90)
+        pool.shutdown()
     assert lab.documents("out.jsonl") == ROWS
