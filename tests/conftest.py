@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from lab.jvm_options import SHORT_LIVED
 from lab.kills import crashing
 from lab.one_statement_cache import share_statements
@@ -44,7 +44,7 @@ def pytest_configure() -> None:
     os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
     share_statements()
     # a busy machine must not fail the test
-    settings.register_profile("ours", deadline=None)
+    settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("ours")
 
 

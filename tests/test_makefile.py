@@ -55,7 +55,7 @@ class Clone:
         env = {"PATH": str(self.tools), "HOME": str(self.folder)}
         command = [str(shutil.which("make")), *arguments]
         return subprocess.run(
-            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60, check=False
+            command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=120, check=False
         )
 
     def said(self) -> str:

@@ -44,6 +44,6 @@ def test_the_end_of_a_process_is_awaited() -> None:
     waiter.start()
     began.wait()
     process.communicate(b"\n")
-    waiter.join(30)
+    waiter.join(120)
     assert dead_after == [True]
     wait_for_end(who)  # at once

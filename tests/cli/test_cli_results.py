@@ -95,7 +95,7 @@ def test_an_output_that_cannot_be_written_is_one_clear_error(shell, failed: Path
     for words in (("pipelines", "list"), ("pipelines", "list", "--json"), ("--help",)):
         with Path("/dev/full").open("w", encoding="utf-8") as full:
             process = shell.spawn(*words, stdout=full)
-            _, told = process.communicate(timeout=60)
+            _, told = process.communicate(timeout=120)
         assert process.returncode == 3
         assert told.startswith("error environment.output: the output can't be written: No space left on device\n")
         assert "Traceback" not in told
@@ -103,13 +103,13 @@ def test_an_output_that_cannot_be_written_is_one_clear_error(shell, failed: Path
 
 def test_a_command_without_stdout_does_its_work(shell, failed: Path) -> None:
     process = shell.spawn("pipelines", "list", stdout=None, preexec_fn=lambda: os.close(1))
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=120)
     assert (process.returncode, told) == (0, "")
 
 
 def test_characters_that_the_terminal_cannot_show_are_escaped(shell, project: Path, pipeline) -> None:
     (project / "pipelines" / "snow.yaml").write_text(pipeline("snow", "description: ☃"))
     process = shell.spawn("pipelines", "describe", "snow", env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    told, wrong = process.communicate(timeout=60)
+    told, wrong = process.communicate(timeout=120)
     assert (process.returncode, wrong) == (0, "")
     assert "\\u2603" in told

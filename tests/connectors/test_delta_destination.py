@@ -76,7 +76,7 @@ def test_many_publishers_of_one_delivery_commit_it_once(tmp_path: Path, step: in
     barrier = threading.Barrier(4)
     destinations = [make(tmp_path) for _ in range(4)]
     before = DeltaTable(tmp_path / "table").version()
-    with hooked(lambda point, pipeline: barrier.wait(30)):
+    with hooked(lambda point, pipeline: barrier.wait(120)):
         at_once(lambda number: destinations[number].publish(delivery), 4)
     assert DeltaTable(tmp_path / "table").version() == before + 1
     assert ids(tmp_path) == [0, 1, 2, 3][2 - step :]

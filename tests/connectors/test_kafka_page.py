@@ -74,7 +74,7 @@ def test_the_permissions_of_the_page_are_enough_and_needed(guarded: KafkaServer,
         assert error.value.code in ("kafka.no_right", "kafka.no_topic")
     for command in re.findall(r"^kafka-acls\.sh .*--add .*$", PAGE, re.MULTILINE):
         for future in guarded.admin.create_acls(_bindings(command)).values():
-            future.result(30)
+            future.result(90)
     assert lab.values(source, source.initial()) == [b"0", b"1", b"2", b"3", b"4"]
     destination = lab.destination("paid-orders", **settings)
     destination.check()

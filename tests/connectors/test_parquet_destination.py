@@ -106,7 +106,7 @@ def test_all_writers_agree_on_the_columns(tmp_path: Path) -> None:
 
     def one(number: int) -> None:
         writer = make(tmp_path).writer(WriterTask(str(tmp_path / "staging"), number, "t"))
-        barrier.wait(30)
+        barrier.wait(120)
         refused = writer.write(given[number])
         parts[number] = (refused, writer.finish())
 

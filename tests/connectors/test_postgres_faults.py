@@ -99,7 +99,7 @@ def test_two_publishers_of_one_delivery_write_it_once(lab: PostgresLab) -> None:
         waiting = _StartAndAwait(lab, lambda: pool.submit(second.publish, delivery))
         with at_half(waiting):
             first.publish(delivery)
-        waiting.later.result(60)
+        waiting.later.result(120)
     assert len(lab.rows()) == 100
 
 
@@ -130,7 +130,7 @@ def test_a_claim_waits_for_an_open_publish(lab: PostgresLab, commits: bool) -> N
         else:
             with at_half(lambda: (waiting(), _fail())), pytest.raises(ZeroDivisionError):
                 first.publish(delivery)
-        assert waiting.later.result(60) == ("delivered" if commits else "nacked")
+        assert waiting.later.result(120) == ("delivered" if commits else "nacked")
     assert lab.rows() == ([(1,)] if commits else [])
 
 
@@ -166,7 +166,7 @@ def test_a_fence_ends_the_transaction_of_a_frozen_owner(lab: PostgresLab) -> Non
 
     # the thawed owner is back and harmless; another pipeline's connection was never touched; a server process that
     # was ended goes on for a moment after it has given up its locks
-    wait_until(lambda: epochs() == ["1", "1", "2"], "each owner has one connection", 30, said=lambda: str(epochs()))
+    wait_until(lambda: epochs() == ["1", "1", "2"], "each owner has one connection", said=lambda: str(epochs()))
 
 
 # -- what can't work ----------------------------------------------------------------------------------------------

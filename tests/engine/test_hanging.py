@@ -97,7 +97,7 @@ def test_the_end_is_recorded_in_a_store_that_is_slow(lab: Lab, monkeypatch: pyte
             threading.Thread(target=release).start()
 
         def release() -> None:
-            assert recording.wait(60)
+            assert recording.wait(120)
             time.sleep(RECORDING / 2)  # the store stays locked for a part of the time
             holder.close()
 

@@ -200,7 +200,7 @@ def test_a_class_that_overrides_process_still_sends_side_by_side() -> None:
 
     class Waiting(WebhookHttp):
         def process(self, record: Record) -> Record:
-            both.wait(30)
+            both.wait(120)
             return record
 
     settings = {"request.url": "http://localhost", "request.concurrency": "2"}

@@ -78,7 +78,7 @@ def test_an_idle_run_ends_as_well(lab: Lab, postgres_server: PostgresServer, kin
             deleted(lab.root / ".conduit" / "state.db")
 
     stop = StopFlag()
-    alarm = threading.Timer(30, stop.request)
+    alarm = threading.Timer(120, stop.request)
     alarm.start()
     result = lab.run(drain=False, stop=stop, observe=observe)
     alarm.cancel()

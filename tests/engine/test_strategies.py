@@ -107,7 +107,7 @@ def test_a03_unacked_steps_never_exceed_the_bound(lab: Lab, depth: int) -> None:
         if point == "after-stage" and passed["after-stage"] == depth:
             full.set()
         if point == "before-publish" and passed["before-publish"] == 1:
-            assert full.wait(60)
+            assert full.wait(120)
             # time in which another one would be planned if that were allowed
             assert not more.wait(0.5)
 
@@ -166,7 +166,7 @@ def stopped_after_the_first(lab: Lab) -> RunResult:
         if point == "after-stage" and passed[point] == 2:
             staged.set()
         if point == "before-publish" and passed[point] == 1:
-            assert staged.wait(60)
+            assert staged.wait(120)
 
     with hooked(hook):
         return lab.run(stop=stop, observe=lambda step, progress: stop.request())

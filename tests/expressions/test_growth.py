@@ -35,7 +35,7 @@ def evaluate() -> Iterator[Evaluate]:
 
     yield ask
     requests.close()
-    assert child.wait(timeout=30) == 0
+    assert child.wait(timeout=90) == 0
     answers.close()
 
 

@@ -225,7 +225,7 @@ class KafkaServer:
         for user, password in scram.items():
             for kind in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
                 words += ["--add-scram", f"{kind}=[name={user},password={password}]"]
-        if self._java("kafka.tools.StorageTool", *words).wait(120) != 0:
+        if self._java("kafka.tools.StorageTool", *words).wait(200) != 0:
             raise RuntimeError(f"the folder could not be formatted:\n{self._log.read_text()[-3000:]}")
 
     def _java(self, main: str, *words: str) -> subprocess.Popen[bytes]:
@@ -256,7 +256,7 @@ class KafkaServer:
         if self._process is not None:
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(number)
-            self._process.wait(60)
+            self._process.wait(120)
             self._process = None
         if self._guard is not None:
             self._guard.kill()

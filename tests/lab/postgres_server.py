@@ -117,7 +117,7 @@ class PostgresServer:
         """Stop the server like a crash, or gracefully; both cut connections."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
-            self._process.wait(60)
+            self._process.wait(200)
             self._process = None
         if self._guard is not None:
             self._guard.kill()
@@ -162,7 +162,7 @@ class PostgresServer:
         options = ("-U", USER, f"--pwfile={secret}", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C")
         # without syncing its first files: durability matters only afterwards
         made = self._open([str(self._binaries / "initdb"), "-D", str(self.data), "--no-sync", *options])
-        if made.wait(120) != 0:
+        if made.wait(200) != 0:
             raise RuntimeError(f"initdb failed:\n{self._log.read_text()[-3000:]}")
 
     def _open(self, command: list[str]) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ _POLL = 0.02
 def wait_until(
     condition: Callable[[], object],
     what: str,
-    seconds: float = 60,
+    seconds: float = 120,
     *,
     over: Callable[[], object] = lambda: False,
     said: Callable[[], str] = lambda: "",

@@ -201,7 +201,7 @@ def test_a_forked_process_has_an_engine_process_of_its_own() -> None:
         assert os.waitpid(child, 0)[1] == 0
         """
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_interrupting_the_group_leaves_the_engine_process_at_work() -> None:

@@ -33,7 +33,7 @@ def test_a_thread_gets_no_module_that_another_one_still_executes(monkeypatch: py
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(is_whole)
-        assert begun.wait(30)
+        assert begun.wait(120)
         second = threads.submit(is_whole)
         second.add_done_callback(lambda _: returned.set())
         assert first.result() and second.result()

@@ -140,7 +140,7 @@ class Project:
     def close(self) -> None:
         for run in self._runs:
             run.kill()
-            run.wait(30)
+            run.wait(90)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_killed_driver_and_a_killed_master_lose_and_repeat_nothing(impatient: 
     run = impatient.start("run")
     impatient.await_gate()
     run.send_signal(signal.SIGKILL)
-    run.wait(30)
+    run.wait(90)
     impatient.open_gate()
     impatient.start("run")
     impatient.await_records(298)

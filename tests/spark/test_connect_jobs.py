@@ -33,7 +33,7 @@ def test_what_a_killed_owner_sends_is_ended(connect_server: ConnectServer, tmp_p
     owner = connect_server.start(HERE / "owned_job.py", connect_server.url, sent, stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     known = json.loads(owner.stdout.readline())
-    wait_until(lambda: sent.exists() and len(sent.read_text().splitlines()) > 3, "the owner's job sends", 60)
+    wait_until(lambda: sent.exists() and len(sent.read_text().splitlines()) > 3, "the owner's job sends")
     owner.kill()
     owner.wait(60)
     killed = time.time()

@@ -43,7 +43,7 @@ def told_by_a_worker_that_is_left(module: str, folder: Path, early: bool = False
         assert select.select([held], [], [], 90)[0], "the worker did not end"
         os.close(held)
         wait_until(lambda: not psutil.Process(daemon.pid).children(), "the other worker ends")
-        _, told = daemon.communicate(timeout=30)
+        _, told = daemon.communicate(timeout=90)
     return told.decode()
 
 
@@ -67,7 +67,7 @@ def test_what_tasks_need_is_imported_before_the_first_worker() -> None:
         assert daemon.stdout.read(4), "it tells its port once it takes workers"
         loaded = Path(f"/proc/{daemon.pid}/maps").read_text()
         daemon.terminate()
-        daemon.communicate(timeout=30)
+        daemon.communicate(timeout=90)
     assert "/pandas/" in loaded and "/pyarrow/" in loaded
 
 

@@ -117,7 +117,7 @@ def start(url: str, program: Path, stop: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=200)
     assert process.returncode == 0
     return said.split()
 

@@ -80,13 +80,13 @@ class Victim:
     def go_on(self) -> dict[str, Any]:
         """Continue it, and wait for its end; return how its runs ended. It must not hang."""
         self._process.send_signal(signal.SIGCONT)
-        assert self._process.wait(120) == 0, self._said()
+        assert self._process.wait(200) == 0, self._said()
         return json.loads(self._file.with_suffix(".ended").read_text())
 
     def end(self) -> None:
         """Also if a test has failed."""
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(90)
 
     def _said(self) -> str:
         return self._file.with_suffix(".log").read_text()[-3000:]

@@ -29,7 +29,7 @@ def killed(
         code = victim.wait(TIMEOUT)
     except subprocess.TimeoutExpired:
         victim.send_signal(signal.SIGABRT)  # faulthandler writes where each thread hangs
-        victim.wait(10)
+        victim.wait(60)
         raise AssertionError(f"it hangs:\n{log.read_text()}") from None
     finally:
         victim.kill()
