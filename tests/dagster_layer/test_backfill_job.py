@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -63,6 +64,13 @@ def one_day() -> None:
 
 def _today() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+@pytest.fixture
+def folder(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """With Dagster's own tables in files: in memory, SQLite refuses a reader while another thread's run writes."""
+    with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as folder.instance:
+        yield folder
 
 
 @pytest.fixture
