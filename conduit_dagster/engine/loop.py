@@ -218,7 +218,7 @@ class InFlightSteps:
 
     def _finish(self, plan: Plan, staged: Staged) -> None:
         if self._failed.is_set():
-            return  # an earlier step failed: this one becomes void when the run ends
+            return  # a step failed: this one is not prepared, and is void or staged again (CASES A10)
         if not self._goes_on():
             self._loop.context.store.void(plan.step)
             return
