@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from copy import copy
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import dagster as dg
+import pytest
 import sqlalchemy as sa
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin
 from dagster._core.storage.runs.schema import RunsTable
@@ -46,6 +49,7 @@ pipelines:
         settings: {{recordCount: "10", format.type: structured, format.options.id: int}}
       - {{id: out, type: destination, plugin: file, settings: {{path: ./{id}.jsonl}}}}
 """
+FILES = dg.AssetKey(["conduit", "pipeline_files"])
 GONE = TransientError("the network is gone", code="connector.failed", node="orders:out")
 
 
@@ -106,6 +110,24 @@ class Location:
         for event in ticked.asset_events:  # like the daemon
             self.instance.report_runless_asset_event(event)
         return list(ticked.run_requests or [])
+
+    def tick_later(self, monkeypatch: pytest.MonkeyPatch) -> list[dg.RunRequest]:
+        """Tick of the recovery sensor 200 s later, when the limit of a start is over; so are all ticks after it."""
+        later = SimpleNamespace(**vars(time))
+        later.time_ns = lambda: time.time_ns() + 200 * 10**9
+        monkeypatch.setattr("conduit_dagster.sensors.tick.time", later)
+        return self.tick()
+
+    def dagster_status(self, run: dg.DagsterRun) -> dg.DagsterRunStatus:
+        found = self.instance.get_run_by_id(run.run_id)
+        assert found is not None
+        return found.status
+
+    def evaluated(self, key: dg.AssetKey, name: str) -> list[bool]:
+        """Return the results of an asset's check, newest first."""
+        storage = self.instance.event_log_storage
+        records = storage.get_asset_check_execution_history(dg.AssetCheckKey(key, name), 10)
+        return [record.evaluation.passed for record in records if record.evaluation is not None]
 
     def launch(self, request: dg.RunRequest, status: str = "STARTED") -> dg.DagsterRun:
         """Launch a run like the daemon."""

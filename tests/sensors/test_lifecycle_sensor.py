@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
-from types import SimpleNamespace
 
 import dagster as dg
 import pytest
-from lab.sensors_lab import Location
+from lab.sensors_lab import FILES, Location
 
 from conduit_dagster.config import references
 from conduit_dagster.config.secret_providers import Unresolved
@@ -77,6 +75,17 @@ def asked_run(location: Location) -> dg.DagsterRun:
     return location.launch(request)
 
 
+def launched(location: Location, kind: str) -> dg.DagsterRun:
+    """A run that was launched and has not begun: a ``first`` start, an ``asked`` one, or a ``restart``."""
+    location.write()
+    if kind == "restart":
+        return location.restart()
+    if kind == "asked":
+        stopped(location)
+        return asked_run(location)
+    return location.launch(*location.tick(SENSOR))
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_start_that_waits_in_dagsters_queue_obeys_a_stop(location: Location, again: bool) -> None:
     """It began although its pipeline had been stopped meanwhile."""
@@ -126,31 +135,14 @@ def test_a_run_whose_cancellation_never_ends_holds_up_no_start(
     location: Location, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process got the signal before Dagster's handler: without run monitoring it is being cancelled for ever."""
-    location.write()
-    if kind == "restart":
-        run = location.restart()
-    elif kind == "asked":
-        stopped(location)
-        run = asked_run(location)
-    else:
-        run = location.launch(*location.tick(SENSOR))
+    run = launched(location, kind)
     location.instance.report_run_canceling(run)
     location.tick()
     assert ask_start(location.store, "orders", "operator", 10.0)
     assert location.tick(SENSOR) == []  # it may still be about to end
-    assert status_later(location, monkeypatch, run.run_id) is dg.DagsterRunStatus.CANCELED
+    location.tick_later(monkeypatch)
+    assert location.dagster_status(run) is dg.DagsterRunStatus.CANCELED
     assert [request.job_name for request in location.tick(SENSOR)] == ["orders"]
-
-
-def status_later(location: Location, monkeypatch: pytest.MonkeyPatch, run: str) -> dg.DagsterRunStatus:
-    """The run's status in Dagster after a tick of 200 s later, when the limit of a start is over."""
-    later = SimpleNamespace(**vars(time))
-    later.time_ns = lambda: time.time_ns() + 200 * 10**9
-    monkeypatch.setattr("conduit_dagster.sensors.tick.time", later)
-    location.tick()
-    found = location.instance.get_run_by_id(run)
-    assert found is not None
-    return found.status
 
 
 def test_a_run_that_drains_after_its_cancellation_is_left_alone(
@@ -161,7 +153,8 @@ def test_a_run_that_drains_after_its_cancellation_is_left_alone(
     location.begin(run=run.run_id)
     location.end("stopped", "user")
     location.instance.report_run_canceling(run)
-    assert status_later(location, monkeypatch, run.run_id) is dg.DagsterRunStatus.CANCELING
+    location.tick_later(monkeypatch)
+    assert location.dagster_status(run) is dg.DagsterRunStatus.CANCELING
 
 
 @pytest.mark.parametrize("kind", ["first", "asked", "restart"])
@@ -169,16 +162,10 @@ def test_a_run_that_was_lost_after_its_pipeline_was_stopped_restarts_nothing(
     location: Location, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counted as a failure, which started what a user had stopped; as a restart it held up every start for ever."""
-    location.write()
-    if kind == "restart":
-        run = location.restart()
-    elif kind == "asked":
-        stopped(location)
-        run = asked_run(location)
-    else:
-        run = location.launch(*location.tick(SENSOR))
+    run = launched(location, kind)
     assert subject(location.project, "orders").stop("operator")
-    assert status_later(location, monkeypatch, run.run_id) is dg.DagsterRunStatus.CANCELED
+    location.tick_later(monkeypatch)
+    assert location.dagster_status(run) is dg.DagsterRunStatus.CANCELED
     assert location.status() == ("stopped", "user")
     assert location.tick() == location.tick(SENSOR) == []
     assert location.begins(asked_run(location))
@@ -307,10 +294,10 @@ def test_a_provider_is_asked_again_until_it_answers(location: Location, monkeypa
     for _ in range(3):
         location.tick(SENSOR)
     # failed once: nothing has changed since
-    assert evaluated(location, FILES, "no_broken_files") == [False, True]
+    assert location.evaluated(FILES, "no_broken_files") == [False, True]
     answers[0] = "another-token"
     location.tick(SENSOR)
-    assert evaluated(location, FILES, "no_broken_files") == [True, False, True]
+    assert location.evaluated(FILES, "no_broken_files") == [True, False, True]
     assert location.recovery().asked == ""
 
 
@@ -380,41 +367,6 @@ def test_a_deleted_pipeline_is_not_started_by_itself(location: Location) -> None
     assert len(location.tick(SENSOR)) == 1
 
 
-def test_a_broken_file_fails_its_check_until_it_is_valid_again(location: Location) -> None:
-    """Visible without any materialisation."""
-    location.write()
-    bad = location.root / "pipelines" / "bad.yaml"
-    bad.write_text("pipelines: [")
-    location.tick(SENSOR)
-    assert (evaluated(location, FILES, "no_broken_files"), evaluated(location, BAD, "can_run")) == ([False], [False])
-    location.tick(SENSOR)
-    assert evaluated(location, BAD, "can_run") == [False]  # once for each change
-    assert location.definitions.resolve_asset_graph().has(BAD)
-    location.write("bad")
-    location.tick(SENSOR)
-    assert evaluated(location, FILES, "no_broken_files") == [True, False]
-    assert evaluated(location, BAD, "can_run") == [True, False]
-
-
-def test_the_only_file_is_broken_and_its_checks_tell(location: Location) -> None:
-    (location.root / "pipelines" / "bad.yaml").write_text("pipelines: [")
-    location.tick(SENSOR)
-    assert (evaluated(location, FILES, "no_broken_files"), evaluated(location, BAD, "can_run")) == ([False], [False])
-    location.write("bad")
-    location.tick(SENSOR)
-    assert evaluated(location, BAD, "can_run") == [True, False]
-
-
 def test_a_folder_without_pipelines_has_no_sensors(location: Location) -> None:
     """They would make a state store in whatever folder the code location was loaded."""
     assert list(location.definitions.get_repository_def().sensor_defs) == []
-
-
-FILES, BAD = dg.AssetKey(["conduit", "pipeline_files"]), dg.AssetKey(["bad", "broken", "file"])
-
-
-def evaluated(location: Location, key: dg.AssetKey, name: str) -> list[bool]:
-    """The results of the check, newest first."""
-    storage = location.instance.event_log_storage
-    records = storage.get_asset_check_execution_history(dg.AssetCheckKey(key, name), 10)
-    return [record.evaluation.passed for record in records if record.evaluation is not None]

@@ -137,12 +137,8 @@ def test_a_run_that_begins_while_it_is_reported_is_left_alone(
         return report_failure(*given)
 
     monkeypatch.setattr("conduit_dagster.sensors.executor.report_failure", late)
-    limit_over = SimpleNamespace(**vars(time))
-    limit_over.time_ns = lambda: time.time_ns() + 200 * 10**9
-    monkeypatch.setattr("conduit_dagster.sensors.tick.time", limit_over)
-    assert location.tick() == []
-    found = location.instance.get_run_by_id(run.run_id)
-    assert found is not None and found.status is dg.DagsterRunStatus.STARTED
+    assert location.tick_later(monkeypatch) == []
+    assert location.dagster_status(run) is dg.DagsterRunStatus.STARTED
     assert (location.status(), location.recovery().failure) == (("running", ""), 0)
 
 
