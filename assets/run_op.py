@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import dagster as dg
 import structlog
+from dagster._core.storage.tags import SCHEDULE_NAME_TAG
 from pydantic import Field, TypeAdapter, ValidationError
 
 from conduit_dagster.assets.asset_checks import start_command
@@ -30,7 +31,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.resources.spark_resource import SparkSessionResource, StateResource
 from conduit_dagster.secret_values import hide
-from conduit_dagster.state.status_store import SensorStart
+from conduit_dagster.state.status_store import AutomaticStart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +86,7 @@ RESTART_TAG = ".dagster/conduit_restart_at_ns"
 """Tag of a restart: its due time, in ns. It is launched earlier, and waits."""
 ATTEMPT_TAG = "conduit/attempt"
 ASKED_TAG = ".dagster/conduit_asked_ns"
-"""Tag of a start by a sensor: the time of the newest request that the sensor knew, in ns; 0 if there was none."""
+"""Tag of a start by a sensor or schedule: the time of the newest request at its launch, in ns; 0: there was none."""
 
 
 def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: Project) -> RunOrigin:
@@ -96,9 +97,14 @@ def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: 
     run = context.run
     is_own = run.job_name == job_name(bound.id)
     policy = Policy.of(bound.config.recovery, project.settings.recovery) if is_own else None
+    return RunOrigin(policy, run.run_id, restart_of(run), automatic=automatic_start(run, bound.config.status))
+
+
+def automatic_start(run: dg.DagsterRun, status: str) -> AutomaticStart | None:
+    """Return what was known when a sensor or schedule launched the run; None if a user did. ``status``: the file's."""
     asked_ns = asked_of(run)
-    start = None if asked_ns is None else SensorStart(asked_ns, bound.config.status == "running")
-    return RunOrigin(policy, run.run_id, restart_of(run), by_sensor=start)
+    wanted = status == "running" or SCHEDULE_NAME_TAG in run.tags
+    return None if asked_ns is None else AutomaticStart(asked_ns, wanted)
 
 
 def restart_of(run: dg.DagsterRun) -> int | None:
@@ -111,7 +117,7 @@ def restart_of(run: dg.DagsterRun) -> int | None:
 
 
 def asked_of(run: dg.DagsterRun) -> int | None:
-    """Return the newest request that a sensor knew when it launched the run; None if it is no start of a sensor."""
+    """Return the time of the newest request when a sensor or schedule launched the run, in ns; None if neither did."""
     return _number(run, ASKED_TAG)
 
 

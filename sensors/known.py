@@ -87,7 +87,7 @@ class LastRun:
     changed_ns: int = 0
     """Time of its last change of status, such as its launch from the queue."""
     asked_ns: int | None = None
-    """Time of the newest request when a sensor launched it as a start."""
+    """Time of the newest request when a sensor launched it as a start, or a schedule did."""
     start_limit_ns: int = _START_LIMIT * 1_000_000_000
     """Time from its launch after which it counts as crashed if it has not begun, unless its restart is not due yet."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
+from conduit_dagster.assets.run_op import ASKED_TAG
 from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -21,7 +22,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sensors.known import CachedStore, clock_ahead, newest_run
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.launches import LaunchClaim, claim_launch
-from conduit_dagster.state.status_store import is_stopped_by_user, recovery_state
+from conduit_dagster.state.status_store import RecoveryState, is_stopped_by_user, recovery_state
 from conduit_dagster.state.tables import pipelines
 
 _EACH_MINUTE = "* * * * *"
@@ -55,20 +56,21 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         newest = newest_run(context.instance, job.name, job.tags[PROJECT_TAG])
         now = context.scheduled_execution_time
-        tags = {"conduit/pipeline": short(pipeline), **NO_RETRIES}
+        known = _known(bound, store)
+        tags = {"conduit/pipeline": short(pipeline), **NO_RETRIES, **({} if known is None else known.tags)}
         request = dg.RunRequest(run_key=f"{pipeline}:{now.timestamp():.0f}", tags=tags)
         # this tick's own: the daemon was killed meanwhile, and Dagster launches it unless it is launched already
         if newest and newest.dagster_run.tags.get(RUN_KEY_TAG) == request.run_key:
             return request
-        if newest and not newest.dagster_run.is_finished and not _has_left(bound, store, newest.dagster_run.run_id):
+        if newest and not newest.dagster_run.is_finished and not _has_left(known, newest.dagster_run.run_id):
             return dg.SkipReason("the previous run is still at work")
         last = _created(context.instance, newest) if newest else None
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
             return dg.SkipReason("not due yet")
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
-        if newest and newest.dagster_run.is_failure and _restart_at_ns(bound, store) > time.time_ns():
+        if newest and newest.dagster_run.is_failure and known and known.recovery.restart_at_ns > time.time_ns():
             return dg.SkipReason("a restart is pending")
-        if _is_withheld(bound, store):
+        if known and known.withheld:
             return dg.SkipReason(f"it was stopped before its first run: conduit-dagster pipelines start {pipeline}")
         if not _is_claimed(bound, store, context, str(request.run_key)):
             return dg.SkipReason("another code location with this project launches it")
@@ -77,23 +79,34 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
     return tick
 
 
-def _restart_at_ns(bound: BoundPipeline, store: CachedStore) -> int:
-    """Return when the pipeline's restart is due; 0 if none is pending, or the state store does not say."""
-    try:
-        with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
-            return recovery_state(connection, bound.id).restart_at_ns
-    except (ConduitError, SQLAlchemyError):
-        return 0
+class _Known(NamedTuple):
+    """What the state store says of a pipeline at a tick."""
+
+    recovery: RecoveryState
+    owned: bool
+    stopped_by_user: bool
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags by which a run that waits in a queue learns of a stop that was requested after its tick."""
+        return {ASKED_TAG: str(self.recovery.asked_ns)}
+
+    @property
+    def withheld(self) -> bool:
+        """Whether a user stopped it before its first run, and has not started it since."""
+        return self.stopped_by_user and not self.recovery.run and self.recovery.asked != "start"
 
 
-def _is_withheld(bound: BoundPipeline, store: CachedStore) -> bool:
-    """Return whether a user stopped the pipeline before its first run, and has not started it since."""
+def _known(bound: BoundPipeline, store: CachedStore) -> _Known | None:
+    """Return what the state store says; None if it does not answer: a tick does not wait for it."""
+    owners = sa.select(pipelines.c.owner).where(pipelines.c.pipeline == bound.id)
     try:
         with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
-            state = recovery_state(connection, bound.id)
-            return not state.run and state.asked != "start" and is_stopped_by_user(connection, bound.id)
+            owner = connection.execute(owners).scalar_one_or_none()
+            stopped = is_stopped_by_user(connection, bound.id)
+            return _Known(recovery_state(connection, bound.id), bool(owner), stopped)
     except (ConduitError, SQLAlchemyError):
-        return False
+        return None
 
 
 def _is_claimed(bound: BoundPipeline, store: CachedStore, context: dg.ScheduleEvaluationContext, key: str) -> bool:
@@ -113,17 +126,12 @@ def _is_claimed(bound: BoundPipeline, store: CachedStore, context: dg.ScheduleEv
         return True
 
 
-def _has_left(bound: BoundPipeline, store: CachedStore, run: str) -> bool:
+def _has_left(known: _Known | None, run: str) -> bool:
     """Return whether the run has ended its pipeline; Dagster counts one that was killed right then as active for ever.
 
     One that was killed earlier, the recovery sensor reports.
     """
-    owners = sa.select(pipelines.c.owner).where(pipelines.c.pipeline == bound.id)
-    try:
-        with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
-            return recovery_state(connection, bound.id).run == run and connection.execute(owners).scalar_one() == ""
-    except (ConduitError, SQLAlchemyError):
-        return False
+    return known is not None and known.recovery.run == run and not known.owned
 
 
 def _created(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:

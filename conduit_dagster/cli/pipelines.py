@@ -96,8 +96,9 @@ def start(pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files =
 @verb("pipelines stop")
 def stop(pipeline: Pipeline, force: Force = False, files: Files = None) -> Outcome:
     """Stop a pipeline, wherever it runs, and wait for its end. A pending restart is cancelled."""
-    stopped = subject(pipeline, files).stop(who(), force)
-    return Outcome(stop_summary(pipeline, stopped), {"stopped": stopped})
+    one = subject(pipeline, files)
+    stopped = one.stop(who(), force)
+    return Outcome(stop_summary(pipeline, stopped, one.has_schedule), {"stopped": stopped})
 
 
 Lose = Annotated[bool, typer.Option("--force", help="Delete it even if something that is not delivered is lost.")]

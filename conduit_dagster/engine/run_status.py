@@ -23,10 +23,10 @@ from conduit_dagster.state.database import reading, unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.status_store import (
     Asked,
+    AutomaticStart,
     Failed,
     RecoveryState,
     RunStart,
-    SensorStart,
     StatusStore,
     pass_over,
     recovery_state,
@@ -60,7 +60,7 @@ class RunOrigin:
     """The restarts before this one; overridden by the store's own count if the store knows the failure."""
     since_ns: int | None = None
     """When it began to take the lease."""
-    by_sensor: SensorStart | None = None
+    automatic: AutomaticStart | None = None
     """None: a user launched it."""
 
 
@@ -86,8 +86,8 @@ class RunStatusWriter:
         ``drains``: it only drains the sources by hand.
         """
         origin = self._origin
-        past, since, sensor = origin.past, origin.since_ns, origin.by_sensor
-        start = RunStart(origin.run, file, digest, origin.restart, past, drains, since, sensor)
+        past, since, automatic = origin.past, origin.since_ns, origin.automatic
+        start = RunStart(origin.run, file, digest, origin.restart, past, drains, since, automatic)
         state = self._store.status.begin(start)
         if state is None:
             return False
@@ -225,7 +225,7 @@ class RunDeath:
     digest: str = ""
     """Digest of the file with which it failed to begin; empty if it has begun."""
     asked_ns: int | None = None
-    """Time of the newest request when a sensor launched it as a start."""
+    """Time of the newest request when a sensor or a schedule launched it."""
 
 
 def report_failure(database: sa.Engine, pipeline: str, death: RunDeath, policy: Policy | None) -> Failed | None:

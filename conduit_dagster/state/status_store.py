@@ -22,13 +22,13 @@ Error = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class SensorStart:
-    """A start that a sensor launched; the run may begin much later, as from a queue."""
+class AutomaticStart:
+    """A start that a sensor or a schedule launched; the run may begin much later, as from a queue."""
 
     asked_ns: int
-    """Time of the newest request that the sensor knew; 0 if there was none."""
-    running: bool = True
-    """Whether the pipeline's file still says ``status: running``."""
+    """Time of the newest request that was known at its launch; 0 if there was none."""
+    wanted: bool = True
+    """Whether the file still says ``status: running``; True for a schedule, which has a switch of its own."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class RunStart:
     """Whether it only drains the sources by hand: that is no start of a pipeline that a user stopped."""
     since_ns: int | None = None
     """When the run began to take its lease: a stop that was requested later ends it. None: none does."""
-    by_sensor: SensorStart | None = None
+    automatic: AutomaticStart | None = None
     """None: a user launched it."""
 
 
@@ -95,12 +95,13 @@ class StatusStore:
         before = recovery_state(connection, self._id)
         if start.run and before.reported == start.run:
             return None  # it took too long to begin, and counts as failed: its restart takes its place
-        is_later = start.by_sensor is not None or (start.since_ns is not None and before.asked_ns > start.since_ns)
+        was_launched = start.automatic is not None and start.automatic.asked_ns != before.asked_ns
+        is_later = was_launched or (start.since_ns is not None and before.asked_ns > start.since_ns)
         if before.asked in _ENDS and is_later:
             # it was stopped since the launch, or while this run took the lease; an earlier request had no run to end
             self._end(connection, PipelineStatus.STOPPED, "user", None)
             return None
-        if start.by_sensor is not None and self._is_withdrawn(connection, start.by_sensor, before):
+        if start.automatic is not None and self._is_withdrawn(connection, start.automatic, before):
             return None
         # the reason outlasts the run, however that ends
         is_unasked = start.drains and before.run and before.asked != "start"
@@ -112,12 +113,12 @@ class StatusStore:
         self._event(connection, "started", run=start.run)
         return recovery_state(connection, self._id)
 
-    def _is_withdrawn(self, connection: sa.Connection, start: SensorStart, before: RecoveryState) -> bool:
-        """Return whether the pipeline was stopped, by a user or its file, since the sensor launched this start."""
+    def _is_withdrawn(self, connection: sa.Connection, start: AutomaticStart, before: RecoveryState) -> bool:
+        """Return whether the pipeline was stopped, by a user or its file, since this start was launched."""
         if before.asked == "start":
             return False
         was_stopped = before.asked_ns != start.asked_ns and self._standing(connection)[1] == "user"
-        return was_stopped or not start.running
+        return was_stopped or not start.wanted
 
     def _standing(self, connection: sa.Connection) -> tuple[str, str]:
         """Return status and reason."""

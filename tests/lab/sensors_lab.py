@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin
 from dagster._core.storage.runs.schema import RunsTable
 
-from conduit_dagster.assets.run_op import asked_of
+from conduit_dagster.assets.run_op import automatic_start
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
 from conduit_dagster.engine.report import error_json
@@ -28,7 +28,7 @@ from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import RunStart, SensorStart, recovery_rows
+from conduit_dagster.state.status_store import RunStart, recovery_rows
 from conduit_dagster.state.tables import pipelines
 from lab.as_owner import owned
 
@@ -175,10 +175,10 @@ class Location:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))
 
     def begins(self, run: dg.DagsterRun, status: str = "running") -> bool:
-        """Let a run that a sensor launched as a start begin, if it is still wanted. ``status``: what its file says."""
-        asked_ns = asked_of(run)
-        assert asked_ns is not None
-        start = RunStart(run.run_id, "f", by_sensor=SensorStart(asked_ns, status == "running"))
+        """Let a run that a sensor or schedule launched begin, if it is still wanted. ``status``: what its file says."""
+        automatic = automatic_start(run, status)
+        assert automatic is not None
+        start = RunStart(run.run_id, "f", automatic=automatic)
         with owned(self.root, run.job_name) as store:
             return store.status.begin(start) is not None
 

@@ -36,11 +36,16 @@ def schedule(location: Location) -> dg.ScheduleDefinition:
     return location.definitions.get_repository_def().get_schedule_def("orders__schedule")
 
 
-def ticks(location: Location, now: datetime) -> list[str | None]:
-    """The keys of what the schedule requests at this time."""
+def requests(location: Location, now: datetime) -> list[dg.RunRequest]:
+    """What the schedule requests at this time."""
     repository = location.definitions.get_repository_def()
     with dg.build_schedule_context(location.instance, now, repository_def=repository) as context:
-        return [request.run_key for request in schedule(location).evaluate_tick(context).run_requests or []]
+        return list(schedule(location).evaluate_tick(context).run_requests or [])
+
+
+def ticks(location: Location, now: datetime) -> list[str | None]:
+    """The keys of what the schedule requests at this time."""
+    return [request.run_key for request in requests(location, now)]
 
 
 def minute_of_run(location: Location) -> datetime:
@@ -172,6 +177,37 @@ def test_a_stop_before_the_first_tick_withholds_it_until_a_start(location: Locat
     location.begin()
     location.end("stopped", "system")
     assert len(ticks(location, later)) == 1
+
+
+@pytest.mark.parametrize("status", ["running", "stopped"])
+def test_a_stop_after_a_tick_withdraws_the_run_that_waits_in_a_queue(location: Location, status: str) -> None:
+    """The run began, since the request had been carried out by then."""
+    location.write(status=status, trigger=NIGHTLY)
+    location.begin()
+    location.end("stopped", "system")
+    operated, later = subject(location.project, "orders"), datetime.now(UTC) + timedelta(days=1)
+
+    def queued() -> dg.DagsterRun:
+        (request,) = requests(location, later)
+        return location.launch(dg.RunRequest(job_name="orders", tags=request.tags), "STARTING")
+
+    run = queued()
+    assert operated.stop("operator")
+    assert not location.begins(run, status)
+    location.instance.report_run_canceled(run)
+    # the schedule has a switch of its own: its next run begins, and so does that of a start after the stop
+    run = queued()
+    assert not operated.stop("operator")  # it was stopped already
+    assert not location.begins(run, status)
+    location.instance.report_run_canceled(run)
+    run = queued()
+    assert location.begins(run, status)
+    location.end("stopped", "system")
+    location.instance.report_run_canceled(run)
+    run = queued()
+    assert operated.stop("operator")
+    assert operated.start("operator")
+    assert location.begins(run, status)
 
 
 def test_ticks_open_the_state_store_once(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:

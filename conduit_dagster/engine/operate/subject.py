@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.config.delivery import TIMED
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
@@ -69,12 +70,13 @@ def stop(
     (``pipeline.stopping``: requested, but not ended yet).
     """
     row, recovery = pipeline_rows(database).get(pipeline), recovery_rows(database).get(pipeline)
+    was_stopped = False
     # a start that has not begun yet is withdrawn, even that of a pipeline that never ran
     if not (starts_itself and _never_began(row, recovery)) and (recovery is None or recovery.asked != "start"):
         if row is None:
             raise never_ran(pipeline)
-        if (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row):
-            return False
+        was_stopped = (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row)
+    # even if it was stopped: a run that its schedule launched since may be waiting in Dagster's queue
     record_request(database, pipeline, "force" if force else "stop", by)
     end = time.monotonic() + longest
     while not _is_ended(database, pipeline, lease_seconds):
@@ -85,7 +87,7 @@ def stop(
                 fix="wait for the step at hand, or stop it by force: conduit-dagster pipelines stop --force",
             )
         time.sleep(_LOOK)
-    return True
+    return not was_stopped
 
 
 def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
@@ -214,6 +216,11 @@ class Subject:
         lease = self.project.settings.state.lease
         longest = timeout + lease + _MARGIN
         return stop(self.known(), self.id, by, force, lease, longest, self._starts_itself)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether its file gives it a schedule in Dagster."""
+        return self.bound is not None and self.bound.config.trigger.kind in TIMED
 
     @property
     def _starts_itself(self) -> bool:
