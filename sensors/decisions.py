@@ -7,7 +7,8 @@ from typing import Literal
 
 from conduit_dagster.config.delivery import TIMED
 from conduit_dagster.recovery.policy import PipelineStatus
-from conduit_dagster.sensors.known import KnownPipeline, LastRun
+from conduit_dagster.sensors.dagster_runs import LastRun
+from conduit_dagster.sensors.known import KnownPipeline
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, R
 from conduit_dagster.engine.report import PendingRestart
 from conduit_dagster.engine.run_status import NO_FAILURE, RunDeath, end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
+from conduit_dagster.sensors.dagster_runs import config_of, error_of
 from conduit_dagster.sensors.decisions import Cancelled, Decision, Report, Restart, Start, Stopped, StopRequest
-from conduit_dagster.sensors.known import KnownPipeline, config_of, error_of
+from conduit_dagster.sensors.known import KnownPipeline
 from conduit_dagster.sensors.launch_claims import LaunchClaims, location_of
 from conduit_dagster.state.launches import LaunchClaim, LaunchKind
 from conduit_dagster.state.status_store import record_request

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import sqlalchemy as sa
 
-from conduit_dagster.assets.names import PROJECT_TAG, job_name
-from conduit_dagster.assets.run_op import asked_of, restart_of
-from conduit_dagster.assets.stopping import was_terminated
+from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.config.findings import Finding
@@ -23,9 +20,8 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.config.references import FileStamp, stamp_of
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
 from conduit_dagster.processes import is_dead
-from conduit_dagster.recovery.classify import from_dagster
-from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.sensors.dagster_runs import LastRun
 from conduit_dagster.state.claim import is_kept, project_store
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_states
@@ -65,31 +61,6 @@ class Stored:
     """Epoch of the owner that ``owned`` is about; 0 if there was none."""
     written_ns: int = 0
     """Time of the last run's end, or later; 0 while an owner is alive, whose every transaction would change it."""
-
-
-_START_LIMIT = 180
-"""Seconds; also Dagster's default."""
-
-
-@dataclass(frozen=True)
-class LastRun:
-    """The newest run of the pipeline's own job."""
-
-    run_id: str
-    active: bool
-    failed: bool
-    cancelled: bool
-    created_ns: int
-    failure: int | None = None
-    """Number of the failure that it follows, if it is a restart."""
-    queued: bool = False
-    """Whether it waits in Dagster's queue, for as long as the coordinator's limits say."""
-    changed_ns: int = 0
-    """Time of its last change of status, such as its launch from the queue."""
-    asked_ns: int | None = None
-    """Time of the newest request when a sensor launched it as a start, or a schedule did."""
-    start_limit_ns: int = _START_LIMIT * 1_000_000_000
-    """Time from its launch after which it counts as crashed if it has not begun, unless its restart is not due yet."""
 
 
 @dataclass(frozen=True)
@@ -197,118 +168,6 @@ def _paths(project: Project) -> Iterator[Path]:
         for path in [top, *sorted(top.rglob("*"))] if top.is_dir() else [top]:
             if "__pycache__" not in path.parts:
                 yield path
-
-
-_PAGE = 200
-_FEW = 10
-_OFFSETS = 900.0
-"""Seconds of which every time zone's offset is a multiple."""
-
-
-class Runs:
-    """View of a project's runs in the run storage: the newest page in one query, other runs one by one.
-
-    No query selects by tag where it can be avoided: Dagster would read every run that the project ever had.
-    """
-
-    def __init__(self, instance: dg.DagsterInstance, project: str) -> None:
-        """``project``: value of ``PROJECT_TAG``."""
-        self._instance, self._project = instance, project
-        self._newest: dict[str, LastRun | None] = {}
-        self._all = False
-        self._ahead = 0.0
-
-    def refresh(self) -> None:
-        """Reload the newest runs."""
-        records = self._instance.get_run_records(limit=_PAGE)
-        self._all = len(records) < _PAGE
-        self._newest = {}
-        told = (clock_ahead(self._instance, record) for record in records[:_FEW])
-        self._ahead = next((ahead for ahead in told if ahead is not None), 0.0)
-        for record in records:
-            if _is_of(record, self._project):
-                self._newest.setdefault(record.dagster_run.job_name, _last(self._instance, record, self._ahead))
-
-    def of(self, file: File) -> LastRun | None:
-        """Return the newest run of the pipeline's own job."""
-        if file.job not in self._newest and not self._all:
-            found = newest_run(self._instance, file.job, self._project)
-            self._newest[file.job] = None if found is None else _last(self._instance, found, self._ahead)
-        return self._newest.get(file.job)
-
-
-def newest_run(instance: dg.DagsterInstance, job: str, project: str) -> dg.RunRecord | None:
-    """Return the newest run of a project's job; another project of the instance may have a job of the same name."""
-    newest = instance.get_run_records(dg.RunsFilter(job_name=job), limit=_FEW)
-    own = next((record for record in newest if _is_of(record, project)), None)
-    if own is None and len(newest) == _FEW:
-        tagged = dg.RunsFilter(job_name=job, tags={PROJECT_TAG: project})
-        own = next(iter(instance.get_run_records(tagged, limit=1)), None)
-    return own
-
-
-def _is_of(record: dg.RunRecord, project: str) -> bool:
-    return record.dagster_run.tags.get(PROJECT_TAG) == project
-
-
-def clock_ahead(instance: dg.DagsterInstance, record: dg.RunRecord) -> float | None:
-    """Return by how many seconds the run storage's times are ahead of UTC; None if the run's events don't tell.
-
-    A database whose time zone is not UTC keeps its local time there, and Dagster reads it as UTC.
-    """
-    created, begun = record.create_timestamp.timestamp(), record.start_time
-    if begun is None or abs(created - begun) > _OFFSETS / 2:
-        stats = instance.get_run_stats(record.dagster_run.run_id)
-        begun = stats.enqueued_time or stats.launch_time or begun
-    return None if begun is None else round((created - begun) / _OFFSETS) * _OFFSETS
-
-
-def start_limit_ns(instance: dg.DagsterInstance) -> int:
-    """Return the longest time that a launched run may take to begin: three minutes, or Dagster's own limit if longer,
-    as where a pod has to fetch its image first."""
-    return max(_START_LIMIT, instance.run_monitoring_start_timeout_seconds) * 1_000_000_000
-
-
-def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> LastRun:
-    """``ahead``: see :func:`clock_ahead`."""
-    run = record.dagster_run
-    terminated = was_terminated(instance, record)
-    return LastRun(
-        run.run_id,
-        not run.is_finished,
-        run.status is dg.DagsterRunStatus.FAILURE or (run.status is dg.DagsterRunStatus.CANCELED and not terminated),
-        terminated,
-        round((record.create_timestamp.timestamp() - ahead) * 1e9),
-        restart_of(run),
-        run.status is dg.DagsterRunStatus.QUEUED,
-        round((record.update_timestamp.timestamp() - ahead) * 1e9),
-        asked_of(run),
-        start_limit_ns(instance),
-    )
-
-
-def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
-    """Return the error of a run with its class, as far as it was reported; a crashed process is transient."""
-    failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-    for entry in failures:
-        event = entry.dagster_event
-        data = None if event is None else event.step_failure_data
-        if data is None or data.error is None:
-            continue
-        told = {} if data.user_failure_data is None else data.user_failure_data.metadata
-        metadata = {name: value.value for name, value in told.items()}
-        return from_dagster(metadata, data.error.cls_name, data.error.to_string())
-    return TransientError(
-        f"run {run_id} ended without reporting a result",
-        code="run.died",
-        fix="nothing to do: it is restarted; if it happens again, look for what ends it (memory, the system's log)",
-    )
-
-
-def config_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:
-    """Return the config of the run to repeat; empty if it no longer exists."""
-    run = instance.get_run_by_id(run_id) if run_id else None
-    return {} if run is None else dict(run.run_config)
 
 
 class CachedStore:

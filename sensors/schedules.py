@@ -19,7 +19,8 @@ from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.sensors.known import CachedStore, clock_ahead, newest_run
+from conduit_dagster.sensors.dagster_runs import clock_ahead, newest_run
+from conduit_dagster.sensors.known import CachedStore
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.launches import LaunchClaim, claim_launch
 from conduit_dagster.state.status_store import RecoveryState, is_stopped_by_user, recovery_state

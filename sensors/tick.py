@@ -15,6 +15,7 @@ from conduit_dagster.assets.names import project_name
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.sensors.alerts import alert_sensor
+from conduit_dagster.sensors.dagster_runs import Runs
 from conduit_dagster.sensors.decisions import Decision, StopRequest, lifecycle, recovery
 from conduit_dagster.sensors.executor import DecisionExecutor
 from conduit_dagster.sensors.known import (
@@ -23,7 +24,6 @@ from conduit_dagster.sensors.known import (
     Files,
     HeartbeatMonitor,
     KnownPipeline,
-    Runs,
     Stored,
     stored,
 )
@@ -110,7 +110,7 @@ class Tick:
             try:
                 row = rows.get(file.pipeline, _UNKNOWN)
                 # a query for each of many pipelines takes longer than a tick may
-                known = KnownPipeline(file, row, None if row.owned else runs.of(file))
+                known = KnownPipeline(file, row, None if row.owned else runs.of(file.job))
                 decision = self._decide(known, time.time_ns())
                 if not self._is_renewed(known, decision, digests):
                     executor.carry_out(known, decision)

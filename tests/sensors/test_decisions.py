@@ -9,6 +9,7 @@ import pytest
 
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.recovery.policy import Policy, RestartHistory
+from conduit_dagster.sensors.dagster_runs import LastRun
 from conduit_dagster.sensors.decisions import (
     Cancelled,
     Report,
@@ -19,7 +20,7 @@ from conduit_dagster.sensors.decisions import (
     lifecycle,
     recovery,
 )
-from conduit_dagster.sensors.known import File, KnownPipeline, LastRun, Stored
+from conduit_dagster.sensors.known import File, KnownPipeline, Stored
 from conduit_dagster.state.status_store import RecoveryState
 
 SECOND = 1_000_000_000

@@ -247,7 +247,7 @@ def test_a_tick_of_many_pipelines_is_short(location: Location) -> None:
 def test_a_restart_that_waits_in_dagsters_queue_is_left_there(
     location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("conduit_dagster.sensors.known.start_limit_ns", lambda instance: 0)
+    monkeypatch.setattr("conduit_dagster.sensors.dagster_runs.start_limit_ns", lambda instance: 0)
     location.write()
     location.begin()
     location.fail(policy=Policy(min_delay=0.001))

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from lab.sensors_lab import Location
 
-from conduit_dagster.sensors import known
+from conduit_dagster.sensors import dagster_runs
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_run_of_another_project_does_not_delay_a_start(location: Location, oth
 def test_a_run_of_another_project_does_not_delay_a_restart(
     location: Location, other: Location, page: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known, "_PAGE", page)
+    monkeypatch.setattr(dagster_runs, "_PAGE", page)
     location.write()
     other.write()
     other.run()
