@@ -25,7 +25,7 @@ from conduit_dagster.sensors.decisions import Cancelled, Decision, Report, Resta
 from conduit_dagster.sensors.known import KnownPipeline
 from conduit_dagster.sensors.launch_claims import LaunchClaims, location_of
 from conduit_dagster.state.launches import LaunchClaim, LaunchKind
-from conduit_dagster.state.status_store import record_request
+from conduit_dagster.state.recovery_state import record_request
 
 _SENSOR = "a sensor"
 _WHY = {

@@ -24,7 +24,7 @@ from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.sensors.dagster_runs import LastRun
 from conduit_dagster.state.claim import is_kept, project_store
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_states
+from conduit_dagster.state.recovery_state import NEVER, RecoveryState, recovery_states
 from conduit_dagster.state.tables import pipelines
 
 

@@ -23,7 +23,7 @@ from conduit_dagster.sensors.dagster_runs import clock_ahead, newest_run
 from conduit_dagster.sensors.known import CachedStore
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.launches import LaunchClaim, claim_launch
-from conduit_dagster.state.status_store import RecoveryState, is_stopped_by_user, recovery_state
+from conduit_dagster.state.recovery_state import RecoveryState, is_stopped_by_user, recovery_state
 from conduit_dagster.state.tables import pipelines
 
 _EACH_MINUTE = "* * * * *"

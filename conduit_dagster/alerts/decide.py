@@ -17,7 +17,7 @@ from conduit_dagster.secret_values import masked
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import gone
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import NEVER, recovery_rows
+from conduit_dagster.state.recovery_state import NEVER, recovery_rows
 from conduit_dagster.state.tables import consumers
 
 _ERROR: Final = ("code", "message", "node", "place", "fix")

@@ -324,7 +324,7 @@ def _without_file(project: Project, store: sa.Engine) -> Iterator[str]:
 def _waiting(store: sa.Engine) -> Iterator[tuple[str, str, int]]:
     """Yield the starts and restarts that no process has begun yet, each with its due time in ns since the epoch."""
     from conduit_dagster.cli.pipeline_list import status_of, status_rows
-    from conduit_dagster.state.status_store import recovery_rows
+    from conduit_dagster.state.recovery_state import recovery_rows
 
     for name, state in recovery_rows(store).items():
         if state.asked == "start":

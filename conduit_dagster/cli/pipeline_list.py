@@ -20,7 +20,7 @@ from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.claim import existing_store
 from conduit_dagster.state.dead_letters import open_counts
-from conduit_dagster.state.status_store import NEVER, recovery_rows
+from conduit_dagster.state.recovery_state import NEVER, recovery_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

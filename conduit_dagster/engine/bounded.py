@@ -21,7 +21,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.claim import claim_of
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.status_store import RecoveryState, recovery_state
+from conduit_dagster.state.recovery_state import RecoveryState, recovery_state
 
 T = TypeVar("T")
 GRACE = 0.25

@@ -23,7 +23,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.policy import FRESH, PipelineStatus
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import LeaseHeldByCommand, refusal
-from conduit_dagster.state.status_store import RecoveryState, is_stopped_by_user, recovery_state
+from conduit_dagster.state.recovery_state import RecoveryState, is_stopped_by_user, recovery_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

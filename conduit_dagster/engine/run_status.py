@@ -21,17 +21,8 @@ from conduit_dagster.recovery.policy import FRESH, PipelineStatus, Policy, Resta
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.database import reading, unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire
-from conduit_dagster.state.status_store import (
-    Asked,
-    AutomaticStart,
-    Failed,
-    RecoveryState,
-    RunStart,
-    StatusStore,
-    pass_over,
-    recovery_state,
-    withdraw_start,
-)
+from conduit_dagster.state.recovery_state import Asked, RecoveryState, pass_over, recovery_state, withdraw_start
+from conduit_dagster.state.status_store import AutomaticStart, Failed, RunStart, StatusStore
 from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from conduit_dagster.sdk import Source
 from conduit_dagster.state import overview
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import gone, restarts_of
-from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_rows
+from conduit_dagster.state.recovery_state import NEVER, RecoveryState, recovery_rows
 from conduit_dagster.state.tables import steps
 
 if TYPE_CHECKING:

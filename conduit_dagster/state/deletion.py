@@ -12,7 +12,7 @@ from conduit_dagster.state.dead_letters import up_to
 from conduit_dagster.state.history import DELETED, record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.readers import forget_left
-from conduit_dagster.state.status_store import write_recovery
+from conduit_dagster.state.recovery_state import write_recovery
 from conduit_dagster.state.tables import (
     dead_letter_parts,
     dead_letters,

@@ -1,4 +1,4 @@
-"""Status and recovery state of pipelines: transitions, failures, restarts, requests. One transaction each."""
+"""Transitions of a pipeline's status, for the owner of its lease: starts, failures, ends. One transaction each."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any
 
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.policy import FRESH, GiveUp, PipelineStatus, Policy, RestartHistory, Wait, decide
-from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import provision, record_event, restarts_of
 from conduit_dagster.state.lease import Transactions
-from conduit_dagster.state.row_statements import insert_if_absent, update
-from conduit_dagster.state.tables import pipelines, recoveries
+from conduit_dagster.state.recovery_state import Asked, RecoveryState, recovery_state, write_recovery
+from conduit_dagster.state.row_statements import update
+from conduit_dagster.state.tables import pipelines
 
 Error = Mapping[str, Any]
 """An error in the format of ``run --json``: code, message, node, place, fix, fatal."""
@@ -97,7 +97,7 @@ class StatusStore:
             return None  # it took too long to begin, and counts as failed: its restart takes its place
         was_launched = start.automatic is not None and start.automatic.asked_ns != before.asked_ns
         is_later = was_launched or (start.since_ns is not None and before.asked_ns > start.since_ns)
-        if before.asked in _ENDS and is_later:
+        if before.end_asked and is_later:
             # it was stopped since the launch, or while this run took the lease; an earlier request had no run to end
             self._end(connection, PipelineStatus.STOPPED, "user", None)
             return None
@@ -167,7 +167,7 @@ class StatusStore:
                 values["digest"] = digest
             told = {"code": error["code"], "message": error["message"], "node": error["node"], "fatal": error["fatal"]}
             self._event(connection, "failed", **told, attempt=state.past.attempt, run=run)
-            if state.asked in _ENDS:
+            if state.end_asked:
                 # otherwise the pending request would hold up every later restart and start
                 status = PipelineStatus.STOPPED if state.asked == "stop" else PipelineStatus.DEGRADED
                 write_recovery(connection, self._id, **values)
@@ -256,133 +256,3 @@ def _decide(error: Error, policy: Policy | None, past: RestartHistory, now_ns: i
     if error["fatal"] or policy is None:
         return None
     return decide(policy, past, now_ns)
-
-
-Asked = Literal["", "start", "stop", "force", "renew"]
-"""``renew``: stop, and start again with the current file."""
-_STOPS: Final = ("stop", "force", "renew")
-_ENDS: Final = ("stop", "force")
-
-
-@dataclass(frozen=True)
-class RecoveryState:
-    """A pipeline's recovery row; times in ns since the epoch."""
-
-    run: str = ""
-    """The run that began last."""
-    reported: str = ""
-    """The last run whose failure another process reported."""
-    failure: int = 0
-    """Number of failures so far; it identifies the restart that follows the last one."""
-    past: RestartHistory = FRESH
-    restart_at_ns: int = 0
-    """When the pending restart is due; 0 if none is pending."""
-    cause: dict[str, Any] | None = None
-    """The newest error."""
-    asked: Asked = ""
-    """An operator's request that has not been carried out yet."""
-    asked_ns: int = 0
-    digest: str = ""
-    """Digest of the pipeline's file, as read by the run that began last."""
-
-    @property
-    def stop_asked(self) -> bool:
-        """Whether the run was asked to end."""
-        return self.asked in _STOPS
-
-
-NEVER: Final = RecoveryState()
-"""State of a pipeline that never ran."""
-
-
-def recovery_state(connection: sa.Connection, pipeline: str) -> RecoveryState:
-    """Return the pipeline's recovery state; ``NEVER`` if it has no row."""
-    mine = sa.select(recoveries).where(recoveries.c.pipeline == pipeline)
-    row = connection.execute(mine).mappings().one_or_none()
-    return NEVER if row is None else _state(row)
-
-
-def recovery_rows(engine: sa.Engine) -> dict[str, RecoveryState]:
-    """Return all recovery states, by pipeline."""
-    with reading(engine) as connection:
-        return recovery_states(connection)
-
-
-def recovery_states(connection: sa.Connection) -> dict[str, RecoveryState]:
-    """Return all recovery states, by pipeline, as part of a transaction."""
-    rows = connection.execute(sa.select(recoveries)).mappings()
-    return {row["pipeline"]: _state(row) for row in rows}
-
-
-def is_stopped_by_user(connection: sa.Connection, pipeline: str) -> bool:
-    """Return whether a user stopped the pipeline; one that only an operator's command has worked on is not stopped."""
-    mine = sa.select(pipelines.c.status, pipelines.c.reason).where(pipelines.c.pipeline == pipeline)
-    row = connection.execute(mine).one_or_none()
-    is_known = recovery_state(connection, pipeline) != NEVER
-    return is_known and row is not None and (row.status, row.reason) == (PipelineStatus.STOPPED, "user")
-
-
-def _state(row: Any) -> RecoveryState:
-    return RecoveryState(
-        row["run"],
-        row["reported"],
-        row["failure"],
-        RestartHistory(row["attempt"], tuple(json.loads(row["restarts"]))),
-        row["restart_at_ns"],
-        json.loads(row["cause"]) if row["cause"] else None,
-        row["asked"],
-        row["asked_ns"],
-        row["digest"],
-    )
-
-
-def write_recovery(connection: sa.Connection, pipeline: str, **values: Any) -> None:
-    """Update columns of the row; create it if missing. ``past`` and ``cause`` are passed as objects."""
-    if (past := values.pop("past", None)) is not None:
-        values |= {"attempt": past.attempt, "restarts": json.dumps(past.restarts)}
-    if "cause" in values:
-        values["cause"] = json.dumps(values["cause"]) if values["cause"] else ""
-    fresh: dict[str, Any] = {
-        "pipeline": pipeline, "run": "", "reported": "", "failure": 0, "attempt": 0, "restarts": "[]",
-        "restart_at_ns": 0, "cause": "", "asked": "", "asked_ns": 0, "digest": "",
-    }  # fmt: skip
-    insert_if_absent(connection, recoveries, **fresh)
-    update(connection, recoveries, {"pipeline": pipeline}, values)
-
-
-def pass_over(connection: sa.Connection, pipeline: str, run: str, delay: float) -> None:
-    """Record that a run ended because another process had the lease; a pending restart waits ``delay`` s more.
-
-    It keeps its failure's number: whichever run begins first takes it.
-    """
-    write_recovery(connection, pipeline, reported=run)
-    due = recovery_state(connection, pipeline).restart_at_ns
-    # unless a run has begun meanwhile, which takes the restart
-    pending = (recoveries.c.pipeline == pipeline, recoveries.c.restart_at_ns == due, recoveries.c.restart_at_ns > 0)
-    later = max(due, time.time_ns() + round(delay * 1e9))
-    connection.execute(sa.update(recoveries).where(*pending).values(restart_at_ns=later))
-
-
-def withdraw_start(connection: sa.Connection, pipeline: str, asked_ns: int) -> None:
-    """Withdraw a request to start: the run that was launched for it could not begin."""
-    request = (recoveries.c.pipeline == pipeline, recoveries.c.asked == "start", recoveries.c.asked_ns == asked_ns)
-    connection.execute(sa.update(recoveries).where(*request).values(asked=""))
-
-
-def record_request(
-    engine: sa.Engine,
-    pipeline: str,
-    asked: Asked,
-    by: str,
-    unless: Callable[[sa.Connection], bool] = lambda connection: False,
-) -> bool:
-    """Leave a request for the process that runs the pipeline, or will. Needs no lease: only the owner acts on it.
-
-    Return False, leaving none, if ``unless``, evaluated in the same transaction, is true.
-    """
-    with engine.begin() as connection:
-        if unless(connection):
-            return False
-        write_recovery(connection, pipeline, asked=asked, asked_ns=time.time_ns())
-        record_event(connection, pipeline, "asked", to=asked, by=by)
-    return True

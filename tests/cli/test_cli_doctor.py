@@ -15,7 +15,8 @@ from conduit_dagster.cli.demo import LINES, make_project
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.status_store import RunStart, record_request, write_recovery
+from conduit_dagster.state.recovery_state import record_request, write_recovery
+from conduit_dagster.state.status_store import RunStart
 
 
 def checks(ran) -> dict[str, str]:

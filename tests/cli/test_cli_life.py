@@ -13,7 +13,8 @@ from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import RunStart, recovery_rows
+from conduit_dagster.state.recovery_state import recovery_rows
+from conduit_dagster.state.status_store import RunStart
 
 
 @pytest.fixture

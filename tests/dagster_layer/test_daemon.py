@@ -25,7 +25,7 @@ from conduit_dagster.spark.server import stop_server
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import NEVER, recovery_rows
+from conduit_dagster.state.recovery_state import NEVER, recovery_rows
 
 PIPELINE = """
 version: "2.2"

@@ -14,7 +14,7 @@ from conduit_dagster.assets.operator_jobs import operator_jobs
 from conduit_dagster.resources import spark_resource
 from conduit_dagster.state.history import events
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.status_store import recovery_rows
+from conduit_dagster.state.recovery_state import recovery_rows
 
 JOBS = {"conduit__start", "conduit__stop", "conduit__rewind", "conduit__compact"}
 OPS = {"start": "start_pipeline", "stop": "stop_pipeline", "rewind": "rewind_source", "compact": "compact_log"}

@@ -38,7 +38,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.database import make_engine
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import recovery_rows
+from conduit_dagster.state.recovery_state import recovery_rows
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from conduit_dagster.engine.stop import Reason, StopFlag
 from conduit_dagster.spark import connect
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import recovery_rows
+from conduit_dagster.state.recovery_state import recovery_rows
 from conduit_dagster.state.store import PipelineStore
 
 BAD_CLOSE = """

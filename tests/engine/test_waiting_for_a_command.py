@@ -19,7 +19,7 @@ from conduit_dagster.engine.run_options import Ended, Listen, RunOptions, ignore
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.status_store import record_request
+from conduit_dagster.state.recovery_state import record_request
 from conduit_dagster.state.tables import pipelines
 
 

@@ -15,7 +15,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import recovery_rows
+from conduit_dagster.state.recovery_state import recovery_rows
 from lab.support import Lab, queue
 
 from .stored_events import newest_events

@@ -28,7 +28,8 @@ from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import RunStart, recovery_rows
+from conduit_dagster.state.recovery_state import recovery_rows
+from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.tables import pipelines
 from lab.as_owner import owned
 

@@ -21,7 +21,7 @@ from conduit_dagster.sensors.decisions import (
     recovery,
 )
 from conduit_dagster.sensors.known import File, KnownPipeline, Stored
-from conduit_dagster.state.status_store import RecoveryState
+from conduit_dagster.state.recovery_state import RecoveryState
 
 SECOND = 1_000_000_000
 NOW = 1_000_000 * SECOND

@@ -25,7 +25,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.status_store import record_request
+from conduit_dagster.state.recovery_state import record_request
 from conduit_dagster.state.tables import pipelines
 
 LIFECYCLE = "conduit_lifecycle"

@@ -11,7 +11,8 @@ from conduit_dagster.engine.operate.subject import ask_start, stop
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.status_store import RunStart, record_request, recovery_rows
+from conduit_dagster.state.recovery_state import record_request, recovery_rows
+from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
 
 

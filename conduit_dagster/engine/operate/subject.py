@@ -24,7 +24,7 @@ from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.claim import existing_store, project_store
 from conduit_dagster.state.lease import free_silent
 from conduit_dagster.state.overview import locked_row, pipeline_rows, stored_names
-from conduit_dagster.state.status_store import RecoveryState, record_request, recovery_rows, recovery_state
+from conduit_dagster.state.recovery_state import RecoveryState, record_request, recovery_rows, recovery_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
