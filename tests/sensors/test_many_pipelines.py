@@ -12,7 +12,7 @@ from lab.sensors_lab import Location
 from conduit_dagster.assets.names import PROJECT_TAG
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import Catalogue
-from conduit_dagster.sensors import known, tick
+from conduit_dagster.sensors import dagster_runs, known, tick
 
 NAMES = [f"p{number}" for number in range(5)]
 
@@ -27,7 +27,7 @@ def location(location: Location) -> Location:
 @pytest.fixture
 def asked(location: Location, monkeypatch: pytest.MonkeyPatch) -> list[dg.RunsFilter | None]:
     """The filter of each query for runs; the newest page of them has one run."""
-    monkeypatch.setattr(known, "_PAGE", 1)
+    monkeypatch.setattr(dagster_runs, "_PAGE", 1)
     filters: list[dg.RunsFilter | None] = []
     real = location.instance.get_run_records
 
