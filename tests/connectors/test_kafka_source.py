@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from conduit_dagster.connectors.kafka.partition_reader import in_range
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.source import KafkaSource
+from conduit_dagster.engine.operate.rewind import check_position
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Limit, Position, ReadOptions
 
@@ -219,6 +220,23 @@ def test_messages_that_retention_removed_unread_are_told(lab: KafkaLab) -> None:
     further, found = lab.step(skipping, third)
     assert [record.after for record in found] == [b"5", b"6", b"7", b"8", b"9"]
     assert skipping.latest(further, ALL) == further
+
+
+def test_a_position_may_be_rewound_to_after_the_oldest_messages_are_gone(lab: KafkaLab) -> None:
+    """What was read before it need not be there any more."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    source, skipping = lab.source(topic), lab.source(topic, on_gone="skip")
+    sixth = source.latest(source.initial(), Limit(6, 10**9))
+    end = source.latest(sixth, ALL)
+    lab.server.delete_before(topic, 0, 5)
+    check_position(source, "p:in", end, sixth)
+    assert lab.values(source, sixth) == [b"6", b"7", b"8", b"9"]
+    assert skipping.gives_up(skipping.initial(), sixth), "as a step, it lacks messages"
+    lab.server.delete_before(topic, 0, 7)
+    with pytest.raises(FatalError, match="messages 6 to 6 were removed") as error:
+        check_position(source, "p:in", end, sixth)
+    assert error.value.code == "positions.invalid"
 
 
 def test_a_topic_that_is_missing(lab: KafkaLab) -> None:

@@ -23,7 +23,6 @@ from conduit_dagster.connectors.kafka.message_sizes import MessageSizes, shares
 from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader, consumer_config
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.topics import Cluster, KnownTopic
-from conduit_dagster.connectors.step_planning import is_gone
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split
 
@@ -218,20 +217,37 @@ class KafkaSource(Source):
         return cut(before, after, boundary).as_json()
 
     def verify(self, start: Position, end: Position) -> None:
-        """Raise ``FatalError`` if messages of the range are gone, or their topic was recreated."""
-        before, after = parse_position(start), parse_position(end)
-        parts = list(ranges(before, after))
+        """Raise ``FatalError`` if messages of the range are gone, or their topic was recreated.
+
+        Of a partition that is not in ``start``, the oldest messages may be gone: how far back it was read once does not
+        make ``end`` invalid, and a task that reads it misses them itself.
+        """
+        before = parse_position(start).topics
+        for part, problem in self._missing(start, end):
+            is_in_start = part.topic in before and part.partition < len(before[part.topic].next)
+            if is_in_start or problem.code != "kafka.range_gone":
+                raise problem
+
+    def _missing(self, start: Position, end: Position) -> Iterator[tuple[PartitionRange, ConduitError]]:
+        """Yield the partitions of a range whose messages are not there, each with its error."""
+        after = parse_position(end)
+        parts = list(ranges(parse_position(start), after))
         known = self._cluster.known(sorted({part.topic for part in parts}))
         for part in parts:
             topic = known.get(part.topic)
             if topic is None:
-                raise self._errors.no_topic(part.topic)
-            if problem := self._problem(_alone(after.topics[part.topic], part, topic), topic):
-                raise problem
+                yield part, self._errors.no_topic(part.topic)
+            elif problem := self._problem(_alone(after.topics[part.topic], part, topic), topic):
+                yield part, problem
 
     def gives_up(self, start: Position, end: Position) -> bool:
         """Return whether the range is gone and its loss is allowed, by ``on-gone: skip``."""
-        return self.settings.on_gone == "skip" and is_gone(self, start, end)
+        if self.settings.on_gone != "skip":
+            return False
+        _, problem = next(self._missing(start, end), (None, None))
+        if problem is not None and not problem.fatal:
+            raise problem
+        return problem is not None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
