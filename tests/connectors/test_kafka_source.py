@@ -383,6 +383,19 @@ def test_messages_that_the_brokers_lost_are_awaited_even_with_skip(lab: KafkaLab
     assert not source.gives_up(source.initial(), end)
 
 
+@pytest.mark.parametrize("begin", [len(ROWS), len(ROWS) + 5])
+def test_a_planned_range_that_the_brokers_lost_is_awaited(lab: KafkaLab, begin: int) -> None:
+    """A step that was planned before a crash of both: not taken for one that retention removed, nor for a silence."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    source = lab.source(topic, timeout="2s")
+    known = source.latest(source.initial(), ALL)["topics"][topic]
+    start, end = ({"topics": {topic: {**known, "next": [offset]}}} for offset in (begin, begin + 5))
+    with pytest.raises(TransientError, match=f"ends at {len(ROWS)}, and {begin} comes next") as error:
+        lab.read(source, start, end)
+    assert error.value.code == "kafka.behind"
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -200,6 +200,12 @@ class KafkaErrors:
         fix = "the next attempt creates it; with create-topics: never it is yours to create"
         return self.outage(f"the topic {topic} was deleted while it was written to", "kafka.topic_deleted", fix)
 
+    def behind(self, where: str, high: int, offset: int) -> ConduitError:
+        """Return the error for a partition that ends before an offset that was there."""
+        fix = "wait for the broker that has them; else conduit-dagster positions rewind PIPELINE --to-start"
+        message = f"{where} ends at {high}, and {offset} comes next: brokers have lost messages"
+        return self.outage(message, "kafka.behind", fix)
+
     def no_topic(self, topic: str) -> ConduitError:
         """Return the error for a missing topic."""
         fix = f"kafka-topics.sh --bootstrap-server {self._place} --create --topic {topic or 'TOPIC'}"

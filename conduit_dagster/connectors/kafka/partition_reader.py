@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby, takewhile
 from operator import lt
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, PASSING, KafkaErrors, client_config, make_client
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
@@ -22,6 +23,8 @@ BINARY = ".base64"
 """Suffix of the metadata key of a header that is not UTF-8."""
 _BYTES = 4
 """Size of a block, as a multiple of the requested one: messages take less room than records."""
+_END = 5.0
+"""Seconds to wait for the end of a partition, once its messages do not come."""
 _LOGIN = (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
@@ -85,9 +88,10 @@ class PartitionReader:
                     self._require_dense(part, expected)
                     break
                 if error is not None:
-                    self._look_at(error, part)
+                    self._look_at(error, part, consumer, expected)
                 # a timeout, which never counts as the end of the range
                 if time.monotonic() - heard > self._settings.timeout:
+                    self._require_end(consumer, part, expected)
                     what = f"no answer for {self._settings.timeout:g} s at {part.topic}/{part.partition}/{expected}"
                     raise self._errors.verdict(KafkaError(KafkaError._TIMED_OUT), what, part.topic)
         except Exception:
@@ -122,14 +126,23 @@ class PartitionReader:
         fix = "remove dense-offsets: the topic is compacted, or written in transactions; it goes on after what was read"
         return self._errors.fatal(message, "kafka.gap", fix, part.topic)
 
-    def _look_at(self, error: KafkaError, part: PartitionRange) -> None:
+    def _look_at(self, error: KafkaError, part: PartitionRange, consumer: Consumer, expected: int) -> None:
         """Raise for an error of the partition. Connection errors are ignored, since the client reconnects by itself."""
         where = f"{part.topic}, partition {part.partition}"
         if error.code() == KafkaError._AUTO_OFFSET_RESET or error.code() == KafkaError.OFFSET_OUT_OF_RANGE:
+            self._require_end(consumer, part, expected)
             message = f"{where}: messages from {part.begin} to {part.end} are not all there any more"
             raise self._errors.fatal(message, "kafka.range_gone", GONE.format(topic=part.topic), part.topic)
         if error.code() not in PASSING or error.code() in (*NO_TOPIC, *_LOGIN):
             raise self._errors.verdict(error, where, part.topic)
+
+    def _require_end(self, consumer: Consumer, part: PartitionRange, expected: int) -> None:
+        """Raise ``TransientError`` if the partition ends before the range, as far as the brokers answer."""
+        place = TopicPartition(part.topic, part.partition)
+        with suppress(KafkaException):
+            _, high = consumer.get_watermark_offsets(place, min(_END, self._settings.timeout))
+            if high < part.end:
+                raise self._errors.behind(f"{part.topic}, partition {part.partition}", high, expected)
 
 
 GONE = (

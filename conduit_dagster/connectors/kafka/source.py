@@ -178,9 +178,7 @@ class KafkaSource(Source):
                 message = f"{where}: messages {offset} to {low - 1} were removed before they were read"
                 return self._errors.fatal(message, "kafka.range_gone", GONE.format(topic=topic.name), topic.name)
             if offset > high:
-                message = f"{where} ends at {high}, and {offset} comes next: brokers have lost messages"
-                fix = "wait for the broker that has them; else conduit-dagster positions rewind PIPELINE --to-start"
-                return self._errors.outage(message, "kafka.behind", fix)
+                return self._errors.behind(where, high, offset)
         return None
 
     # -- ranges -------------------------------------------------------------------------------------------------
