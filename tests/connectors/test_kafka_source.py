@@ -15,10 +15,12 @@ from lab.kafka_lab import ALL, KafkaLab
 from lab.kafka_server import KafkaServer
 from lab.waiting import wait_until
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from conduit_dagster.connectors.kafka.partition_reader import in_range
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.source import KafkaSource
+from conduit_dagster.daemon_threads import has_ended, in_daemon
 from conduit_dagster.engine.operate.rewind import check_position
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Limit, Position, ReadOptions
@@ -259,12 +261,48 @@ def test_a_group_is_told_only_when_it_is_wanted(lab: KafkaLab, commits: bool) ->
     source.ack(end, 1)
     source.ack(end, 1)
     source.close()
+    assert _committed(lab, group, topic, 2) == (end["topics"][topic]["next"] if commits else [-1001, -1001])
+
+
+def _committed(lab: KafkaLab, group: str, topic: str, partitions: int = 1) -> list[int]:
     consumer = Consumer({"bootstrap.servers": lab.server.servers, "group.id": group})
     try:
-        found = consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)], 10)
+        found = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], 10)
     finally:
         consumer.close()
-    assert [one.offset for one in found] == (end["topics"][topic]["next"] if commits else [-1001, -1001])
+    return [one.offset for one in found]
+
+
+def test_an_ack_waits_for_no_broker_that_is_silent(lab: KafkaLab) -> None:
+    """Offsets in the group are for monitors only: the run goes on, and a later ack commits them."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    group = f"g-{topic}"
+    source = lab.source(topic, commit_offsets="true", groupID=group)
+    start = source.initial()
+    third = source.latest(start, Limit(3, 10**9))
+    end = source.latest(third, ALL)
+    source.ack(third, 1)
+    with lab.server.frozen():
+        acked = in_daemon(lambda: [source.ack(end, 1), source.ack(end, 1)], "acks")
+        assert has_ended(acked, 30)
+    source.ack(end, 1)
+    source.close()
+    assert _committed(lab, group, topic) == [len(ROWS)]
+
+
+def test_a_topic_that_was_deleted_keeps_no_other_offset_from_its_group(lab: KafkaLab) -> None:
+    gone, topic = lab.server.topic(), lab.server.topic()
+    for name in (gone, topic):
+        lab.server.send(name, ROWS)
+    source = lab.source(f"^({gone}|{topic})", commit_offsets="true", on_gone="skip", groupID=f"g-{topic}")
+    end = source.latest(source.initial(), ALL)
+    lab.server.delete(gone)
+    with capture_logs() as logs:
+        source.ack(end, 1)
+        source.close()
+    assert not logs
+    assert _committed(lab, f"g-{topic}", topic) == [len(ROWS)]
 
 
 # -- outages and logins -------------------------------------------------------------------------------------------

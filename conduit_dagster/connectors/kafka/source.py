@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 import re2
-import structlog
-from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from conduit_dagster.connectors.kafka.kafka_client import KafkaErrors, make_client
+from conduit_dagster.connectors.kafka.group_offsets import GroupOffsets
+from conduit_dagster.connectors.kafka.kafka_client import KafkaErrors
 from conduit_dagster.connectors.kafka.kafka_position import (
     KafkaPosition,
     PartitionRange,
@@ -20,7 +19,7 @@ from conduit_dagster.connectors.kafka.kafka_position import (
     ranges,
 )
 from conduit_dagster.connectors.kafka.message_sizes import MessageSizes, shares
-from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader, consumer_config
+from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.topics import Cluster, KnownTopic
 from conduit_dagster.recovery.errors import ConduitError
@@ -56,7 +55,7 @@ class KafkaSource(Source):
         self._errors = KafkaErrors(settings, "Read --operation Describe")
         self._cluster = Cluster(settings, self._errors)
         self._sizes = MessageSizes(settings, self._errors)
-        self._committer: Consumer | None = None
+        self._group = GroupOffsets(settings, context, self._errors, self._cluster)
 
     @property
     def unit(self) -> dict[str, Any]:
@@ -73,11 +72,9 @@ class KafkaSource(Source):
 
     def close(self) -> None:
         """Close the driver's connections."""
+        self._group.close()
         self._cluster.close()
         self._sizes.close()
-        committer, self._committer = self._committer, None
-        if committer is not None:
-            committer.close()
 
     # -- start positions ----------------------------------------------------------------------------------------
 
@@ -272,25 +269,9 @@ class KafkaSource(Source):
         return {"topics": len(topics), "partitions": sum(len(one.next) for one in topics.values())}
 
     def ack(self, upto: Position, generation: int) -> None:
-        """Commit the offsets to the group, with ``commit-offsets``. A failure only logs a warning, because they are for
-        monitoring."""
-        if not self.settings.commit_offsets:
-            return
-        topics = parse_position(upto).topics
-        offsets = [TopicPartition(name, i, at) for name, one in topics.items() for i, at in enumerate(one.next)]
-        try:
-            if offsets:
-                self._group().commit(offsets=offsets, asynchronous=False)
-        except KafkaException as error:
-            found = self._errors.verdict(error, "offsets can't be committed to the group")
-            structlog.get_logger().warning("offsets not committed", node=self.context.full_id, error=found.message)
-
-    def _group(self) -> Consumer:
-        if self._committer is None:
-            group = self.settings.group_id or f"conduit-{self.context.pipeline}/{self.context.connector}"
-            config = {**consumer_config(self.settings, self._errors), "group.id": group}
-            self._committer = make_client(Consumer, config, self._errors)
-        return self._committer
+        """Commit the offsets to the group, with ``commit-offsets``."""
+        if self.settings.commit_offsets:
+            self._group.commit(parse_position(upto))
 
 
 def _begun(topic: KnownTopic, begins: Mapping[Any, int]) -> TopicPosition:
