@@ -83,6 +83,16 @@ def test_headers_pass_through_in_order_with_records_that_have_none(lab: KafkaLab
     assert not any(m.headers() for m in lab.server.read(other))
 
 
+def test_headers_from_kafka_to_kafka_are_the_same(lab: KafkaLab) -> None:
+    """Also text under a name that looks like that of encoded bytes."""
+    topic, other = lab.server.topic(), lab.server.topic()
+    headers = [("a", b"x"), ("b", b"\xff"), ("sum.base64", b"hello"), ("c.base64", b"/w=="), ("d.base64", b"\xff")]
+    lab.server.send(topic, [(b"k", b"v")], headers=headers)
+    source = lab.source(topic)
+    lab.deliver(lab.destination(other), lab.step(source, source.initial())[1])
+    assert [m.headers() for m in lab.server.read(other)] == [headers]
+
+
 def test_the_time_of_a_message(lab: KafkaLab) -> None:
     topic = lab.server.topic()
     records = [Record(0, {"opencdc.createdAt": "1600000000123456789"}, b"x"), Record(1, {}, b"y")]

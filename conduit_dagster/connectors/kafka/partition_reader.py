@@ -20,7 +20,7 @@ from conduit_dagster.sdk import MISCOUNTED, Block, Keys, ReadOptions, Split
 
 HEADER = "kafka.header."
 BINARY = ".base64"
-"""Suffix of the metadata key of a header that is not UTF-8."""
+"""Suffix of the metadata key of a header that is not UTF-8, or whose name ends with it."""
 _BYTES = 4
 """Size of a block, as a multiple of the requested one: messages take less room than records."""
 _END = 5.0
@@ -268,7 +268,9 @@ class RecordMaker:
 
 
 def _header(name: str, value: bytes | None) -> dict[str, str]:
-    try:
-        return {HEADER + name: (value or b"").decode()}
-    except UnicodeDecodeError:
-        return {HEADER + name + BINARY: base64.b64encode(value or b"").decode()}
+    data = value or b""
+    with suppress(UnicodeDecodeError):
+        # text under such a name would be decoded as Base64 where it is written again
+        if not name.endswith(BINARY):
+            return {HEADER + name: data.decode()}
+    return {HEADER + name + BINARY: base64.b64encode(data).decode()}
