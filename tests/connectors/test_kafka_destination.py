@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lab.kafka_lab import BY_COLLECTION, KafkaLab, child, numbered
-from lab.kafka_server import KafkaServer
+from lab.kafka_server import KafkaServer, running_kafka
 from lab.kills import at, crashing
 from lab.waiting import wait_until
 from pydantic import ValidationError
@@ -304,6 +304,16 @@ def test_an_open_transaction_of_another_pipeline_does_not_hide_a_hash(lab: Kafka
     assert again.holds(delivery)
     again.publish(delivery)
     assert len(lab.server.read(topic)) == 3
+
+
+def test_brokers_without_transactions_are_not_said_to_be_down(tmp_path: Path) -> None:
+    """As with one broker and the default of three replicas."""
+    with running_kafka("transaction.state.log.replication.factor=3") as server:
+        destination = KafkaLab(server, tmp_path).destination(server.topic(), timeout="3s")
+        with pytest.raises(TransientError, match="answer, but none coordinates transactions") as error:
+            destination.fence(1)
+    assert error.value.code == "kafka.no_coordinator"
+    assert "transaction.state.log.replication.factor" in (error.value.fix or "")
 
 
 def test_old_hashes_are_dropped(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:

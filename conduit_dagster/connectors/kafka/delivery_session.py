@@ -174,7 +174,7 @@ class DeliverySession:
 
     def __init__(self, owner: str, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
         self._owner, self._settings, self._errors = owner, settings, errors
-        self._reader = _ClaimReader(settings, errors, cluster)
+        self._cluster, self._reader = cluster, _ClaimReader(settings, errors, cluster)
         self._lock = threading.RLock()
         self._producer: Producer | None = None
         self.failures = SendFailures()
@@ -201,9 +201,14 @@ class DeliverySession:
             self._reader.read(self.claims)
         except KafkaException as error:
             producer.poll(0)
-            raise self._errors.verdict(error, f"transactions of {self._owner} can't begin") from None
+            raise self._unopened(error, f"transactions of {self._owner} can't begin") from None
         self._producer = producer
         return producer
+
+    def _unopened(self, error: Any, what: str) -> Exception:
+        found = self._errors.verdict(error, what)
+        is_silent = found.code == "kafka.unreachable"
+        return self._errors.no_coordinator(what) if is_silent and self._cluster.answers() else found
 
     def _config(self) -> dict[str, Any]:
         return producer_config(self._settings, self._errors, self.failures) | {

@@ -200,6 +200,13 @@ class KafkaErrors:
         fix = "the next attempt creates it; with create-topics: never it is yours to create"
         return self.outage(f"the topic {topic} was deleted while it was written to", "kafka.topic_deleted", fix)
 
+    def no_coordinator(self, what: str) -> ConduitError:
+        """Return the error for a timeout of transactions whose brokers answer otherwise."""
+        settings = "transaction.state.log.replication.factor and transaction.state.log.min.isr"
+        fix = f"look at the brokers' log; with fewer than three brokers, lower their {settings}"
+        message = f"{what}: the brokers answer, but none coordinates transactions"
+        return self.outage(message, "kafka.no_coordinator", fix)
+
     def behind(self, where: str, high: int, offset: int) -> ConduitError:
         """Return the error for a partition that ends before an offset that was there."""
         fix = "wait for the broker that has them; else conduit-dagster positions rewind PIPELINE --to-start"

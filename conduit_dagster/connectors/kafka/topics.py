@@ -25,6 +25,8 @@ from conduit_dagster.record import Nack
 from conduit_dagster.sdk import Refusal, Rejected
 
 _PAUSE = 0.05
+_SOON = 5.0
+"""Seconds to wait for any answer of a broker."""
 _EARLIEST, _LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
 Places = Sequence[tuple[str, int]]
 """Topics and partitions."""
@@ -62,6 +64,14 @@ class Cluster:
         """Drop the client; the next request creates another."""
         with self._lock:
             self._client = None
+
+    def answers(self) -> bool:
+        """Return whether a broker answers within some seconds."""
+        try:
+            self.client.describe_cluster(request_timeout=_SOON).result(2 * _SOON)
+        except (KafkaException, TimeoutError):
+            return False
+        return True
 
     # -- topics -------------------------------------------------------------------------------------------------
 
