@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import (
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
 from lab.kafka_lab import BY_COLLECTION, KafkaLab, child, numbered
 from lab.kafka_server import KafkaServer, running_kafka
 from lab.kills import at, crashing
@@ -330,6 +334,16 @@ def test_old_hashes_are_dropped(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) 
             one.publish(old)
         assert error.value.code == "kafka.step_pruned"
     assert len(lab.server.read(topic)) == 3
+
+
+def test_a_new_topic_of_deliveries_is_compacted_while_it_is_small(lab: KafkaLab) -> None:
+    """Each start reads what is not compacted yet."""
+    deliveries = f"deliveries-{lab.server.topic()}"
+    lab.destination(lab.server.topic(), deliveries_topic=deliveries).check()
+    resource = ConfigResource(ResourceType.TOPIC, deliveries)
+    found = lab.server.admin.describe_configs([resource])[resource].result(60)
+    assert found["cleanup.policy"].value == "compact"
+    assert int(found["segment.bytes"].value) <= 100 << 20
 
 
 def test_the_topic_of_deliveries_must_be_compacted(lab: KafkaLab) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import re2
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -28,6 +28,9 @@ _PAUSE = 0.05
 _SOON = 5.0
 """Seconds to wait for any answer of a broker."""
 _EARLIEST, _LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
+_DELIVERIES: Final = {"cleanup.policy": "compact", "segment.bytes": str(100 << 20)}
+"""Settings of a new topic of deliveries. The newest segment is never compacted, and each start reads all of it: with
+Kafka's default of 1 GB that would be some million hashes."""
 Places = Sequence[tuple[str, int]]
 """Topics and partitions."""
 
@@ -193,9 +196,7 @@ class TargetTopics:
         name = self._settings.deliveries_topic
         if name in self._found:
             return
-        is_new = not self._cluster.describe([name]) and self._create(
-            NewTopic(name, 1, config={"cleanup.policy": "compact"})
-        )
+        is_new = not self._cluster.describe([name]) and self._create(NewTopic(name, 1, config=_DELIVERIES))
         policy = "compact" if is_new else self._cluster.config(name, "cleanup.policy")
         if policy != "compact":
             # retention would remove hashes, and their deliveries would be written twice
