@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,23 @@ def test_topics_that_must_not_be_created(lab: KafkaLab) -> None:
         destination.publish(lab.stage(destination, records))
     assert [(one.place, one.nack.code) for one in refused.value.refusals] == [(i, "kafka.no_topic") for i in (2, 4)]
     assert lab.server.read(topic) == []
+
+
+def test_a_topic_that_can_not_exist_beside_another(lab: KafkaLab) -> None:
+    """Kafka takes a dot and an underscore for the same: records that name such a topic are refused, a fixed one is
+    fatal."""
+    there = lab.server.topic(name=f"{secrets.token_hex(4)}.orders")
+    other = there.replace(".", "_")
+    destination = lab.destination(BY_COLLECTION)
+    records = [Record(i, {"opencdc.collection": other if i in (2, 4) else there}, {"i": i}) for i in range(6)]
+    with pytest.raises(Rejected, match="collides with existing topic") as refused:
+        destination.publish(lab.stage(destination, records))
+    assert [(one.place, one.nack.code) for one in refused.value.refusals] == [(i, "kafka.topic_name") for i in (2, 4)]
+    fixed = lab.destination(other)
+    with pytest.raises(FatalError, match="collides with existing topic") as error:
+        fixed.publish(lab.stage(fixed, records))
+    assert error.value.code == "kafka.topic_name"
+    assert lab.server.read(there) == []
 
 
 @pytest.mark.parametrize("is_named", [False, True])

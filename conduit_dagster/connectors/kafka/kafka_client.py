@@ -153,6 +153,8 @@ class KafkaErrors:
             return self.fatal(text, "kafka.no_right", fix, topic)
         if code in NO_TOPIC:
             return self.no_topic(topic)
+        if code == KafkaError.TOPIC_EXCEPTION:
+            return self.fatal(text, "kafka.topic_name", "name another topic", topic)
         if code in FENCED:
             fix = "another run has taken over: let one of them run; nothing was written twice"
             return self.outage(text, "kafka.fenced", fix)

@@ -22,6 +22,7 @@ from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, KafkaErrors,
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, KafkaSettings
 from conduit_dagster.connectors.kafka.staged_messages import StagedChunk
 from conduit_dagster.record import Nack
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Refusal, Rejected
 
 _PAUSE = 0.05
@@ -219,16 +220,28 @@ class TargetTopics:
         self, chunks: Iterator[tuple[int, StagedChunk]], fixed: str | None
     ) -> Iterator[tuple[int, StagedChunk]]:
         """Yield the chunks after ensuring that their topics exist. Raises ``Rejected`` for records that name a missing
-        topic, ``FatalError`` for a missing fixed one."""
+        topic, or one that can't exist beside the others, ``FatalError`` for such a fixed one."""
         for first, chunk in chunks:
             for group in chunk.groups:
-                if group.topic not in self._found and not self._is_there(group.topic):
-                    if fixed is not None:
-                        raise self._errors.no_topic(group.topic)
-                    nack = Nack("kafka.no_topic", f"there is no topic {group.topic}")
+                nack = None if group.topic in self._found else self._nack(group.topic, fixed is not None)
+                if nack is not None:
                     nacks = [Refusal(first + place, nack) for place in group.all_places]
                     raise Rejected(*nacks[0], more=nacks[1:])
             yield first, chunk
+
+    def _nack(self, name: str, is_fixed: bool) -> Nack | None:
+        """Return the nack of records that name a topic which is missing; None if it exists by now. Raises for a fixed
+        one."""
+        try:
+            if self._is_there(name):
+                return None
+        except FatalError as error:
+            if is_fixed or error.code != "kafka.topic_name":
+                raise
+            return Nack(error.code, error.message)
+        if is_fixed:
+            raise self._errors.no_topic(name)
+        return Nack("kafka.no_topic", f"there is no topic {name}")
 
     def _is_there(self, name: str) -> bool:
         if not self._cluster.describe([name]):
