@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,17 @@ def test_a_message_that_is_too_large_for_its_topic(lab: KafkaLab, strategy: str)
     destination.publish(child(delivery, 2))
     if strategy == "exactly-once":
         assert [len(m.value() or b"") for m in lab.server.read(topic)] == [10, 10]
+
+
+def test_small_messages_whose_batch_is_too_large_for_their_topic(lab: KafkaLab) -> None:
+    """The error says what to set, and that is enough."""
+    topic = lab.server.topic(max_message_bytes="20000")
+    records = [Record(i, {}, os.urandom(size)) for i, size in enumerate([5_000] * 20 + [18_976])]
+    destination = lab.destination(topic, compression="none")
+    with pytest.raises(BatchRefusedError, match="set batchBytes to 1,024 less"):
+        lab.deliver(destination, records)
+    lab.deliver(lab.destination(topic, compression="none", batchBytes="18976"), records)
+    assert (len(lab.server.read(topic)), lab.refused) == (21, [])
 
 
 @pytest.mark.parametrize("metadata", [{}, {"kafka.header.h": "1"}])

@@ -197,7 +197,9 @@ class KafkaDestination(StagedDestination):
         if code in _DATA:
             if delivery.records == 1:
                 return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}"))
-            return BatchRefusedError(f"{failed.topic}: {text}")
+            # of small messages, too, a batch may be larger than its topic allows
+            limit = "; set batchBytes to 1,024 less than its max.message.bytes" if _DATA[code] == "too_large" else ""
+            return BatchRefusedError(f"{failed.topic}: {text}{limit}")
         if code in NO_TOPIC and self.settings.create_topics == "auto":
             self._topics.forget(failed.topic)
             return self._errors.topic_deleted(failed.topic)
