@@ -322,6 +322,14 @@ def test_an_open_transaction_of_another_pipeline_does_not_hide_a_hash(lab: Kafka
     assert len(lab.server.read(topic)) == 3
 
 
+def test_a_transaction_timeout_that_brokers_do_not_allow_is_fatal(lab: KafkaLab) -> None:
+    """A quarter of an hour, unless the brokers' settings say otherwise."""
+    destination = lab.destination(lab.server.topic(), **{"transaction-timeout": "1h"})
+    with pytest.raises(FatalError, match="larger than the maximum value allowed") as error:
+        destination.fence(1)
+    assert error.value.code == "kafka.refused" and "lower transaction-timeout" in (error.value.fix or "")
+
+
 def test_brokers_without_transactions_are_not_said_to_be_down(tmp_path: Path) -> None:
     """As with one broker and the default of three replicas."""
     with running_kafka("transaction.state.log.replication.factor=3") as server:

@@ -200,7 +200,8 @@ class DeliverySession:
             producer.init_transactions(self._settings.timeout)
             self._reader.read(self.claims)
         except KafkaException as error:
-            producer.poll(0)
+            with suppress(KafkaException):
+                producer.poll(0)  # raises a fatal error once more, after error_cb was called
             raise self._unopened(error, f"transactions of {self._owner} can't begin") from None
         self._producer = producer
         return producer
