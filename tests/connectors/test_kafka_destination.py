@@ -405,6 +405,9 @@ def test_acks_decide_what_can_be_kept() -> None:
         ({"deliveries-topic": ""}, "the name of the topic is empty"),
         ({"sdk.record.format": "xml"}, "unknown format"),
         ({"acks": "two"}, "all"),
+        ({"linger": "2m"}, "linger must be shorter"),
+        ({"deliveryTimeout": "1ms"}, "linger must be shorter"),
+        ({"transaction-timeout": "10ms"}, "less than a second"),
     ],
 )
 def test_settings_that_can_not_be(settings: dict[str, str], said: str) -> None:

@@ -243,6 +243,15 @@ class KafkaDestinationSettings(KafkaSettings):
             raise refuse("records can't go into deliveries-topic", fix="name another topic")
         return self
 
+    @model_validator(mode="after")
+    def _check_times(self) -> KafkaDestinationSettings:
+        if self.transaction_timeout < 1:
+            raise refuse("transaction-timeout is less than a second", fix="raise it", at="transaction-timeout")
+        if self.linger >= self.message_timeout:
+            limits = "deliveryTimeout and transaction-timeout"
+            raise refuse(f"linger must be shorter than {limits}", fix="lower linger", at="linger")
+        return self
+
     @property
     def message_timeout(self) -> float:
         """Seconds that writing a message may take, at most ``transaction-timeout``."""
