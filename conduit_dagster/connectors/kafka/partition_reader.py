@@ -132,6 +132,9 @@ class PartitionReader:
         if error.code() == KafkaError._AUTO_OFFSET_RESET or error.code() == KafkaError.OFFSET_OUT_OF_RANGE:
             self._require_end(consumer, part, expected)
             message = f"{where}: messages from {part.begin} to {part.end} are not all there any more"
+            if self._settings.on_gone == "skip":
+                fix = "on-gone is skip: the next attempt goes on behind them, unless their step was prepared"
+                raise self._errors.outage(message, "kafka.range_gone", fix)
             raise self._errors.fatal(message, "kafka.range_gone", GONE.format(topic=part.topic), part.topic)
         if error.code() not in PASSING or error.code() in (*NO_TOPIC, *_LOGIN):
             raise self._errors.verdict(error, where, part.topic)

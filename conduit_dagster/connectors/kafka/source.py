@@ -214,13 +214,14 @@ class KafkaSource(Source):
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` if messages of the range are gone, or their topic was recreated.
 
-        Of a partition that is not in ``start``, the oldest messages may be gone: how far back it was read once does not
-        make ``end`` invalid, and a task that reads it misses them itself.
+        Oldest messages may be gone with ``on-gone: skip``, and of a partition that is not in ``start``: how far back it
+        was read once does not make ``end`` invalid. A task that reads them misses them itself.
         """
         before = parse_position(start).topics
         for part, problem in self._missing(start, end):
             is_in_start = part.topic in before and part.partition < len(before[part.topic].next)
-            if is_in_start or problem.code != "kafka.range_gone":
+            may_be_gone = self.settings.on_gone == "skip" or not is_in_start
+            if not (may_be_gone and problem.code == "kafka.range_gone"):
                 raise problem
 
     def _missing(self, start: Position, end: Position) -> Iterator[tuple[PartitionRange, ConduitError]]:
