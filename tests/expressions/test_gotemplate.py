@@ -266,11 +266,22 @@ def test_a_condition_is_read_as_go_reads_a_boolean() -> None:
     for word in ("0", "f", "F", "false", "FALSE", "False"):
         assert condition(word + "{{ $A.e }}") is False
     assert condition("{{ $A.id | eq 3.0 }}{{/* said */}}") is True
-    for wrong in ("{{ $A.e }}", " {{ true }}", "{{ true }}\n", '{{ "yes" }}', "{{ $A.name }}"):
+    assert condition("\n{{- true -}}\n") is True
+    for wrong in ("{{ $A.e }}", '{{ "yes" }}', "{{ $A.name }}"):
         with pytest.raises(EvaluationError, match="which is not a boolean"):
             condition(wrong)
     with pytest.raises(EvaluationError, match='the template gave "<no value>", which is not a boolean'):
         condition("{{ $A.missing }}")
+
+
+@pytest.mark.parametrize(
+    "template", [" {{ true }}", "{{ true }}\n", "is {{ true }}", "{{ true }} {{/* said */}}", "yes{{ $A.e }}"]
+)
+def test_a_condition_that_no_record_can_fulfil_or_fail_is_refused(template: str) -> None:
+    """Conduit nacks every record. A line end comes from a block of YAML."""
+    with pytest.raises(ExpressionError, match="the output is never a boolean") as caught:
+        condition(template)
+    assert "{{- … -}}" in (caught.value.fix or "")
 
 
 def test_a_whole_record_or_payload_is_printed_as_json() -> None:

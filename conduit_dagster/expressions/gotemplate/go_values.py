@@ -95,6 +95,11 @@ def is_bool(text: str) -> bool:
     return text in _TRUE or text in _FALSE
 
 
+def is_part_of_bool(text: str) -> bool:
+    """Return whether a text with something before or behind it can be one that :func:`parse_bool` accepts."""
+    return any(text in word for word in (*_TRUE, *_FALSE))
+
+
 def parse_bool(text: str) -> bool:
     """Parse a boolean as Go's ``strconv.ParseBool`` does: no trimming, and case matters."""
     if text in _TRUE:

@@ -9,7 +9,14 @@ from typing import Any, Final, NamedTuple, cast
 from conduit_dagster import record as opencdc
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, Compiled, EvaluationError, ExpressionError, compiled
-from conduit_dagster.expressions.gotemplate.go_values import equal, format_go, parse_bool, printed
+from conduit_dagster.expressions.gotemplate.go_values import (
+    equal,
+    format_go,
+    is_part_of_bool,
+    parse_bool,
+    printed,
+    quoted,
+)
 from conduit_dagster.expressions.gotemplate.syntax import Action, Call, Chain, Literal, Node, Parser, Path, split
 from conduit_dagster.expressions.gotemplate.template_functions import (
     BOOLEAN,
@@ -112,6 +119,9 @@ class TemplateBudget(threading.local):
 
 
 _METADATA = ("Metadata",)
+_ALONE = (
+    "leave the action alone: {{- … -}} removes blanks and line ends around it, and so do >- and |- of YAML's blocks"
+)
 
 
 def template_text(text: str) -> Compiled:
@@ -132,9 +142,15 @@ def template_text(text: str) -> Compiled:
 
 
 def template_condition(text: str) -> Compiled:
-    """Compile a template whose output is parsed as a boolean by Go's rules; any other output raises for the record."""
+    """Compile a template whose output is parsed as a boolean by Go's rules; any other output raises for the record.
+
+    Raises :class:`ExpressionError` also for a text beside the actions with which no output is a boolean.
+    """
     compiler = _Compiler()
     parts = compiler.parts(text)
+    for part in parts:
+        if isinstance(part, str) and not is_part_of_bool(part):
+            raise ExpressionError(f"with {quoted(part[:60])} in it the output is never a boolean", fix=_ALONE)
     if len(parts) != 1 or isinstance(parts[0], str):
         whole = template_text(text)
         return compiled(lambda record: parse_bool(whole(record)), whole.names)
