@@ -75,6 +75,11 @@ def test_a_template_gives_what_its_actions_give_alone(actions: list[str], after:
     assert text("".join(actions), given) == expected
 
 
+GO_NESTED = (
+    '[   a    1 <nil> map[   k:   2]]|[a  1  <nil> map[k :2 ]]|map["lat":%!q(float64=45.8)]|'
+    "map[%!d(string=lat):%!d(float64=45.8)]"
+)
+GO_MISFITS = "%!d(string=    x)|%!d(string=0000x)|%!d(float64=+1.5)|%!f(string=x)|%!s(bool=true)"
 GO: list[tuple[str, str]] = [
     ("{{ $A.name }}-{{ $A.id }}", "Ana-3"),
     ("{{ $A.x }} {{ $A.x.y }} {{ $A.city }}", "<no value> <no value> <no value>"),
@@ -115,6 +120,10 @@ GO: list[tuple[str, str]] = [
         '{{ printf "%d" "x" }} {{ printf "%d" 1.5 }} {{ printf "%s" true }}',
         "%!d(string=x) %!d(float64=1.5) %!s(bool=true)",
     ),
+    ('{{ printf "%05s|%05q|%05t|%-05s|%05v" "ab" "a" true "ab" "ab" }}', '000ab|00"a"|0true|ab   |000ab'),
+    ('{{ printf "%05d|%+05d|%+v|%+5.1f" -42 42 42 1.5 }}', "-0042|+0042|42| +1.5"),
+    ('{{ printf "%4v|%-2v|%q|%d" $A.tags $A.tags $A.addr.geo $A.addr.geo }}', GO_NESTED),
+    ('{{ printf "%5d|%05d|%+d|%.1f|%4s" "x" "x" 1.5 "xyz" true }}', GO_MISFITS),
     ('{{ print 1 2 "a" "b" 3 4 }} {{ print $A.x $A.city }} {{ print nil }}', "1 2ab3 4 <nil> <nil> <nil>"),
     (
         '{{ hasPrefix "An" $A.name }} {{ hasSuffix "na" $A.name }} {{ contains "x" $A.name }}',
@@ -332,6 +341,7 @@ def test_names_are_the_parts_it_looks_at() -> None:
         ("é {{ eq 1 }}", 5, "`eq` takes at least 2", None),
         ("{{ not 1 2 }}", 3, "`not` takes 1", None),
         ('{{ printf "%x" 1 }}', 10, "`%x` is not translated", "%s"),
+        ('{{ printf "%+q" "é" }}', 10, "`%+q` is not translated", "%s"),
         ('{{ printf "%s" }}', 10, "takes 1 values and is given 0", None),
         ("{{ printf .Key }}", 3, "literal", None),
         ("a\n{{ 1", 2, "not closed", "}}"),

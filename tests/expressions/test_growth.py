@@ -190,6 +190,7 @@ TEMPLATES = [
     '{{ "\\""' + " | quote" * 28 + " }}",
     "{{ default .Payload.After (quote .Payload.After.q | quote | quote | quote | quote | quote) | quote }}",
     "{{ .Payload.After.a" + " | quote" * 45 + " }}",
+    '{{ printf "%100v" .Payload.After }}',
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from conduit_dagster.expressions.gotemplate.go_values import check_order, equal,
 
 Format = Callable[[Any], str]
 _PART = re.compile(r"%(?P<flags>[-+0]*)(?P<width>\d*)(?:\.(?P<precision>\d*))?(?P<verb>.?)", re.DOTALL)
+_NUMBERS = (int, float)
 # Conduit reads every number in a document as a float, so its output names that type
 _TYPES: dict[type, str] = {str: "string", int: "float64", float: "float64", bool: "bool"}
 
@@ -49,64 +51,82 @@ def _joining(pieces: list[str | Format]) -> Callable[..., str]:
 def _piece(found: re.Match[str], column: int) -> str | Format:
     if found["verb"] == "%":
         return "%"
+    verb, flags = found["verb"], found["flags"]
     width, precision = int(found["width"][:9] or 0), int((found["precision"] or "0")[:9])
-    if found["verb"] not in ("s", "v", "d", "q", "f", "t") or (found["precision"] is not None) > (found["verb"] == "f"):
+    is_known = verb in ("s", "v", "d", "q", "f", "t") and (found["precision"] is not None) <= (verb == "f")
+    if not is_known or (verb == "q" and "+" in flags):
         raise ExpressionError(f"printf's `{found[0]}` is not translated", column, "use %s %v %d %q %f %t")
     if max(width, precision) > limits.WIDTH:
         raise ExpressionError(f"printf's `{found[0]}` is wider than {limits.WIDTH}", column)
-    return _padded(found["flags"], width, _verb(found["verb"], None if found["precision"] is None else precision))
+    # %+v adds the names of a struct's fields, and no sign
+    pad = _padding(flags.replace("+", "") if verb == "v" else flags, width)
+    return _verb(verb, None if found["precision"] is None else precision, pad)
 
 
-def _padded(flags: str, width: int, body: Format) -> Format:
+_Pad = Callable[[str, bool], str]
+"""Function of the text of a value and whether that is a number."""
+
+
+def _padding(flags: str, width: int) -> _Pad | None:
     if not flags and not width:
-        return body
+        return None
 
-    def call(value: Any) -> str:
-        number = value.__class__ in (int, float)
-        text = body(value)
-        text = f"+{text}" if "+" in flags and number and not text.startswith("-") else text
+    def pad(text: str, is_number: bool) -> str:
+        text = f"+{text}" if "+" in flags and is_number and not text.startswith("-") else text
         if "-" in flags:
             return text.ljust(width)
-        return text.zfill(width) if "0" in flags and number else text.rjust(width)
+        if "0" not in flags:
+            return text.rjust(width)
+        return text.zfill(width) if is_number else text.rjust(width, "0")
 
-    return call
+    return pad
 
 
-def _verb(verb: str, precision: int | None) -> Format:
-    plain = _VERBS[verb]
+def _verb(verb: str, precision: int | None, pad: _Pad | None) -> Format:
+    """Return the format of one verb. As in Go, the elements of a list or document are padded, not the whole."""
+    plain = _VERBS.get(verb) or partial(_fixed, 6 if precision is None else precision)
 
     def nested(value: Any) -> str:
-        if value is None:
-            return "<nil>"
-        return whole(value) if value.__class__ in (list, dict) else one(value)
+        return "<nil>" if value is None else whole(value)
 
     def one(value: Any) -> str:
-        if verb == "f" and value.__class__ in (int, float):
-            return f"{value:.{6 if precision is None else precision}f}"
         text = plain(value)
-        return text if text is not None else mismatch(verb, value)
+        if text is None:
+            return _mismatch(verb, value, precision, pad)
+        return text if pad is None else pad(text, value.__class__ in _NUMBERS)
 
     def whole(value: Any) -> str:
-        if isinstance(value, list):
-            return f"[{' '.join(map(nested, value))}]"
-        if isinstance(value, dict):
-            return f"map[{' '.join(f'{key}:{nested(value[key])}' for key in sorted(value))}]"
+        if value.__class__ is list:
+            return f"[{join(map(nested, value))}]"
+        if value.__class__ is dict:
+            return f"map[{join(f'{one(key)}:{nested(value[key])}' for key in sorted(value))}]"
         return one(value)
 
-    return format_go if verb == "v" else whole
+    # padded elements may be many times as long as the record
+    join = " ".join if pad is None else partial(limits.joined, separator=" ")
+    return format_go if verb == "v" and pad is None else whole
 
 
-def mismatch(verb: str, value: Any) -> str:
+def _mismatch(verb: str, value: Any, precision: int | None, pad: _Pad | None) -> str:
     """Return Go's output for a verb that does not fit the value: no error, but ``%!d(string=x)``."""
     if value is None:
         return f"%!{verb}(<nil>)"
-    return f"%!{verb}({_TYPES.get(value.__class__, 'value')}={format_go(value)})"
+    text = format_go(value)
+    if precision is not None and value.__class__ is str:
+        text = text[:precision]
+    if pad is not None:
+        text = pad(text, value.__class__ in _NUMBERS)
+    return f"%!{verb}({_TYPES.get(value.__class__, 'value')}={text})"
 
 
 def _text(value: Any) -> str | None:
     if value.__class__ is str:
         return value
     return raw_text(value) if isinstance(value, bytes) else None
+
+
+def _fixed(digits: int, value: Any) -> str | None:
+    return f"{value:.{digits}f}" if value.__class__ in _NUMBERS else None
 
 
 def _quoted(value: Any) -> str | None:
@@ -120,7 +140,6 @@ _VERBS: dict[str, Callable[[Any], str | None]] = {
     "q": _quoted,
     "d": lambda value: str(value) if value.__class__ is int else None,
     "t": lambda value: format_go(value) if value.__class__ is bool else None,
-    "f": lambda _: None,
 }
 
 
