@@ -161,6 +161,7 @@ GO: list[tuple[str, str]] = [
     ("{{ 1   -}}  {{-   2 }}", "12"),
     ("{{/* c */}}x{{- /* d */ -}} y", "xy"),
     ("{{ 1\n}}", "1"),
+    ('{{ ($A.city).x }} {{ (index $A "nope").x.y }} {{ hasKey $A.x "y" }}', "<no value> <no value> false"),
     ("{{ ( .Metadata ).team }} {{ (eq 1 1) }} {{ true | not }}", "blue true false"),
     (
         "{{ 1e6 }} {{ 1e20 }} {{ 123456789.0 }} {{ 0.0001 }} {{ 0.00001 }}",

@@ -232,7 +232,13 @@ class _Compiler:
 
     def _chain(self, node: Chain) -> Evaluate:
         base, names = self.value(node.base), node.names
-        return lambda record: walk(base(record), names, "the parenthesis")
+
+        def call(record: Record) -> Any:
+            value = base(record)
+            # unlike in a path, a field of null is missing
+            return None if value is None else walk(value, names, "the parenthesis")
+
+        return call
 
     def _call(self, node: Call) -> Evaluate:
         function = TABLE[node.function]

@@ -241,9 +241,9 @@ def _ternary(yes: Any, no: Any, test: Any) -> Any:
 
 
 def _has_key(document: Any, key: Any) -> bool:
-    if document.__class__ is not dict:
+    if document is not None and document.__class__ is not dict:
         raise EvaluationError(f"hasKey needs an object, got {kind(document)}")
-    return _texts("hasKey", key) and key in document
+    return _texts("hasKey", key) and key in (document or ())
 
 
 def _texts(name: str, *values: Any) -> bool:
