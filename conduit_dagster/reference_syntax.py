@@ -1,7 +1,7 @@
 """Syntax of field references, as in Conduit: ``.Payload.After.address.city``.
 
-A name that contains a dot is written in brackets: ``.Payload.After["a.b"]``. Everything after ``.Metadata.`` is a
-single name.
+A name that contains a dot, a comma or a quote is written in brackets: ``.Payload.After["a.b"]``. Everything after
+``.Metadata.`` is a single name.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ _ANY_ROOT: Final = f"begin with {', '.join(list(_ROOTS)[:-1])} or {list(_ROOTS)[
 _QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 _SEGMENT = re.compile(rf"\.(?P<plain>[^.\[]+)|\[(?P<quoted>{_QUOTED})\]", re.DOTALL)
 _METADATA_ENTRY = re.compile(r"\$?\.[Mm]etadata\.")
+_PLAIN = re.compile(r"""[^.,"'\[\]]+""")
+_NEVER_PLAIN = re.compile(r"""[,"'\]]""")
+"""Characters that only a list of references, or one with quotes in the wrong place, has outside brackets."""
 _ESCAPED = re.compile(r"""\\(["'\\])""")
 
 
@@ -69,7 +72,7 @@ def unquote(text: str) -> str:
 def spell(root: Root, path: tuple[str, ...]) -> str:
     """Return the text of a reference, for messages."""
     start = next(text for text, name in _ROOTS.items() if name == root)
-    return start + "".join(f".{name}" if re.fullmatch(r"[^.\[]+", name) else f'["{name}"]' for name in path)
+    return start + "".join(f".{name}" if _PLAIN.fullmatch(name) else f'["{name}"]' for name in path)
 
 
 def _metadata_name(text: str, at: int) -> str:
@@ -77,7 +80,14 @@ def _metadata_name(text: str, at: int) -> str:
     if not name or "[" in name:
         fix = 'write .Metadata.name, or .Metadata["name"]'
         raise ReferenceSyntaxError(f"{text!r} names no metadata entry", at, fix)
+    _check_plain(text, name, at)
     return name
+
+
+def _check_plain(text: str, name: str, at: int) -> None:
+    if found := _NEVER_PLAIN.search(name):
+        message, fix = f"{text!r}: a name holds {found[0]}", 'write one field; such a name stands in brackets: ["…"]'
+        raise ReferenceSyntaxError(message, at + found.start(), fix)
 
 
 def _segments(text: str) -> Iterator[_Segment]:
@@ -86,6 +96,8 @@ def _segments(text: str) -> Iterator[_Segment]:
         match = _SEGMENT.match(text, at)
         if match is None or text[0] == "[":
             raise _malformed(text, at)
+        if match["plain"]:
+            _check_plain(text, match["plain"], match.start("plain"))
         name = match["plain"] or unquote(match["quoted"])
         yield _Segment(name, at)
         at = match.end()

@@ -39,6 +39,7 @@ def record(after: Any = None, **parts: Any) -> Record:
         ('.Payload.After["]"]', "after", ("]",)),
         (".Payload.After.über", "after", ("über",)),
         (".Payload.After.0", "after", ("0",)),
+        ('.Payload.After["a,b"]', "after", ("a,b",)),
         (".Metadata", "metadata", ()),
         (".Metadata.opencdc.collection", "metadata", ("opencdc.collection",)),
         ('.Metadata["opencdc.collection"]', "metadata", ("opencdc.collection",)),
@@ -87,6 +88,10 @@ def test_parses(text: str, root: str, path: tuple[str, ...]) -> None:
         ('.Metadata["a"]["b"]', 14, 'end it here: .Metadata["a"]'),
         ('.Metadata.a["b"]', 10, '.Metadata["name"]'),
         (".Metadata.", 10, ".Metadata.name"),
+        (".Payload.After.a, .Payload.After.b", 16, "one field"),
+        ('.Payload.After."a.b"', 15, 'in brackets: ["…"]'),
+        (".Payload.After.a']", 16, "in brackets"),
+        (".Metadata.a,.Metadata.b", 11, "one field"),
     ],
 )
 def test_refuses_with_place_and_fix(text: str, column: int, fix: str) -> None:
