@@ -21,6 +21,7 @@ from conduit_dagster.config.pipeline import PipelineFile
 from conduit_dagster.engine.plugin_loading import is_of_project
 from conduit_dagster.extras import extra_of, install_command
 from conduit_dagster.processors.common import setting_kinds as processor_settings
+from conduit_dagster.processors.common.unwrapping import PayloadField
 from conduit_dagster.sdk import Destination, Processor, Source
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ _FORMATS: Final = {"go-duration": "duration", "byte-size": "size", "regex": "reg
 # an annotated text is identified by its validators
 _CHECKED: Final[dict[Any, str]] = {
     get_args(processor_settings.Field)[1:]: "field reference",
+    get_args(processor_settings.ChangeableField)[1:]: "field reference",
     get_args(processor_settings.DataField)[1:]: "field reference",
+    get_args(PayloadField)[1:]: "field reference",
     get_args(processor_settings.Template)[1:]: "literal or Go template",
     get_args(processor_settings.Expression)[1:]: "Python expression",
 }

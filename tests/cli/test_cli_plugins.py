@@ -93,6 +93,12 @@ def test_every_builtin_setting_is_described(run, project: Path) -> None:
                 assert all(one["description"] for one in page["settings"]), page["name"]
 
 
+@pytest.mark.parametrize("name", ["base64.decode", "field.set", "json.decode", "unwrap.debezium", "unwrap.opencdc"])
+def test_a_setting_that_names_a_field_says_so(run, project: Path, name: str) -> None:
+    [page] = run("processors", "describe", name, "--json").envelope["result"]["pages"]
+    assert {one["name"]: one["type"] for one in page["settings"]}["field"] == "field reference"
+
+
 def test_an_unknown_plugin_names_the_nearest(run, project: Path) -> None:
     ran = run("processors", "describe", "field.sett", "--json")
     assert ran.code == 2
