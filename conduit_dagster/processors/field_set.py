@@ -23,7 +23,13 @@ from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.json_values import HUGE, LEAST
 from conduit_dagster.payload_code import AFTER, PayloadCode
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
-from conduit_dagster.processors.common.setting_kinds import ConduitSettings, Expression, Field, Template, failure
+from conduit_dagster.processors.common.setting_kinds import (
+    ChangeableField,
+    ConduitSettings,
+    Expression,
+    Template,
+    failure,
+)
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _PLAIN: Final = frozenset({bool, type(None)})
@@ -35,7 +41,7 @@ _CHECKED: Final = _PLAIN | {float}
 class FieldSetSettings(ConduitSettings):
     """Settings of ``field.set``: ``field`` and one of ``value`` and ``expression``."""
 
-    field: Field = Describe(
+    field: ChangeableField = Describe(
         description="The field to set, such as `.Payload.After.kind`. It is created where it is missing, "
         "with the documents on the way to it. `.Position` cannot be set.",
     )
@@ -53,13 +59,6 @@ class FieldSetSettings(ConduitSettings):
     def _one_value(self) -> Self:
         if (self.value is None) == (self.expression is None):
             raise refuse("exactly one of value and expression is needed", fix="give one of the two")
-        if Reference.parse(self.field).root == "position":
-            raise refuse(
-                ".Position cannot be set",
-                code="reference",
-                fix="a position belongs to its source: set a field",
-                column=0,
-            )
         return self
 
 

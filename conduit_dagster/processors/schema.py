@@ -60,31 +60,31 @@ class SchemaColumn(NamedTuple):
         return isinstance(value, self.types) and (type(value) is not bool or self.kind in ("boolean", "any"))
 
 
-def columns_in(text: str) -> dict[str, SchemaColumn]:
-    """Parse the fields of a contract: ``id:integer, name:string?``. Raises a finding."""
+def columns_in(text: str, setting: str) -> dict[str, SchemaColumn]:
+    """Parse the fields of a contract, the value of a setting: ``id:integer, name:string?``. Raises a finding."""
     found: dict[str, SchemaColumn] = {}
     for item in _ITEM.finditer(text):
         if not item[0].strip():
             continue
         start = item.start() + len(item[0]) - len(item[0].lstrip())
-        name, column = _column(item[0].strip(), start)
+        name, column = _column(item[0].strip(), start, setting)
         if name in found:
-            raise refuse(f"the field {name} is listed twice", fix="name each field once", column=start)
+            raise refuse(f"the field {name} is listed twice", fix="name each field once", at=setting, column=start)
         found[name] = column
     if not found:
-        raise refuse("the contract names no field", fix="such as id:integer, name:string?")
+        raise refuse("the contract names no field", fix="such as id:integer, name:string?", at=setting)
     return found
 
 
-def _column(item: str, start: int) -> tuple[str, SchemaColumn]:
+def _column(item: str, start: int, setting: str) -> tuple[str, SchemaColumn]:
     match = _FIELD.fullmatch(item)
     if match is None:
-        raise refuse(
-            f"{item} is not NAME:TYPE", fix="such as id:integer, or name:string? where it may lack", column=start
-        )
+        fix = "such as id:integer, or name:string? where it may lack"
+        raise refuse(f"{item} is not NAME:TYPE", fix=fix, at=setting, column=start)
     name, kind = match["name"].strip(), match["type"]
     if kind not in _TYPES:
-        raise refuse(f"there is no type {kind}", fix=f"one of {', '.join(_TYPES)}", column=start + match.start("type"))
+        column = start + match.start("type")
+        raise refuse(f"there is no type {kind}", fix=f"one of {', '.join(_TYPES)}", at=setting, column=column)
     return json.loads(name) if name.startswith('"') else name, SchemaColumn(_TYPES[kind], kind, bool(match["optional"]))
 
 
@@ -117,8 +117,8 @@ class SchemaSettings(ProcessorSettings):
     @property
     def contracts(self) -> Mapping[str, dict[str, SchemaColumn]]:
         """Contracts by collection; the contract of all other collections has an empty name."""
-        own = {name: columns_in(text) for name, text in self.below("fields.").items()}
-        return {"": columns_in(self.fields), **own} if self.fields else own
+        own = {name: columns_in(text, f"fields.{name}") for name, text in self.below("fields.").items()}
+        return {"": columns_in(self.fields, "fields"), **own} if self.fields else own
 
 
 class SchemaProcessor(InPlaceProcessor):

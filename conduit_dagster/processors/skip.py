@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, cast
 
 import re2
 from pydantic import Field as Describe
-from pydantic import model_validator
+from pydantic import ValidationInfo, field_validator
 from typing_extensions import override
 
 from conduit_dagster.config.findings import refuse
@@ -56,16 +56,23 @@ class SkipSettings(ProcessorSettings):
         description='What to compare it with: JSON where it is JSON (`10`, `true`, `"10"`), else text.'
     )
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
+    @field_validator("operator")
+    @classmethod
+    def _known(cls, text: str) -> str:
         known = (*_EQUAL, _FITS, *_ORDERS)
-        if self.operator not in known:
-            raise refuse(f"there is no operator {self.operator}", fix=f"one of {', '.join(known)}")
-        if self.operator == _FITS:
-            compile_regex(self.match)
-        elif self.operator in _ORDERS and _number(_json(self.match)) is None:
-            raise refuse(f"{self.match} is not a number", fix="an order compares numbers")
-        return self
+        if text not in known:
+            raise refuse(f"there is no operator {text}", fix=f"one of {', '.join(known)}")
+        return text
+
+    @field_validator("match")
+    @classmethod
+    def _matchable(cls, text: str, info: ValidationInfo) -> str:
+        operator = info.data.get("operator")
+        if operator == _FITS:
+            compile_regex(text)
+        elif operator in _ORDERS and _number(_json(text)) is None:
+            raise refuse(f"{text} is not a number", fix="an order compares numbers")
+        return text
 
 
 class Skip(Processor):

@@ -120,9 +120,11 @@ class WebhookHttpSettings(ConduitSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.response_body == self.response_status:
-            raise refuse("response.body and response.status are the same field", fix="take two fields")
+            message = "response.body and response.status are the same field"
+            raise refuse(message, fix="take two fields", at="response.status")
         if self.content_type and any(name.lower() == _CONTENT_TYPE for name in self.below(_HEADERS)):
-            raise refuse("request.contentType and headers.Content-Type are given", fix="remove the first")
+            message = "request.contentType and headers.Content-Type are given"
+            raise refuse(message, fix="remove the first", at="request.contentType")
         return self
 
     @property

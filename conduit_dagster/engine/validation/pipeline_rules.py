@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -159,7 +159,7 @@ class PluginRules(_Rules):
             if ignored is not None:
                 self._idle_setting(pointers.child(base, key), value, ignored)
             elif not any(fnmatch(key, pattern) for pattern in patterns):
-                self._unknown_setting(pointers.child(base, key), key, known)
+                self._unknown_setting(pointers.child(base, key), key, known, patterns)
         try:
             model.model_validate(dict(settings))
         except ValidationError as error:
@@ -173,16 +173,16 @@ class PluginRules(_Rules):
         if value not in ("", "0", "0s", "false"):
             self._add(pointer, "setting.idle", f"it does nothing here: {why}", severity="warning", fix="remove it")
 
-    def _unknown_setting(self, pointer: str, key: str, known: set[str]) -> None:
+    def _unknown_setting(self, pointer: str, key: str, known: set[str], patterns: Sequence[str]) -> None:
         fix = did_you_mean(key, known) or "remove it"
-        message, expected = "no such setting; it is ignored", ", ".join(sorted(known))
+        message, expected = "no such setting; it is ignored", ", ".join(sorted({*known, *patterns})) or "no settings"
         self._add(
             pointer, "setting.unknown", message, severity=self._lax, got=key, expected=expected, fix=fix, on_key=True
         )
 
     def _setting_finding(self, base: str, where: str, settings: Mapping[str, str], flaw: dict[str, Any]) -> None:
-        key = str(flaw["loc"][0]) if flaw["loc"] else ""
         context = flaw.get("ctx") or {}
+        key = str(flaw["loc"][0] if flaw["loc"] else context.get("at") or "")
         if flaw["type"] == "missing":
             self._add(where, "setting.required", f"the setting {key} is missing", fix=f"add settings.{key}")
             return

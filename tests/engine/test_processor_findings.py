@@ -1,0 +1,75 @@
+"""Findings on a processor's settings: at which place, and what they expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.config import Finding
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.bound_pipeline import open_catalogue
+
+FILE = """\
+version: "2.2"
+pipelines:
+  - id: p
+    connectors:
+      - {id: in, type: source, plugin: file, settings: {path: ./in.jsonl}}
+      - {id: out, type: destination, plugin: file, settings: {path: ./out.jsonl}}
+    processors:
+      - {id: x, plugin: PROCESSOR}
+"""
+Finds = Callable[[str], list[Finding]]
+
+
+@pytest.fixture
+def finds(tmp_path: Path) -> Finds:
+    """Return the findings on a processor, given as its plugin and what follows it in the file."""
+    (tmp_path / "pipelines").mkdir()
+
+    def find(processor: str) -> list[Finding]:
+        (tmp_path / "pipelines" / "p.yaml").write_text(FILE.replace("PROCESSOR", processor))
+        return list(open_catalogue(Project.find(tmp_path)).findings)
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("processor", "setting"),
+    [
+        ("field.set, settings: {value: a, field: .Position}", "field"),
+        ("skip, settings: {field: a, operator: '>', match: much}", "match"),
+        ("skip, settings: {field: a, operator: '=~', match: '(' }", "match"),
+        ("skip, settings: {field: a, operator: is, match: b}", "operator"),
+        ("schema, settings: {tables: freeze, fields: 'a:int'}", "fields"),
+        ("schema, settings: {fields: 'a:integer', fields.orders: 'id'}", "fields.orders"),
+        ("schema, settings: {fields: 'a:integer', fields.orders: 'id:any, id:any'}", "fields.orders"),
+        ("webhook.http, settings: {request.url: 'http://h', response.status: .Payload.After}", "response.status"),
+        (
+            "webhook.http, settings: {request.url: 'http://h', request.contentType: a, headers.Content-Type: b}",
+            "request.contentType",
+        ),
+    ],
+)
+def test_a_finding_is_at_the_setting_at_fault(finds: Finds, processor: str, setting: str) -> None:
+    """Also that of a rule between settings."""
+    [finding] = finds(processor)
+    assert finding.is_error and finding.path == f"/pipelines/0/processors/0/settings/{setting}"
+    line = FILE.replace("PROCESSOR", processor).splitlines()[finding.line - 1]
+    assert line[: finding.column - 1].rpartition(f"{setting}: ")[1], finding
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        ("webhook.http, settings: {request.url: 'http://h', header.X: a}", "headers.*"),
+        ("'schema', settings: {fields: 'a:integer', field.orders: 'a:integer'}", "fields.*"),
+        ("filter, settings: {when: a}", "no settings"),
+    ],
+)
+def test_an_unknown_setting_is_told_with_all_that_are_known(finds: Finds, processor: str, expected: str) -> None:
+    [finding] = finds(processor)
+    assert finding.code == "setting.unknown"
+    assert expected in (finding.expected or "").split(", ")
