@@ -50,7 +50,8 @@ def _url(text: str) -> str:
         return text  # only known once a record is processed
     parts = urlsplit(text.partition("{{")[0])
     if parts.scheme not in _SCHEMES or not (parts.netloc or "{{" in text):
-        raise refuse(f"{text} is not a URL", fix="http://HOST/PATH or https://HOST/PATH", column=0)
+        # without the text: such URLs hold secrets, in their path too
+        raise refuse("this is not a URL", fix="http://HOST/PATH or https://HOST/PATH", column=0)
     return text
 
 

@@ -1,4 +1,4 @@
-"""Findings on a processor's settings: at which place, and what they expect."""
+"""Findings on a processor's settings and condition: at which place, and without values of the environment."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ pipelines:
     processors:
       - {id: x, plugin: PROCESSOR}
 """
+SECRET = "n0t-for-eyes"
 Finds = Callable[[str], list[Finding]]
 
 
 @pytest.fixture
-def finds(tmp_path: Path) -> Finds:
+def finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Finds:
     """Return the findings on a processor, given as its plugin and what follows it in the file."""
     (tmp_path / "pipelines").mkdir()
+    monkeypatch.setenv("KEY", SECRET)
 
     def find(processor: str) -> list[Finding]:
         (tmp_path / "pipelines" / "p.yaml").write_text(FILE.replace("PROCESSOR", processor))
@@ -73,3 +75,17 @@ def test_an_unknown_setting_is_told_with_all_that_are_known(finds: Finds, proces
     [finding] = finds(processor)
     assert finding.code == "setting.unknown"
     assert expected in (finding.expected or "").split(", ")
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        "filter, condition: \"after.key = '${KEY}'\"",
+        "filter, condition: \"{{ eq .Payload.After.key '${KEY}' }}\"",
+        "webhook.http, settings: {request.url: 'hooks.example.org/${KEY}'}",
+    ],
+)
+def test_a_finding_shows_what_is_written_and_no_value_of_a_variable(finds: Finds, processor: str) -> None:
+    [finding] = finds(processor)
+    assert "${KEY}" in (finding.got or "")
+    assert SECRET not in finding.render() + str(finding.as_json())

@@ -140,7 +140,7 @@ class PluginRules(_Rules):
                 f"{section.where}/condition",
                 "expression.invalid",
                 error.message,
-                got=section.condition,
+                got=self._parsed.written(f"{section.where}/condition"),
                 fix=error.fix,
                 column_offset=error.column or 0,
             )
