@@ -170,7 +170,8 @@ class WebhookHttp(Processor):
     @property
     @override
     def reads_key(self) -> bool:
-        return reads_key(self._url.names | self._body.names | {self._into.root})
+        fields = {field.root for field in (self._into, self._status) if field is not None}
+        return reads_key(self._url.names | self._body.names | fields)
 
     @override
     def _each(self, records: list[Record]) -> list[Result]:

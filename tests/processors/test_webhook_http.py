@@ -285,6 +285,21 @@ def test_settings_that_do_not_fit(settings: dict[str, str]) -> None:
         make("webhook.http", settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "reads_key"),
+    [
+        ({}, False),
+        ({"request.body": "{{ .Key }}"}, True),
+        ({"response.body": ".Key.answer"}, True),
+        ({"response.status": ".Key.status"}, True),
+        ({"response.status": ".Metadata.status"}, False),
+    ],
+)
+def test_a_key_that_takes_a_part_of_the_response_is_read(settings: dict[str, str], reads_key: bool) -> None:
+    """Without it a raw key, into which no status fits, would be taken for a missing one."""
+    assert make("webhook.http", {"request.url": "http://h", **settings}).reads_key is reads_key
+
+
 def test_it_says_that_it_is_not_deterministic() -> None:
     [page] = [page for page in processor_pages(load_plugins({})) if page.name == "webhook.http"]
     assert any("not deterministic" in note for note in page.notes)
