@@ -19,7 +19,7 @@ from conduit_dagster.expressions import format_go
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _HEX_FLOAT: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?[0-9]+")
 _TIME: Final = re.compile(
-    r"(?P<day>(?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d))T(?P<clock>(?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d))"
+    r"(?P<day>(?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d))T(?P<clock>(?P<H>\d\d?):(?P<M>\d\d):(?P<S>\d\d))"
     r"(?:[.,](?P<fraction>\d+))?(?P<zone>Z|[+-](?P<zh>\d\d):(?P<zm>\d\d))",
     re.ASCII,
 )
@@ -81,8 +81,8 @@ def to_time(value: Any) -> str:
     parts = _TIME.fullmatch(text)
     if parts is None or not _is_time(parts):
         return _refuse()
-    # Go reads nine digits of the fraction and drops the rest
-    return _rfc3339(f"{parts['day']}T{parts['clock']}", (parts["fraction"] or "")[:9], parts["zone"])
+    # Go takes an hour of one digit, reads nine digits of the fraction and drops the rest
+    return _rfc3339(f"{parts['day']}T{parts['clock'].zfill(8)}", (parts["fraction"] or "")[:9], parts["zone"])
 
 
 def _refuse() -> Any:
