@@ -96,6 +96,11 @@ GO: list[tuple[str, str]] = [
         '{{ printf "%s" .Key }} {{ printf "%q" .Key }} {{ len .Key }} {{ printf "%s" .Key.Bytes }}',
         'k1 "k1" 2 k1',
     ),
+    (
+        '[{{ printf "%s" .Payload.Before }}] {{ printf "%q" .Payload.Before }} {{ len .Payload.Before }} '
+        '[{{ printf "%s" .Payload.Before.Bytes }}] {{ gt (len .Payload.Before) 0 }}',
+        '[] "" 0 [] false',
+    ),
     ('{{ eq $A.x "a" }} {{ eq $A.city "a" }} {{ ne $A.x "a" }}', "false false true"),
     ("{{ eq $A.x nil }} {{ eq $A.city $A.x }} {{ eq $A.addr nil }}", "true true false"),
     ('{{ eq $A.id 3.0 }} {{ eq $A.id 1.0 3.0 }} {{ eq $A.name "B" "Ana" }}', "true true true"),

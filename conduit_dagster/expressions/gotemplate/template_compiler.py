@@ -269,7 +269,17 @@ class _Compiler:
         if not isinstance(form, Literal) or not isinstance(form.value, str):
             raise ExpressionError("printf's format is a literal text", node.column, '{{ printf "%s" .Key }}')
         call = compile_format(form.value, len(values), form.column)
-        return _applied(call, self._arguments(values))
+        return _applied(call, [self._sized(value) for value in values])
+
+    def _len(self, node: Call) -> Evaluate:
+        return _applied(cast(Callable[..., Any], TABLE["len"].call), [self._sized(node.arguments[0])])
+
+    def _sized(self, node: Node) -> Evaluate:
+        """Return an argument's function; a missing key or payload is raw data without bytes, as a source gives it."""
+        (evaluate,) = self._arguments([node])
+        if not isinstance(node, Path) or not data_part(node):
+            return evaluate
+        return lambda record: b"" if (value := evaluate(record)) is None else value
 
     def _index(self, node: Call) -> Evaluate | None:
         first = node.arguments[0]

@@ -82,6 +82,8 @@ def _data_bytes(part: str) -> Evaluate:
 
     def call(record: Record) -> bytes:
         value = data(record)
+        if value is None:
+            return b""
         return value if isinstance(value, bytes) else msgspec.json.encode(value)
 
     return call
