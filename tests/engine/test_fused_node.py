@@ -23,7 +23,7 @@ from conduit_dagster.sdk import Processor, ProcessorContext, ProcessorSettings, 
 AFTER = ".Payload.After"
 NAMES = st.sampled_from("abc")
 TEXTS = st.sampled_from(["", "x", "é", "aGk=", "7", '{"a":1}', "\ud800", "0.5", "true"])
-SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | st.just(2**70) | st.floats(allow_nan=False) | TEXTS
+SCALARS = st.none() | st.booleans() | st.integers(-9, 9) | st.just(2**70) | st.floats() | TEXTS
 VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(NAMES, SCALARS, max_size=2)
 DOCUMENTS = st.dictionaries(NAMES, VALUES, max_size=3)
 PAYLOADS = (
@@ -156,8 +156,9 @@ def test_one_loop_gives_what_the_nodes_give(
     for records in (copies(payloads), lazy([record.after for record in copies(payloads)])):
         found = Fates()
         with patch.object(fused_node, "_ENOUGH", enough):
-            assert run(fused(tuple(steps_of(subjects, gate))), records, found) == expected
-        assert found.sorted() == fates.sorted()
+            # as text: 1, 1.0 and True are equal, and NaN is not equal to itself
+            assert repr(run(fused(tuple(steps_of(subjects, gate))), records, found)) == repr(expected)
+        assert repr(found.sorted()) == repr(fates.sorted())
 
 
 def test_every_run_of_nodes_with_code_is_one_loop() -> None:
