@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Final
 
 from conduit_dagster.sdk import Delivery
@@ -12,8 +13,9 @@ _EVERY: Final = 100
 
 
 def new_floor(delivery: Delivery) -> int | None:
-    """Return the step before which hashes are removed with this delivery; None for most: it is every hundredth step."""
+    """Return the step before which hashes are removed with this delivery; None for most: it is one in a hundred.
+
+    Its hash decides, and not its step: a destination may have no records at any step of a regular sequence.
+    """
     floor = delivery.step - KEPT_STEPS
-    # the first child prunes for all
-    is_first = delivery.take is None or not delivery.skip
-    return floor if floor > 0 and delivery.step % _EVERY == 0 and is_first else None
+    return floor if floor > 0 and zlib.crc32(delivery.hash.encode()) % _EVERY == 0 else None

@@ -343,6 +343,7 @@ def test_brokers_without_transactions_are_not_said_to_be_down(tmp_path: Path) ->
 def test_old_hashes_are_dropped(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a delivery of such an old step is refused rather than written twice, also by another process."""
     monkeypatch.setattr(kept_hashes, "KEPT_STEPS", 100)
+    monkeypatch.setattr(kept_hashes, "_EVERY", 1)
     topic = lab.server.topic()
     destination = lab.destination(topic)
     old, kept = lab.stage_as(99, destination, numbered(1)), lab.stage_as(100, destination, numbered(1))

@@ -11,6 +11,7 @@ import pytest
 from lab.postgres_lab import PostgresLab, at_half, change, child, create
 
 from conduit_dagster.builtin_plugins import DESTINATIONS
+from conduit_dagster.connectors import kept_hashes
 from conduit_dagster.connectors.kept_hashes import KEPT_STEPS
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -305,10 +306,11 @@ def _bytes_read() -> int:
     return int(lines[0].split()[1])
 
 
-def test_old_hashes_are_dropped_and_then_refused(lab: PostgresLab) -> None:
+def test_old_hashes_are_dropped_and_then_refused(lab: PostgresLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the table stays small, and a forgotten delivery is never mistaken for a new one."""
     from dataclasses import replace
 
+    monkeypatch.setattr(kept_hashes, "_EVERY", 1)
     lab.execute("CREATE TABLE t (id int)")
     destination = lab.destination()
     old = lab.deliver(destination, [create(1)])

@@ -79,7 +79,7 @@ class DeliveryClaims:
         return [_ClaimMessage(delivery.hash, _DeliveryClaim(state, delivery.step, delivery.records))]
 
     def pruning(self, delivery: Delivery) -> list[_ClaimMessage]:
-        """Return, at every hundredth step, the messages that remove the claims of steps before :func:`new_floor`."""
+        """Return, with one delivery in a hundred, messages that remove the claims of steps before :func:`new_floor`."""
         floor = new_floor(delivery)
         if floor is None:
             return []

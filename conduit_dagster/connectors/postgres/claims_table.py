@@ -107,7 +107,7 @@ class Claims(NamedTuple):
         return cast("Claimed | None", value_of(connection, query, (delivery.hash,)))
 
     def prune(self, connection: Connection, delivery: Delivery) -> None:
-        """At every hundredth step, delete the hashes of much older steps, within the delivery's transaction."""
+        """With one delivery in a hundred, delete the hashes of much older steps, within the delivery's transaction."""
         floor = new_floor(delivery)
         if floor is None:
             return
