@@ -439,6 +439,20 @@ def test_messages_that_the_brokers_lost_are_awaited_even_with_skip(lab: KafkaLab
     assert not source.gives_up(source.initial(), end)
 
 
+def test_partitions_that_a_broker_does_not_show_yet_are_awaited(lab: KafkaLab) -> None:
+    """Its metadata may be older than the position."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    source = lab.source(topic)
+    end = source.latest(source.initial(), ALL)
+    known = end["topics"][topic]
+    ahead = {"topics": {topic: {**known, "next": [*known["next"], 5], "first": [*known["first"], 0]}}}
+    for call in (lambda: source.latest(ahead, ALL), lambda: source.verify(end, ahead)):
+        with pytest.raises(TransientError, match=f"show 1 of the 2 partitions of {topic}") as error:
+            call()
+        assert error.value.code == "kafka.behind"
+
+
 @pytest.mark.parametrize("begin", [len(ROWS), len(ROWS) + 5])
 def test_a_planned_range_that_the_brokers_lost_is_awaited(lab: KafkaLab, begin: int) -> None:
     """A step that was planned before a crash of both: not taken for one that retention removed, nor for a silence."""

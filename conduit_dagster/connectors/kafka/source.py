@@ -169,6 +169,10 @@ class KafkaSource(Source):
         if before.id != topic.id:
             message = f"the topic {topic.name} was recreated: its messages are not the ones that were read"
             return self._errors.fatal(message, "kafka.topic_changed", GONE.format(topic=topic.name), topic.name)
+        if len(topic.low) < len(before.next):
+            # partitions are never removed
+            message = f"the brokers show {len(topic.low)} of the {len(before.next)} partitions of {topic.name}"
+            return self._errors.outage(message, "kafka.behind", "wait for the broker that shows all of them")
         for number, (offset, low, high) in enumerate(zip(before.next, topic.low, topic.high, strict=False)):
             where = f"{topic.name}, partition {number}"
             if offset < low:
