@@ -95,8 +95,8 @@ class StatusStore:
         before = recovery_state(connection, self._id)
         if start.run and before.reported == start.run:
             return None  # it took too long to begin, and counts as failed: its restart takes its place
-        was_launched = start.automatic is not None and start.automatic.asked_ns != before.asked_ns
-        is_later = was_launched or (start.since_ns is not None and before.asked_ns > start.since_ns)
+        after_launch = start.automatic is not None and start.automatic.asked_ns != before.asked_ns
+        is_later = after_launch or (start.since_ns is not None and before.asked_ns > start.since_ns)
         if before.end_asked and is_later:
             # it was stopped since the launch, or while this run took the lease; an earlier request had no run to end
             self._end(connection, PipelineStatus.STOPPED, "user", None)

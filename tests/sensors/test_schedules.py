@@ -195,11 +195,11 @@ def test_a_stop_after_a_tick_withdraws_the_run_that_waits_in_a_queue(location: L
     assert operated.stop("operator")
     assert not location.begins(run, status)
     location.instance.report_run_canceled(run)
-    # the schedule has a switch of its own: its next run begins, and so does that of a start after the stop
     run = queued()
     assert not operated.stop("operator")  # it was stopped already
     assert not location.begins(run, status)
     location.instance.report_run_canceled(run)
+    # the schedule has a switch of its own: its next run begins, and so does one with a start after the stop
     run = queued()
     assert location.begins(run, status)
     location.end("stopped", "system")
