@@ -16,6 +16,7 @@ from lab.support import DECODE, Crashes, Lab, destination, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import FatalError
 
 ROWS = [{"i": i} for i in range(200)]
@@ -70,7 +71,11 @@ def test_a_disk_that_is_full_while_a_step_is_staged(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_a_store_that_is_away_for_ten_seconds_is_waited_for(lab: Lab, postgres_server: PostgresServer) -> None:
-    """Nothing unprepared is published meanwhile, and nothing is published twice."""
+    """Nothing unprepared is published meanwhile, and nothing is published twice.
+
+    It is waited for longer here than by default: a busy machine may take a minute to start a server that crashed.
+    """
+    assert RunOptions("").patience >= 30
     lab.env["CONDUIT_STATE_URL"] = postgres_server.create_database()
     build(lab, **{"batch-size": 50})
     began: list[float] = []
@@ -82,7 +87,7 @@ def test_a_store_that_is_away_for_ten_seconds_is_waited_for(lab: Lab, postgres_s
             threading.Timer(10, postgres_server.start).start()
 
     try:
-        result = lab.run(observe=away)
+        result = lab.run(observe=away, patience=200)
     finally:
         if not postgres_server.is_running:
             postgres_server.start()

@@ -168,7 +168,8 @@ def test_an_outage_inside_a_transaction_is_no_half_of_it(postgres_url: str, post
             postgres_server.start()
         return note(connection)
 
-    Transactions(database, lease).run(work)
+    # the server is stopped and started within it
+    Transactions(database, lease, patience=200).run(work)
     assert len(attempts) == 2
     assert len(notes(database)) == 2
     lease.release()
