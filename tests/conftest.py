@@ -18,6 +18,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 from lab.jvm_options import SHORT_LIVED
 from lab.kills import crashing
+from lab.one_revision_map import share_revisions
 from lab.one_statement_cache import share_statements
 from lab.postgres_server import PostgresServer, installations
 from lab.run_order import sort_files
@@ -43,6 +44,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
     share_statements()
+    share_revisions()
     # a busy machine must not fail the test
     settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("ours")

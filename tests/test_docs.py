@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,18 @@ def commands() -> Iterator[tuple[str, str]]:
             yield page.name, line.strip()
 
 
+@cache
+def command_line() -> Any:
+    """Made from the functions, which takes typer longer than all else here."""
+    return typer.main.get_command(app)
+
+
 def test_every_verb_has_two_examples() -> None:
     def verbs(command: Any, above: str = "") -> Iterator[str]:
         for name, below in command.commands.items():
             yield from verbs(below, f"{above}{name} ") if hasattr(below, "commands") else [f"{above}{name}"]
 
-    assert set(verbs(typer.main.get_command(app))) == set(EXAMPLES)
+    assert set(verbs(command_line())) == set(EXAMPLES)
     assert {len(examples) for examples in EXAMPLES.values()} == {2}
 
 
@@ -92,7 +99,7 @@ _EXAMPLES = {("main.py", line) for examples in EXAMPLES.values() for line in exa
 @pytest.mark.parametrize(("page", "line"), sorted(_EXAMPLES | set(commands())))
 def test_commands_in_the_documentation_exist(page: str, line: str) -> None:
     """Their verbs and options; values are not checked."""
-    command: Any = typer.main.get_command(app)
+    command = command_line()
     words = shlex.split(line, comments=True)
     ends = [place for place, word in enumerate(words) if word in ("&&", "|", ">")]
     words = words[: ends[0]] if ends else words

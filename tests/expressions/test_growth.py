@@ -53,7 +53,7 @@ def filled(part: str, separator: str = ", ", room: int = limits.EXPRESSION_CHARS
 
 
 def chosen(of: Sequence[str], name: str, share: int = 8) -> Sequence[str]:
-    """An eighth of them, or another share, different for each name; all with ``make matrix``, some ten minutes more."""
+    """An eighth of them, or another share, different for each name; all with ``make matrix``, some 15 minutes more."""
     return of if os.environ.get("CONDUIT_MATRIX") else of[sum(map(ord, name)) % share :: share]
 
 
@@ -171,7 +171,7 @@ def test_template_functions(evaluate: Evaluate, name: str) -> None:
         check(evaluate, "template", f"{{{{ {call} }}}}")
         if field:
             check(evaluate, "template", f"{{{{ {call} }}}}" * (limits.TEMPLATE_CHARS // len(f"{{{{ {call} }}}}")))
-        for escape in ("quote", "toJson", 'printf "%q"', name):
+        for escape in (name, *chosen(("quote", "toJson", 'printf "%q"'), name + field, 3)):
             for depth in (5, 45) if field else (5,):
                 check(evaluate, "template", f"{{{{ {call}{f' | {escape}' * depth} }}}}")
         if most > 200 and field:

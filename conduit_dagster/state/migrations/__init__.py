@@ -45,7 +45,7 @@ def migrate(connection: sa.Connection, place: str) -> None:
     found = require_not_newer(connection, place)
     if found == 0:
         _require_free_names(connection, place)
-        tables.metadata.create_all(connection)
+        tables.metadata.create_all(connection, checkfirst=False)
         _revisions.create(connection)
         connection.execute(_revisions.insert().values(version_num=f"{tables.VERSION:04d}"))
     elif found < tables.VERSION:
@@ -68,7 +68,8 @@ def _lock(connection: sa.Connection) -> None:
 
 def _require_free_names(connection: sa.Connection, place: str) -> None:
     database = sa.inspect(connection)
-    taken = sorted(name for name in (*tables.metadata.tables, VERSION_TABLE) if database.has_table(name))
+    there = {*database.get_table_names(), *database.get_view_names()}
+    taken = sorted(there & {*tables.metadata.tables, VERSION_TABLE})
     if taken:
         raise FatalError(
             f"the database is no state store, but has {', '.join(taken)}; expected none of the state store's tables",
