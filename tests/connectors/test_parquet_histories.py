@@ -60,7 +60,7 @@ def _move(inbox: Inbox, readers: list[Reader], kind: str, first: int, second: in
         elif kind == "go on":
             reader.horizon = None
         elif kind == "back":
-            reader.position = reader.earlier[-1 - first % len(reader.earlier)]
+            reader.back(first)
 
 
 def compare(moves: list[tuple[str, int, int]], drains: bool = False) -> None:
@@ -81,7 +81,7 @@ def compare(moves: list[tuple[str, int, int]], drains: bool = False) -> None:
                 steps = [_outcome(lambda r=r: r.step(Limit(first, 10**9), cut)) for r in readers]  # noqa: B023
                 assert steps[0] == steps[1] == steps[2]
             elif kind == "range":
-                pairs = [(r.earlier[-1 - first % len(r.earlier)], r.position) for r in readers]
+                pairs = [(r.path[-1 - first % len(r.path)], r.position) for r in readers]
                 ranges = [
                     _outcome(lambda r=r, pair=pair: [one[:2] for one in r.records(*pair)])
                     for r, pair in zip(readers, pairs, strict=True)

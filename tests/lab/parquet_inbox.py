@@ -27,6 +27,9 @@ class Reader:
         self.restart()
         self.position: Any = self.source.initial()
         self.earlier = [self.position]
+        self.path = [self.position]
+        """The positions that led to this one, from which a range may begin: none of what a return left behind."""
+        self._paths = [self.path]
 
     def restart(self) -> None:
         self.horizon: Any = None
@@ -60,8 +63,15 @@ class Reader:
             end = json.loads(json.dumps(self.source.within(start, end, records[cut][2])))
             records = records[: cut + 1]
         self.position = end
+        self.path = [*self.path, end]
         self.earlier.append(end)
+        self._paths.append(self.path)
         return [(after, position) for after, position, _ in records]
+
+    def back(self, number: int) -> None:
+        """Return to the position before the last ``number`` ones that were reached; of more, counted round."""
+        index = -1 - number % len(self.earlier)
+        self.position, self.path = self.earlier[index], self._paths[index]
 
     @property
     def place(self) -> Any:
