@@ -82,7 +82,6 @@ def test_a_process_with_a_session_keeps_it(folder: Path, free: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_start_status_stop(shell, monkeypatch) -> None:
     monkeypatch.setenv("CONDUIT_SPARK_ARCHIVE", archive_switch())
     first = shell.ended(shell.spawn("spark", "start", "--json"), 600)
@@ -107,7 +106,6 @@ def _lines(project: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_run_leaves_its_server_to_the_next_one(shell, project: Path) -> None:
     """It says so once; another server, or none, must be requested."""
     env = {**os.environ, "CI": "", "CONDUIT_SPARK_ARCHIVE": archive_switch()}

@@ -9,7 +9,7 @@ from lab.cdc_tutorial import Shop, compare
 from lab.postgres_server import PostgresServer
 from lab.postgres_tables import drop_slots
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.usefixtures("connected")

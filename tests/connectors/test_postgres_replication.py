@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.errors import TransientError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 TABLES = ("pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history")
 SECONDS = 8
 

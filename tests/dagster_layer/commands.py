@@ -28,6 +28,6 @@ def call(folder: Folder, *command: str, cwd: Path | None = None, **env: str) -> 
         env={"CONDUIT_SPARK_URL": "local[2]", **os.environ, **own, **env},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )

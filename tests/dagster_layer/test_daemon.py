@@ -44,7 +44,7 @@ pipelines:
 STEADY = ("thrice", "killed", "asleep")
 SECONDS = 240
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 
 class Plant:

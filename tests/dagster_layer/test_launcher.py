@@ -28,7 +28,7 @@ run_coordinator: {module: dagster._core.run_coordinator.default_run_coordinator,
 """
 SECONDS = 180
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 PRIVATE = [

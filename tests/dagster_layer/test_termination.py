@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 150
 """Limit for a run's end: it finishes its step, and its process and JVM end."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 class Live:

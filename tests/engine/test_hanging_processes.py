@@ -24,7 +24,7 @@ from conduit_dagster.spark.server import stop_server
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.state.overview import pipeline_rows, source_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 TIMEOUT = 3.0

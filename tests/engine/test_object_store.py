@@ -27,7 +27,7 @@ from conduit_dagster.connectors.delta.table import DeltaTableLog
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.policy import Policy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 COUNT, EACH = 60, 20
 BAD = range(3, COUNT, 20)
 GOOD = [i for i in range(COUNT) if i not in BAD]

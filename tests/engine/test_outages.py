@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.policy import Policy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 POLICY = Policy(min_delay=0.2, max_delay=1.0, window=0.5)
 
 

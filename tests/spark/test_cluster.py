@@ -17,7 +17,7 @@ from lab.jvm_options import archive_switch
 from lab.spark_cluster import CONF, SparkCluster, running_cluster
 from lab.waiting import wait_until, whole_lines
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 SECONDS = 180
 
 _PLUGIN = """

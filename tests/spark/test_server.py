@@ -28,7 +28,7 @@ from conduit_dagster.spark.server_monitor import answered
 from conduit_dagster.spark.spark_settings import SparkSettings
 
 SECONDS = 120
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 # executes stdin, one line of Python at a time, and prints the results
 _CLIENT = """

@@ -38,7 +38,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.kill_points import REPLAY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("EDITS") or 6)
 SEED = int(os.environ.get("EDITS_SEED") or random.randrange(10**6))

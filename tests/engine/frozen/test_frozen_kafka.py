@@ -17,7 +17,7 @@ from engine.frozen.frozen_round import Ending, play, require_unchanged
 from lab.kafka_server import KafkaServer, metadata_of
 from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first test runs the scenario for all of them
+pytestmark = pytest.mark.slow
 
 STRATEGIES = ("exactly-once", "at-most-once") if os.environ.get("CONDUIT_MATRIX") == "full" else ("exactly-once",)
 CASES = [case for strategy in STRATEGIES for case in cases("kafka", strategy)]

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.kill_points import POINTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first of a kind runs the scenario for all of them
+pytestmark = pytest.mark.slow
 
 FULL = os.environ.get("CONDUIT_MATRIX") == "full"
 ONCE = KINDS if FULL else ("file",)

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.kill_points import POINTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 _FULL = os.environ.get("CONDUIT_MATRIX") == "full"
 _PUBLISHING = ("before-publish", "mid-publish", "after-publish", "after-delivered")
 _REFUSING = ("after-split", "after-claim", "before-child", "after-child", "before-nack", "after-nack")

@@ -17,7 +17,7 @@ from engine.matrix.kill_round import Round, World
 
 from conduit_dagster.recovery.kill_points import POINTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 _AT_ONCE = 3
 

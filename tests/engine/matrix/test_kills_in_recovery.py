@@ -9,7 +9,7 @@ from engine.matrix.kill_destinations import PLACES
 from engine.matrix.kill_plan import outcome
 from engine.matrix.kill_round import World
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 PAIRS_SEED, PAIRS = 20, 30
 

@@ -25,7 +25,7 @@ from conduit_dagster.recovery.kill_points import POINTS, REPLAY
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, reasons
 from conduit_dagster.state.overview import source_rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 KINDS = tuple(PLACES) if os.environ.get("CONDUIT_MATRIX") == "full" else ("file",)
 COUNT, BAD = 12, (1, 4, 5, 9)
