@@ -316,6 +316,22 @@ def test_an_ack_waits_for_no_broker_that_is_silent(lab: KafkaLab) -> None:
     source.close()
 
 
+def test_offsets_that_waited_for_an_answer_are_committed_at_the_end(lab: KafkaLab) -> None:
+    """Otherwise a monitor would show a lag where everything is delivered, until the next run."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    group = f"g-{topic}"
+    source = lab.source(topic, commit_offsets="true", groupID=group)
+    third = source.latest(source.initial(), Limit(3, 10**9))
+    end = source.latest(third, ALL)
+    with lab.server.frozen():
+        acked = in_daemon(lambda: [source.ack(third, 1), source.ack(end, 1)], "acks")
+        assert has_ended(acked, 30)
+    wait_until(lambda: _committed(lab, group, topic) == [3], "the first offsets are there")
+    source.close()
+    wait_until(lambda: _committed(lab, group, topic) == [len(ROWS)], "the last ones follow")
+
+
 def test_a_topic_that_was_deleted_keeps_no_other_offset_from_its_group(lab: KafkaLab) -> None:
     gone, topic = lab.server.topic(), lab.server.topic()
     for name in (gone, topic):

@@ -26,24 +26,32 @@ class GroupOffsets:
         self._timeout, self._node = settings.timeout, context.full_id
         self._errors, self._cluster = errors, cluster
         self._answer: Future[ConsumerGroupTopicPartitions] | None = None
+        self._waits: list[TopicPartition] = []
+        """The newest offsets, until they are sent."""
 
     def commit(self, position: KafkaPosition) -> None:
-        """Commit the next offset of each partition, unless the last commit is still unanswered."""
-        offsets = [
+        """Commit the next offset of each partition; later, if the last commit is still unanswered."""
+        self._waits = [
             TopicPartition(name, partition, offset)
             for name, topic in position.topics.items()
             for partition, offset in enumerate(topic.next)
         ]
-        if offsets and self._is_answered(0):
-            wanted = [ConsumerGroupTopicPartitions(self._group, offsets)]
-            asked = self._cluster.client.alter_consumer_group_offsets(wanted, request_timeout=self._timeout)
-            self._answer = asked[self._group]
+        if self._is_answered(0):
+            self._send()
             self._is_answered(IN_RUN)
 
+    def _send(self) -> None:
+        if self._waits:
+            wanted, self._waits = [ConsumerGroupTopicPartitions(self._group, self._waits)], []
+            asked = self._cluster.client.alter_consumer_group_offsets(wanted, request_timeout=self._timeout)
+            self._answer = asked[self._group]
+
     def close(self) -> None:
-        """Wait for the last commit, for some seconds."""
-        self._is_answered(BY_HAND)
-        self._answer = None
+        """Wait for the last commit, for some seconds; then for that of offsets that waited for its answer."""
+        if self._is_answered(BY_HAND):
+            self._send()
+            self._is_answered(BY_HAND)
+        self._answer, self._waits = None, []
 
     def _is_answered(self, seconds: float) -> bool:
         if self._answer is None:
