@@ -11,11 +11,13 @@ import uuid
 from typing import Any, ClassVar, Final
 
 import fastavro
+from fastavro.read import LOGICAL_READERS
+from fastavro.types import Schema as Parsed
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
 from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, raw_bytes
-from conduit_dagster.sdk import Example, ProcessError, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 
 class AvroDecodeSettings(AvroSettings):
@@ -34,6 +36,16 @@ class AvroDecode(AvroProcessor):
     Settings: ClassVar[type[ProcessorSettings]] = AvroDecodeSettings
     settings: AvroDecodeSettings
     examples = (Example("Data that is not Avro", {}, Record("1", {}, b"hello"), "avro.decode.invalid"),)
+
+    def __init__(self, settings: AvroDecodeSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._exact: dict[int, Parsed] = {}
+
+    @override
+    def schema(self, number: int) -> Parsed:
+        if number not in self._exact:
+            self._exact[number] = fastavro.parse_schema(_with_exact_decimals(super().schema(number)))
+        return self._exact[number]
 
     @override
     def process(self, record: Record) -> Record:
@@ -61,6 +73,27 @@ class AvroDecode(AvroProcessor):
     def _invalid(self, what: str) -> ProcessError:
         return ProcessError(f"{self.settings.field} {what}", code="avro.decode.invalid")
 
+
+_EXACT_DECIMAL: Final = "conduit-dagster-exact-decimal"
+"""Logical type read by :func:`_exact_decimal`: fastavro rounds a decimal to its schema's precision."""
+
+
+def _with_exact_decimals(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_with_exact_decimals(inner) for inner in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # without the mark of a parsed schema, so that it is parsed again
+    copied = {key: _with_exact_decimals(inner) for key, inner in schema.items() if not key.startswith("__")}
+    return {**copied, "logicalType": _EXACT_DECIMAL} if schema.get("logicalType") == "decimal" else copied
+
+
+def _exact_decimal(data: bytes, writer_schema: Any = None, _: Any = None) -> decimal.Decimal:
+    digits = decimal.Decimal(int.from_bytes(data, "big", signed=True)).as_tuple()
+    return decimal.Decimal((digits.sign, digits.digits, -writer_schema.get("scale", 0)))
+
+
+LOGICAL_READERS.update({f"{kind}-{_EXACT_DECIMAL}": _exact_decimal for kind in ("bytes", "fixed")})
 
 _AS_IS: Final = frozenset({str, int, bool, type(None)})
 

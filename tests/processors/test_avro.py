@@ -261,6 +261,17 @@ def test_decimals_are_written_without_an_exponent(tmp_path: Path, value: str, te
 
 
 @pytest.mark.parametrize(
+    "kind", [{"type": "bytes"}, {"type": "fixed", "name": "n.Price", "size": 4}], ids=["bytes", "fixed"]
+)
+def test_a_decimal_with_more_digits_than_its_precision_is_not_rounded(tmp_path: Path, kind: dict[str, Any]) -> None:
+    price = {**kind, "logicalType": "decimal", "precision": 6, "scale": 2}
+    registered(tmp_path, {"name": "d", "type": ["null", price]})
+    length = b"" if kind["type"] == "fixed" else b"\x08"
+    found = decode(Record("1", {}, WIRE + b"\x02" + length + b"\x02\x04hi"), str(tmp_path)).after
+    assert found == {"d": "338433.05"}  # Conduit: 6768661/20
+
+
+@pytest.mark.parametrize(
     ("kind", "value"),
     [
         ("long", -(2**63)),
