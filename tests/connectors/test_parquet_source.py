@@ -219,13 +219,38 @@ def test_the_same_footer_with_other_values_is_another_file(tmp_path: Path) -> No
 
 
 def test_times_as_spark_writes_them(tmp_path: Path) -> None:
-    """INT96, of years that nanoseconds can't represent."""
+    """INT96, of years that nanoseconds can't represent: an instant, as it is for Spark."""
     (tmp_path / "in").mkdir()
     far = pa.table({"t": pa.array([253_402_214_400_000_000], pa.timestamp("us"))})
     pq.write_table(far, tmp_path / "in" / "a.parquet", use_deprecated_int96_timestamps=True)
     source = make(tmp_path)
     end = source.latest(source.initial(), ALL)
-    assert read(source, source.initial(), end) == [{"t": "9999-12-31T00:00:00"}]
+    assert read(source, source.initial(), end) == [{"t": "9999-12-31T00:00:00Z"}]
+
+
+def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path) -> None:
+    """Columns beside them stay what they are, however many columns of the file they are made of."""
+    (tmp_path / "in").mkdir()
+    time, pair = pa.timestamp("us"), pa.list_(pa.struct([("a", pa.string()), ("t", pa.timestamp("us"))]))
+    rows = {
+        "s": pa.array([{"a": [{"a": "x", "t": 1}]}, None], pa.struct([("a", pair)])),
+        "m": pa.array([None, [(2, 3)]], pa.map_(time, time)),
+        "t": pa.array([4, None], time),
+        "v": pa.array([5, 6]),
+    }
+    path = tmp_path / "in" / "a.parquet"
+    pq.write_table(pa.table(rows), path, use_deprecated_int96_timestamps=True, store_schema=False)
+    source = make(tmp_path)
+    end = source.latest(source.initial(), ALL)
+    first, second = read(source, source.initial(), end)
+    assert first == {
+        "s": {"a": [{"a": "x", "t": "1970-01-01T00:00:00.000001Z"}]},
+        "m": None,
+        "t": "1970-01-01T00:00:00.000004Z",
+        "v": 5,
+    }
+    assert second["m"] == {"1970-01-01T00:00:00.000002Z": "1970-01-01T00:00:00.000003Z"}
+    assert second["s"] is None and second["t"] is None
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

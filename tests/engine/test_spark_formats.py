@@ -269,6 +269,17 @@ def test_appended_by_a_jvm_format(lab: Lab, spark: SparkSession, rows: bool) -> 
     assert frame.select("delivery").distinct().count() == 3
 
 
+def test_a_time_with_a_zone_and_one_without_stay_what_they_are(lab: Lab, spark: SparkSession) -> None:
+    lab.write("in.json", ['{"t": "2024-05-01T12:00:00+02:00", "n": "2024-05-01T12:00:00"}'])
+    source = given("json", path="in.json", schema="t TIMESTAMP, n TIMESTAMP_NTZ")
+    build(lab, source, taken("orc", path="out.orc"), delivery={"strategy": "at-least-once"})
+    assert lab.run().error is None
+    frame = spark.read.orc(str(lab.root / "out.orc"))
+    assert frame.dtypes == [("t", "timestamp"), ("n", "timestamp_ntz")]
+    texts = [(str(row.t), str(row.n)) for row in frame.selectExpr("unix_seconds(t) AS t", "n").collect()]
+    assert texts == [("1714557600", "2024-05-01 12:00:00")]
+
+
 def test_a_hash_column_replaces_no_field(lab: Lab) -> None:
     """Spark does not tell upper and lower case apart."""
     out = taken("orc", path="out.orc", **{"hash-column": "S"})

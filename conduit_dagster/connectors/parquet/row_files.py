@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.file_state import FoundFile
-from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
+from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of, with_instants
 from conduit_dagster.connectors.parquet.parquet_position import (
     FinishedParquet,
     FinishedParquets,
@@ -62,6 +62,7 @@ class RowFileReader:
         """Yield the rows of the range. Reads no row groups before it, and skips earlier rows of the first one."""
         with open_planned(self._url, self.file.mark, self._seen) as file:
             first, groups = self._groups(file.metadata)
+            schema = with_instants(file)
             skip, left = self.file.done - first, self._to - self.file.done
             for batch in file.iter_batches(size, row_groups=groups, use_threads=False):
                 if skip >= batch.num_rows:
@@ -69,7 +70,7 @@ class RowFileReader:
                     continue
                 piece = batch.slice(skip, left)
                 skip, left = 0, left - piece.num_rows
-                yield piece
+                yield piece if schema is None else piece.cast(schema)
                 if not left:
                     return
 
