@@ -44,6 +44,8 @@ UTC = pa.timestamp("us", "UTC")
         (pa.map_(pa.string(), pa.date32()), [("k", dt.date(2024, 1, 1)), ("n", None)], {"k": "2024-01-01", "n": None}),
         (pa.map_(pa.int64(), pa.int64()), [(1, 2)], {"1": 2}),
         (pa.list_(UTC), [dt.datetime(2024, 5, 1, tzinfo=dt.UTC), None], ["2024-05-01T00:00:00Z", None]),
+        (pa.list_view(UTC), [dt.datetime(2024, 5, 1, tzinfo=dt.UTC), None], ["2024-05-01T00:00:00Z", None]),
+        (pa.large_list_view(UTC), [dt.datetime(2024, 5, 1, tzinfo=dt.UTC), None], ["2024-05-01T00:00:00Z", None]),
         (pa.large_list(pa.binary()), [b"a"], ["YQ=="]),
         (pa.map_(pa.binary(), pa.int8()), [(b"k", 2)], {"aw==": 2}),
         (pa.date32(), 2**31 - 1, "2147483647days"),

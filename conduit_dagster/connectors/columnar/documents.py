@@ -148,6 +148,13 @@ def _where_valid(column: Any, found: list[Any]) -> list[Any]:
     return [value if valid else None for value, valid in zip(found, column.is_valid().to_pylist(), strict=True)]
 
 
+_LISTS = (
+    _types.is_list,
+    _types.is_large_list,
+    _types.is_fixed_size_list,
+    _types.is_list_view,
+    _types.is_large_list_view,
+)
 _KINDS: list[tuple[Sequence[Callable[[DataType], bool]], Callable[[Any], list[Any]]]] = [
     ((_types.is_floating,), _floats),
     ((_types.is_string, _types.is_large_string, _types.is_string_view), _strings),
@@ -158,5 +165,5 @@ _KINDS: list[tuple[Sequence[Callable[[DataType], bool]], Callable[[Any], list[An
     ((_types.is_duration,), _numbers),
     ((_types.is_struct,), _structs),
     ((_types.is_map,), _maps),
-    ((_types.is_list, _types.is_large_list, _types.is_fixed_size_list), _lists),
+    (_LISTS, _lists),
 ]
