@@ -16,7 +16,15 @@ from fastavro.types import Schema as Parsed
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
-from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, raw_bytes
+from conduit_dagster.processors.common.avro import (
+    ID_BYTES,
+    MAGIC,
+    AvroProcessor,
+    AvroSettings,
+    asking,
+    parsed,
+    raw_bytes,
+)
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 
@@ -39,13 +47,7 @@ class AvroDecode(AvroProcessor):
 
     def __init__(self, settings: AvroDecodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._exact: dict[int, Parsed] = {}
-
-    @override
-    def schema(self, number: int) -> Parsed:
-        if number not in self._exact:
-            self._exact[number] = fastavro.parse_schema(_with_exact_decimals(super().schema(number)))
-        return self._exact[number]
+        self._schemas: dict[int, Parsed] = {}
 
     @override
     def process(self, record: Record) -> Record:
@@ -57,7 +59,7 @@ class AvroDecode(AvroProcessor):
             raise self._invalid(f"is {kind_of(value)}, not raw data")
         if data[:1] != MAGIC or len(data) <= ID_BYTES:
             raise self._invalid("does not begin with a zero byte and a schema's number")
-        schema = self.schema(int.from_bytes(data[1 : 1 + ID_BYTES], "big"))
+        schema = self._schema(int.from_bytes(data[1 : 1 + ID_BYTES], "big"))
         rest = io.BytesIO(data[1 + ID_BYTES :])
         try:
             found: Any = fastavro.schemaless_reader(rest, schema, None)
@@ -69,6 +71,13 @@ class AvroDecode(AvroProcessor):
             raise self._invalid(f"holds {kind_of(found)}, not a record")
         self.put(record, _plain(found))
         return record
+
+    def _schema(self, number: int) -> Parsed:
+        """Return the schema with this ID. Raises :class:`ProcessError` if it does not exist."""
+        if number not in self._schemas:
+            found = parsed(asking(self.registry.by_id, number).text)
+            self._schemas[number] = fastavro.parse_schema(_with_exact_decimals(found))
+        return self._schemas[number]
 
     def _invalid(self, what: str) -> ProcessError:
         return ProcessError(f"{self.settings.field} {what}", code="avro.decode.invalid")

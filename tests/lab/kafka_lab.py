@@ -16,8 +16,8 @@ from conduit_dagster.sdk import ConnectorContext, Delivery, Limit, Position, Rea
 from lab.kafka_server import KafkaServer
 
 ALL = Limit(10**9, 10**12)
-
-
+ROWS = [(b"k%d" % i, b"%d" % i) for i in range(10)]
+"""Messages for a topic."""
 BY_COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
 """Setting ``topic`` of a destination whose records name their topics."""
 

@@ -26,7 +26,6 @@ class Reader:
         self.root, self.leaves_at, self.kept = root, leaves_at, kept
         self.restart()
         self.position: Any = self.source.initial()
-        self.earlier = [self.position]
         self.path = [self.position]
         """The positions that led to this one, from which a range may begin: none of what a return left behind."""
         self._paths = [self.path]
@@ -64,14 +63,18 @@ class Reader:
             records = records[: cut + 1]
         self.position = end
         self.path = [*self.path, end]
-        self.earlier.append(end)
         self._paths.append(self.path)
         return [(after, position) for after, position, _ in records]
 
     def back(self, number: int) -> None:
         """Return to the position before the last ``number`` ones that were reached; of more, counted round."""
-        index = -1 - number % len(self.earlier)
-        self.position, self.path = self.earlier[index], self._paths[index]
+        self.path = self._paths[-1 - number % len(self._paths)]
+        self.position = self.path[-1]
+
+    @property
+    def earlier(self) -> list[Any]:
+        """All positions that were reached, in that order."""
+        return [path[-1] for path in self._paths]
 
     @property
     def place(self) -> Any:

@@ -26,12 +26,12 @@ class GroupOffsets:
         self._timeout, self._node = settings.timeout, context.full_id
         self._errors, self._cluster = errors, cluster
         self._answer: Future[ConsumerGroupTopicPartitions] | None = None
-        self._waits: list[TopicPartition] = []
-        """The newest offsets, until they are sent."""
+        self._unsent: list[TopicPartition] = []
+        """The newest offsets, where they wait for an answer to the ones before."""
 
     def commit(self, position: KafkaPosition) -> None:
         """Commit the next offset of each partition; later, if the last commit is still unanswered."""
-        self._waits = [
+        self._unsent = [
             TopicPartition(name, partition, offset)
             for name, topic in position.topics.items()
             for partition, offset in enumerate(topic.next)
@@ -41,8 +41,8 @@ class GroupOffsets:
             self._is_answered(IN_RUN)
 
     def _send(self) -> None:
-        if self._waits:
-            wanted, self._waits = [ConsumerGroupTopicPartitions(self._group, self._waits)], []
+        if self._unsent:
+            wanted, self._unsent = [ConsumerGroupTopicPartitions(self._group, self._unsent)], []
             asked = self._cluster.client.alter_consumer_group_offsets(wanted, request_timeout=self._timeout)
             self._answer = asked[self._group]
 
@@ -51,7 +51,7 @@ class GroupOffsets:
         if self._is_answered(BY_HAND):
             self._send()
             self._is_answered(BY_HAND)
-        self._answer, self._waits = None, []
+        self._answer, self._unsent = None, []
 
     def _is_answered(self, seconds: float) -> bool:
         if self._answer is None:

@@ -21,9 +21,6 @@ _WHOLE: Final = 8 << 20
 _END: Final = 1 << 20
 _PIECE: Final = 1 << 14
 _PIECES: Final = 64
-_INT96: Final = "INT96"
-_INSTANT: Final = pa.timestamp("us", "UTC")
-_types: Any = pa.types
 
 
 class RowGroup(NamedTuple):
@@ -113,39 +110,6 @@ def _opened(url: str) -> Generator[IO[bytes]]:
 def _parquet(file: IO[bytes]) -> Any:
     # Spark's own timestamps are INT96, which as nanoseconds would overflow in the years 1677 and 2262
     return pq.ParquetFile(pa.PythonFile(file, "r"), coerce_int96_timestamp_unit="us")
-
-
-def with_instants(parquet: Any) -> Any:
-    """Return the file's Arrow schema with INT96 columns as instants, as Spark reads them; None if it has none.
-
-    Spark's TIMESTAMP is an instant, and written as INT96 by default; Arrow reads INT96 as a time without a zone.
-    """
-    columns = [parquet.schema.column(i) for i in range(len(parquet.schema))]
-    if not any(column.physical_type == _INT96 for column in columns):
-        return None
-    leaves = (column.physical_type for column in columns)
-    return pa.schema([field.with_type(_with_instants(field.type, leaves)) for field in parquet.schema_arrow])
-
-
-def _with_instants(kind: Any, leaves: Iterator[str]) -> Any:
-    """Return the type with INT96 leaves as instants. ``leaves``: physical types from the first leaf of this type on."""
-
-    def inside(field: Any) -> Any:
-        return field.with_type(_with_instants(field.type, leaves))
-
-    if _types.is_struct(kind):
-        return pa.struct([inside(field) for field in kind])
-    if _types.is_map(kind):
-        return pa.map_(inside(kind.key_field), inside(kind.item_field))
-    if _types.is_list(kind) or _types.is_large_list(kind):
-        return (pa.list_ if _types.is_list(kind) else pa.large_list)(inside(kind.value_field))
-    return _INSTANT if _INT96 in [next(leaves) for _ in range(_leaves(kind))] and _types.is_timestamp(kind) else kind
-
-
-def _leaves(kind: Any) -> int:
-    """Return the number of Parquet columns of a type."""
-    stored = getattr(kind, "storage_type", kind)
-    return sum(_leaves(stored.field(i).type) for i in range(stored.num_fields)) or 1
 
 
 def _found(file: IO[bytes], url: str) -> FoundFile:

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.file_state import FoundFile
-from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of, with_instants
+from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
+from conduit_dagster.connectors.parquet.int96 import with_instants
 from conduit_dagster.connectors.parquet.parquet_position import (
     FinishedParquet,
     FinishedParquets,

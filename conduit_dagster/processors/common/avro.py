@@ -84,7 +84,6 @@ class AvroProcessor(Processor):
         super().__init__(settings, context)
         self._common = settings
         self.field = Reference.parse(settings.field)
-        self._parsed: dict[int, Parsed] = {}
 
     @classmethod
     @override
@@ -107,12 +106,6 @@ class AvroProcessor(Processor):
             return FolderRegistry(url)
         access = Access(settings.username, settings.password, settings.ca, settings.certificate, settings.key)
         return ConfluentRegistry(url, access)
-
-    def schema(self, number: int) -> Parsed:
-        """Return the schema with this ID. Raises :class:`ProcessError` if it does not exist."""
-        if number not in self._parsed:
-            self._parsed[number] = parsed(asking(self.registry.by_id, number).text)
-        return self._parsed[number]
 
     def value(self, record: Record) -> Any:
         """Return the field's value. Raises ``FieldError``."""

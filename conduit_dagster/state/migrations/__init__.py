@@ -68,8 +68,7 @@ def _lock(connection: sa.Connection) -> None:
 
 def _require_free_names(connection: sa.Connection, place: str) -> None:
     database = sa.inspect(connection)
-    there = {*database.get_table_names(), *database.get_view_names()}
-    taken = sorted(there & {*tables.metadata.tables, VERSION_TABLE})
+    taken = sorted(name for name in (*tables.metadata.tables, VERSION_TABLE) if database.has_table(name))
     if taken:
         raise FatalError(
             f"the database is no state store, but has {', '.join(taken)}; expected none of the state store's tables",

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from pathlib import Path
 
 import pytest
 from lab.kafka_lab import BY_COLLECTION, KafkaLab
-from lab.kafka_server import KafkaServer
 
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Rejected
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def lab(kafka_server: KafkaServer, tmp_path: Path) -> KafkaLab:
-    return KafkaLab(kafka_server, tmp_path)
 
 
 def test_each_record_names_its_topic(lab: KafkaLab) -> None:

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lab.kafka_lab import KafkaLab
-from lab.kafka_server import KafkaServer
+from lab.kafka_lab import ROWS, KafkaLab
 
 from conduit_dagster.connectors.kafka import message_sizes
 from conduit_dagster.connectors.kafka.message_sizes import shares, within_bytes
@@ -19,18 +18,12 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import MISCOUNTED, Limit, ReadOptions
 
 pytestmark = pytest.mark.slow
-ROWS = [(b"k%d" % i, b"%d" % i) for i in range(10)]
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy broker takes longer for a sample than a step waits for it; the step would then be another one."""
     monkeypatch.setattr(message_sizes, "_PATIENCE", 60.0)
-
-
-@pytest.fixture
-def lab(kafka_server: KafkaServer, tmp_path: Path) -> KafkaLab:
-    return KafkaLab(kafka_server, tmp_path)
 
 
 # -- how much of each partition -----------------------------------------------------------------------------------
@@ -126,7 +119,7 @@ def test_memory_does_not_grow_with_a_step(lab: KafkaLab) -> None:
     """A task that reads 400 MB in messages of a megabyte holds what the client fetches ahead, and a block."""
     topic = lab.server.topic()
     lab.server.send(topic, [(None, b"x" * 999_000)] * 400)
-    command = [sys.executable, "-c", _READ_ALL, str(Path(__file__).parents[1]), lab.server.servers, topic]
+    command = [sys.executable, "-c", _READ_ALL, str(Path(__file__).parents[2]), lab.server.servers, topic]
     total, grown = subprocess.run(command, capture_output=True, check=True, text=True).stdout.split()
     unit = 1 if sys.platform == "darwin" else 1_024
     assert int(total) == 400 * 999_000

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.errors import FatalError
 
-PAGE = (Path(__file__).parents[2] / "docs" / "connectors" / "kafka.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "connectors" / "kafka.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.slow
 _AUTHORIZER = """
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
