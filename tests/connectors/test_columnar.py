@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conduit_dagster.connectors.columnar.documents import documents
-from conduit_dagster.connectors.columnar.rows import fitted, kept, storable
+from conduit_dagster.connectors.columnar.rows import fitted, kept, row_sizes, storable
 
 UTC = pa.timestamp("us", "UTC")
 
@@ -222,3 +222,28 @@ def test_text_that_is_no_utf8_is_refused_by_what_writes_json() -> None:
     text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
     (document,) = documents(pa.record_batch([text], ["x"]))
     assert document == {"x": "\udcff"}
+
+
+@given(arrays(), st.integers(0, 3))
+def test_a_row_has_one_size_whatever_is_beside_it(array: Any, start: int) -> None:
+    """The boundaries of row groups, and so a part's digest, must not depend on the blocks."""
+    whole = row_sizes(pa.table([array], ["x"]))
+    assert list(row_sizes(pa.table([array[start:]], ["x"]))) == list(whole[start:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.list_(pa.string()), ["t" * 1000] * 5),
+        (pa.large_list(pa.list_(pa.string())), [["t" * 1000], [], None, ["t" * 1000] * 4]),
+        (pa.list_(pa.binary(), 5), [b"t" * 1000] * 5),
+        (pa.map_(pa.string(), pa.string()), [("t" * 1000, None), ("k", "t" * 4000)]),
+        (pa.list_(pa.struct([("a", pa.string())])), [{"a": "t" * 5000}, None]),
+    ],
+)
+def test_the_size_of_a_row_is_what_its_items_take(kind: Any, value: Any) -> None:
+    """A group of such rows would not fit in memory if each item counted alike."""
+    table = pa.table([pa.array([None, value, None, value], kind)], ["x"])
+    for low, high in ((0, 4), (1, 3), (3, 4)):
+        sizes = row_sizes(table.slice(low, high - low))
+        assert [size // 1000 for size in sizes] == [0, 5, 0, 5][low:high]

@@ -149,7 +149,8 @@ def test_what_is_no_document_is_refused(tmp_path: Path) -> None:
 def test_the_same_rows_in_other_blocks_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost part is staged again, and its digest compared; several row groups."""
     monkeypatch.setattr(columns_writer, "ROW_GROUP_BYTES", 100_000)
-    whole = pa.table({"i": list(range(60_000)), "s": [f"{n:x}" for n in range(60_000)]})
+    lists = [[f"{k}" * (n % 5) for k in range(n % 3)] if n % 7 else None for n in range(60_000)]
+    whole = pa.table({"i": list(range(60_000)), "s": [f"{n:x}" for n in range(60_000)], "l": lists})
     parts = []
     for size in (700, 9_999, 60_000):
         writer = make(tmp_path).writer(WriterTask(str(tmp_path / "staging" / str(size)), 0, "r"))

@@ -176,6 +176,22 @@ def test_what_is_no_parquet_waits_and_is_named(tmp_path: Path) -> None:
     assert raised.value.code == "parquet.missing"
 
 
+def test_a_damaged_page_is_named(tmp_path: Path) -> None:
+    """The footer is whole, so the rows are planned; it is the task that meets the page."""
+    path = tmp_path / "in" / "a.parquet"
+    write(path, range(100_000))
+    source = make(tmp_path)
+    end = source.latest(source.initial(), ALL)
+    content = bytearray(path.read_bytes())
+    content[4:2000] = bytes(1996)
+    path.write_bytes(content)
+    end = make(tmp_path).latest(source.initial(), ALL)
+    with pytest.raises(TransientError) as raised:
+        read(make(tmp_path), source.initial(), end)
+    assert (raised.value.code, raised.value.place) == ("parquet.unreadable", str(path))
+    assert raised.value.fix
+
+
 def test_an_empty_file_is_read(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.parquet", range(0))
     write(tmp_path / "in" / "b.parquet", range(3))
@@ -228,7 +244,8 @@ def test_times_as_spark_writes_them(tmp_path: Path) -> None:
     assert read(source, source.initial(), end) == [{"t": "9999-12-31T00:00:00Z"}]
 
 
-def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", [False, True], ids=["parquet", "arrow"])
+def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path, stored: bool) -> None:
     """Columns beside them stay what they are, however many columns of the file they are made of."""
     (tmp_path / "in").mkdir()
     time, pair = pa.timestamp("us"), pa.list_(pa.struct([("a", pa.string()), ("t", pa.timestamp("us"))]))
@@ -237,9 +254,10 @@ def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path) -> None:
         "m": pa.array([None, [(2, 3)]], pa.map_(time, time)),
         "t": pa.array([4, None], time),
         "v": pa.array([5, 6]),
+        "f": pa.array([[7, 8], None], pa.list_(time, 2)),
     }
     path = tmp_path / "in" / "a.parquet"
-    pq.write_table(pa.table(rows), path, use_deprecated_int96_timestamps=True, store_schema=False)
+    pq.write_table(pa.table(rows), path, use_deprecated_int96_timestamps=True, store_schema=stored)
     source = make(tmp_path)
     end = source.latest(source.initial(), ALL)
     first, second = read(source, source.initial(), end)
@@ -248,6 +266,7 @@ def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path) -> None:
         "m": None,
         "t": "1970-01-01T00:00:00.000004Z",
         "v": 5,
+        "f": ["1970-01-01T00:00:00.000007Z", "1970-01-01T00:00:00.000008Z"],
     }
     assert second["m"] == {"1970-01-01T00:00:00.000002Z": "1970-01-01T00:00:00.000003Z"}
     assert second["s"] is None and second["t"] is None

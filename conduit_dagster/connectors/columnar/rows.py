@@ -288,8 +288,8 @@ def _has_infinity(array: Any) -> bool:
     return _types.is_list(kind) and _has_infinity(array.flatten())
 
 
-_ITEM = 16
-"""Estimated bytes of an item in a list, and of a value without a fixed width, such as a map."""
+_UNKNOWN_WIDTH: Final = 16
+"""Estimated bytes of a value without a fixed width that is neither text, a list nor a document."""
 
 
 def row_sizes(table: Any) -> Any:
@@ -306,8 +306,13 @@ def _sizes(array: Any) -> Any:
         return 4 + _counts(_compute.binary_length(array))
     if _types.is_struct(kind):
         return sum((_sizes(child) for child in array.flatten()), np.zeros(len(array), np.int64))
-    if _types.is_list(kind) or _types.is_large_list(kind):
-        return 4 + _ITEM * _counts(_compute.list_value_length(array))
+    if _types.is_map(kind):
+        return _sizes(array.cast(pa.list_(kind.field(0))))
+    if _types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind):
+        # the sizes of the items are summed: a row group must not outgrow memory because its rows are lists
+        items = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sizes(array.flatten()))])
+        ends = np.cumsum(lengths := _counts(_compute.list_value_length(array)))
+        return 4 + items[ends] - items[ends - lengths]
     return np.full(len(array), _width(kind), np.int64)
 
 
@@ -319,4 +324,4 @@ def _width(kind: Any) -> int:
     try:
         return max(1, kind.bit_width // 8)
     except ValueError:
-        return _ITEM
+        return _UNKNOWN_WIDTH

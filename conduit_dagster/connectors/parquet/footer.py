@@ -104,7 +104,8 @@ def _opened(url: str) -> Generator[IO[bytes]]:
     except pa.ArrowException as error:
         raise unreadable(url, str(error)) from error
     except OSError as error:
-        raise from_os_error(error, f"can't read {url}") from error
+        # Arrow raises it for a damaged page or an encrypted file, without the number that a system's error has
+        raise (from_os_error(error, f"can't read {url}") if error.errno else unreadable(url, str(error))) from error
 
 
 def _parquet(file: IO[bytes]) -> Any:

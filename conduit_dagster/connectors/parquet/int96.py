@@ -38,6 +38,8 @@ def _with_instants(kind: Any, leaves: Iterator[str]) -> Any:
         return pa.list_(inside(kind.value_field))
     if _types.is_large_list(kind):
         return pa.large_list(inside(kind.value_field))
+    if _types.is_fixed_size_list(kind):
+        return pa.list_(inside(kind.value_field), kind.list_size)
     stored = [next(leaves) for _ in range(_leaves(kind))]
     return _INSTANT if _types.is_timestamp(kind) and stored == [_INT96] else kind
 
