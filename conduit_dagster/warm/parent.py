@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conduit_dagster.processes import identity, try_lock
-from conduit_dagster.warm.protocol import ForkRequest, preload, receive_go, receive_request, send_answer
+from conduit_dagster.warm.protocol import ForkRequest, close_streams, preload, receive_go, receive_request, send_answer
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,13 @@ class Parent:
         if self._is_stale():
             # never run code that differs from its file: the client starts another parent
             self._path.unlink(missing_ok=True)
+            close_streams(streams)
             connection.close()
             return None
         pid = os.fork()
         if pid == 0:
             return ForkedChild(request, streams, connection)
-        for stream in streams:
-            os.close(stream)
+        close_streams(streams)
         self._children[pid] = connection
         self._tell(connection, process=identity(pid))
         return None

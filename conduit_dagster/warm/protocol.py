@@ -72,11 +72,21 @@ def send_request(connection: socket.socket, request: ForkRequest, streams: list[
 
 
 def receive_request(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
-    """Receive a request from :func:`send_request`. Raises ``OSError`` or ``ValueError`` for anything else."""
+    """Receive a request from :func:`send_request`. Raises ``OSError``, ``ValueError`` or ``TypeError`` for others."""
     head, streams, _, _ = socket.recv_fds(connection, _HEAD.size, _STREAMS)
-    if len(head) != _HEAD.size or len(streams) != _STREAMS:
-        raise ValueError("not a request")
-    return ForkRequest(**json.loads(_exactly(connection, _HEAD.unpack(head)[0]))), streams
+    try:
+        if len(head) != _HEAD.size or len(streams) != _STREAMS:
+            raise ValueError("not a request")
+        return ForkRequest(**json.loads(_exactly(connection, _HEAD.unpack(head)[0]))), streams
+    except (OSError, ValueError, TypeError):
+        close_streams(streams)
+        raise
+
+
+def close_streams(streams: Iterable[int]) -> None:
+    """Close received descriptors that this process does not use."""
+    for stream in streams:
+        os.close(stream)
 
 
 def send_answer(connection: socket.socket, **answer: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -77,6 +78,10 @@ class Nursery:
 
 def children_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def descriptors_of(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
 @pytest.fixture
@@ -240,15 +245,21 @@ def test_a_folder_that_others_can_reach_is_not_used(nursery: Nursery) -> None:
 
 
 def test_nonsense_on_the_socket_harms_nobody(nursery: Nursery) -> None:
+    """Nor does it leave a descriptor in the parent, which serves for as long as it is asked."""
     import socket
 
     before = nursery.run()["parent"]
+    files = descriptors_of(before)
     (path,) = [path for path in Path(tempfile.gettempdir()).rglob("tests-*") if path.is_socket()]
-    for nonsense in (b"", b"GET / HTTP/1.1\r\n\r\n"):
+    half = struct.pack("!I", 100) + b"{"
+    for nonsense, streams in ((b"", []), (b"GET / HTTP/1.1\r\n\r\n", []), (b"?", [0, 1]), (half, [0, 1, 2])):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(path))
-            connection.sendall(nonsense)
+            if nonsense:
+                socket.send_fds(connection, [nonsense], streams)
     assert nursery.run()["parent"] == before
+    # the last child's own connection is closed once it is reaped
+    wait_until(lambda: descriptors_of(before) <= files, "only the descriptors that it had")
 
 
 def test_elsewhere_than_on_linux_nobody_forks(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
