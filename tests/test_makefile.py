@@ -25,6 +25,8 @@ case "$*" in
   *'version_info < (3, 11)'*) exit {too_old} ;;
   *'import venv, ensurepip'*) exit {no_venv} ;;
   '-m venv '*) mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+  '-m pip config list') echo "{config}" ;;
+  '-m pip install --quiet uv=='*) if [ -e tools/made-uv ]; then cp tools/made-uv .venv/bin/uv; fi ;;
   '-m pip install'*) exit {pip} ;;
 esac
 """
@@ -43,9 +45,15 @@ class Clone:
         for name in ("sh", "rm", "mkdir", "touch", "cp", "cat", "date"):
             (self.tools / name).symlink_to(str(shutil.which(name)))
 
-    def python(self, version: str = "3.12", *, too_old: int = 0, no_venv: int = 0, pip: int = 0) -> None:
-        text = _PYTHON.format(log=self.log, version=version, too_old=too_old, no_venv=no_venv, pip=pip)
+    def python(
+        self, version: str = "3.12", *, too_old: int = 0, no_venv: int = 0, pip: int = 0, config: str = ""
+    ) -> None:
+        text = _PYTHON.format(log=self.log, version=version, too_old=too_old, no_venv=no_venv, pip=pip, config=config)
         self.program("python3", text)
+
+    def made_uv(self, code: int) -> None:
+        """What pip installs as uv."""
+        self.program("made-uv", f"#!/bin/sh\nprintf 'uv %s\\n' \"$*\" >> '{self.log}'\nexit {code}\n")
 
     def program(self, name: str, text: str) -> None:
         (self.tools / name).write_text(text)
@@ -118,6 +126,26 @@ def test_a_failed_installation_is_started_over(clone: Clone) -> None:
     assert clone.make(".venv").returncode == 0
     assert clone.log.read_text().count("-m venv .venv") == 2
     assert not (clone.folder / ".venv" / ".incomplete").exists()
+
+
+_BY_UV = "uv pip install --quiet --python .venv/bin/python -r requirements.lock"
+_BY_PIP = "-m pip install --quiet --progress-bar off --no-compile -r requirements.lock"
+
+
+@pytest.mark.parametrize(
+    ("code", "config", "wanted"),
+    [
+        (0, "", [_BY_UV]),
+        (0, "global.timeout='60'", [_BY_UV]),
+        (1, "", [_BY_UV, _BY_PIP]),
+        (0, ":env:.index-url='https://packages.example'", [_BY_PIP]),
+    ],
+)
+def test_uv_installs_unless_only_pip_can(clone: Clone, code: int, config: str, wanted: list[str]) -> None:
+    clone.made_uv(code)
+    clone.python(config=config)
+    assert clone.make(".venv").returncode == 0
+    assert [line for line in clone.log.read_text().splitlines() if "requirements.lock" in line] == wanted
 
 
 def test_a_complete_environment_is_left_alone(clone: Clone) -> None:
