@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conduit_dagster.connectors.columnar.documents import documents
-from conduit_dagster.connectors.columnar.rows import fitted, kept, row_sizes, storable
+from conduit_dagster.connectors.columnar.row_sizes import row_sizes
+from conduit_dagster.connectors.columnar.rows import fitted, kept, storable
 
 UTC = pa.timestamp("us", "UTC")
 

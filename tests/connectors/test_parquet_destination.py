@@ -95,8 +95,26 @@ def test_one_row_that_does_not_fit_leaves_the_others(tmp_path: Path) -> None:
     )
     delivery, refused = stage(make(tmp_path), given)
     make(tmp_path).publish(delivery)
-    assert [(one.place, one.nack.code) for one in refused] == [(2, "parquet.unfillable")]
+    assert [(one.place, one.nack.code) for one in refused] == [(2, "parquet.does_not_fit")]
+    assert "column t is '1970-01-01T00:00:00.000003001Z' of type timestamp[ns" in refused[0].nack.message
     assert [row["t"].microsecond for row in rows(tmp_path)] == [1, 2, 4]
+
+
+def test_the_column_at_fault_is_named_beside_ones_that_documents_cannot_fill(tmp_path: Path) -> None:
+    """Of blocks none of whose rows fit as well."""
+    destination = make(tmp_path)
+    binary = pa.array([b"\xff"] * 2)
+    _, refused = stage(
+        destination, columns(b=binary, i=[1, 2]), columns(b=binary, i=["x", "y"]), columns(b=binary, j=[1, 2])
+    )
+    assert [(one.place, one.nack.code) for one in refused] == [
+        (0, "parquet.does_not_fit"),
+        (1, "parquet.does_not_fit"),
+        (0, "parquet.unknown_field"),
+        (1, "parquet.unknown_field"),
+    ]
+    assert "column i is 'y' of type string, and the table's column is of type int64" in refused[1].nack.message
+    assert refused[2].nack.message.endswith("column j")
 
 
 def test_all_writers_agree_on_the_columns(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conduit_dagster.connectors.columnar.columns import Schema, infer
-from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table, fitted, row_sizes
+from conduit_dagster.connectors.columnar.row_sizes import row_sizes
+from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table, fitted
 from conduit_dagster.record import Document, Nack, Record
 from conduit_dagster.sdk import NewPart, Part, Refusal, Rows, Writer, WriterTask
 from conduit_dagster.storage import Sink
@@ -108,13 +109,16 @@ class ColumnsWriter(Writer):
         return [Refusal(place, refused[place]) for place in sorted(refused)]
 
     def _take_rows(self, rows: Rows) -> Sequence[Refusal] | None:
-        """Append rows unconverted and return refusals; None if the columns don't fit: each document gets its nack."""
+        """Append rows unconverted and return refusals; None if only documents can tell which of them fit."""
         if self._reader is None:
             self._reader = self._reader_of(lambda: self._offered(rows.batch.schema) or infer(_documents(rows)))
         if self._add(rows, 0, len(rows)):
             return ()
-        if self._reader is None or fitted(rows.batch.slice(0, 0), self._reader.schema, self._reader.strict) is None:
+        reader = self._reader
+        if reader is None:
             return None
+        if not reader.unfillable and fitted(rows.batch.slice(0, 0), reader.schema, reader.strict) is None:
+            return None  # none of the rows fits unconverted
         return [Refusal(place, nack) for place, nack in self._halved(rows, 0, len(rows))]
 
     def _add(self, rows: Rows, start: int, stop: int) -> bool:
@@ -129,12 +133,20 @@ class ColumnsWriter(Writer):
     def _halved(self, rows: Rows, start: int, stop: int) -> Iterator[tuple[int, Nack]]:
         """Append rows that do not fit together, by halving; take a row that does not fit alone as a document."""
         if stop - start == 1:
-            yield from ((start, nack) for nack in self._take(_documents(rows[start:stop])).values())
+            nack = self._take_alone(rows, start)
+            if nack is not None:
+                yield start, nack
             return
         middle = (start + stop) // 2
         for low, high in ((start, middle), (middle, stop)):
             if not self._add(rows, low, high):
                 yield from self._halved(rows, low, high)
+
+    def _take_alone(self, rows: Rows, place: int) -> Nack | None:
+        """Take a row that does not fit as a document; return its nack if that does not fit either."""
+        reader, row = self._reader, rows.batch.slice(place, 1)
+        nack = reader.row_nack(row) if reader is not None and reader.unfillable else None
+        return nack or self._take(_documents(rows[place : place + 1])).get(0)
 
     def _take(self, documents: list[Document]) -> dict[int, Nack]:
         """Append the documents that fit; return the nacks of the others."""

@@ -7,12 +7,12 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from conduit_dagster.connectors.columnar.columns import DataType, Schema, is_name
+from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.readable import shortened
 from conduit_dagster.record import Document, Nack
@@ -260,6 +260,21 @@ class RowReader:
             return self.misfits(lines[:half], first) | self.misfits(lines[half:], first + half)
         return {}
 
+    def row_nack(self, row: Table) -> Nack | None:
+        """Return the nack of a single row that :func:`fitted` refuses, for the first column at fault, if it is one.
+
+        For columns that documents can't fill, all of which may be null.
+        """
+        unknown = next((name for name in row.schema.names if name not in self.schema.names), None)
+        if unknown is not None and self.strict:
+            return Nack(f"{self._plugin}.unknown_field", f"no column for the row's column {unknown}")
+        field = next((field for field in self.schema if _column(row, field) is None), None)
+        if field is None:
+            return None
+        own, value = row.schema.field(field.name).type, documents(row)[0][field.name]
+        what = f"the row's column {field.name} is {shortened(repr(value), _SHOWN)} of type {own}"
+        return Nack(f"{self._plugin}.does_not_fit", f"{what}, and the table's column is of type {field.type}")
+
     def nack(self, document: Document, error: str) -> Nack:
         """Return the nack of a refused document. ``error``: the reader's message."""
         found = _Misfit(_fits, self.strict, self._plugin).find(document, self.schema)
@@ -286,42 +301,3 @@ def _has_infinity(array: Any) -> bool:
     if _types.is_struct(kind):
         return any(map(_has_infinity, array.flatten()))
     return _types.is_list(kind) and _has_infinity(array.flatten())
-
-
-_UNKNOWN_WIDTH: Final = 16
-"""Estimated bytes of a value without a fixed width that is neither text, a list nor a document."""
-
-
-def row_sizes(table: Any) -> Any:
-    """Return the approximate bytes of each row, as a numpy array of int64."""
-    sizes = np.full(table.num_rows, 1, np.int64)
-    for column in table.columns:
-        sizes += _sizes(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
-    return sizes
-
-
-def _sizes(array: Any) -> Any:
-    kind = array.type
-    if _types.is_string(kind) or _types.is_binary(kind) or _types.is_large_string(kind) or _types.is_large_binary(kind):
-        return 4 + _counts(_compute.binary_length(array))
-    if _types.is_struct(kind):
-        return sum((_sizes(child) for child in array.flatten()), np.zeros(len(array), np.int64))
-    if _types.is_map(kind):
-        return _sizes(array.cast(pa.list_(kind.field(0))))
-    if _types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind):
-        # the sizes of the items are summed: a row group must not outgrow memory because its rows are lists
-        items = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sizes(array.flatten()))])
-        ends = np.cumsum(lengths := _counts(_compute.list_value_length(array)))
-        return 4 + items[ends] - items[ends - lengths]
-    return np.full(len(array), _width(kind), np.int64)
-
-
-def _counts(lengths: Any) -> Any:
-    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _width(kind: Any) -> int:
-    try:
-        return max(1, kind.bit_width // 8)
-    except ValueError:
-        return _UNKNOWN_WIDTH
