@@ -272,6 +272,26 @@ def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path, stored: boo
     assert second["s"] is None and second["t"] is None
 
 
+@pytest.mark.parametrize(
+    ("text", "statistics", "least"),
+    [("x" * 20_000, True, 100), ("x" * 2_000, True, 1_000), ("x" * 2_000, False, 1_000), ("x" * 20, True, 30_000)],
+)
+def test_a_block_of_repeated_text_fits_in_memory(tmp_path: Path, text: str, statistics: bool, least: int) -> None:
+    """Encoded, all of it is a few kilobytes; decoded at once, it may be gigabytes."""
+    rows = 30_000
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array([text]))
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in" / "a.parquet"
+    table = pa.table({"s": repeated, "n": pa.nulls(rows, pa.string())})
+    pq.write_table(table, path, store_schema=False, write_statistics=statistics)
+    source = make(tmp_path)
+    (split,) = source.split(source.initial(), source.latest(source.initial(), ALL), 1)
+    batches = [block.records.batch for block in source.read(split, ReadOptions(rows=True))]  # pyright: ignore
+    assert sum(batch.num_rows for batch in batches) == rows
+    assert max(batch.nbytes for batch in batches) < 16 << 20
+    assert max(batch.num_rows for batch in batches) >= least
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]), tmp_path / "in" / "a.parquet")

@@ -28,7 +28,7 @@ class RowGroup(NamedTuple):
 
     rows: int
     bytes: int
-    """Size of its columns as encoded, before compression."""
+    """Approximate size of its values once they are decoded."""
 
 
 class Footer(NamedTuple):
@@ -81,7 +81,7 @@ def read_footer(url: str) -> tuple[FoundFile, Footer]:
         found, metadata = _found(file, url), parquet.metadata
         _require_distinct(parquet.schema_arrow, url)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        footer = Footer(_mark(file), tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups))
+        footer = Footer(_mark(file), tuple(RowGroup(group.num_rows, _decoded_bytes(group)) for group in groups))
         if _found(file, url) != found:
             raise unreadable(url, "it changes while it is looked at")
         return found, footer
@@ -111,6 +111,31 @@ def _opened(url: str) -> Generator[IO[bytes]]:
 def _parquet(file: IO[bytes]) -> Any:
     # Spark's own timestamps are INT96, which as nanoseconds would overflow in the years 1677 and 2262
     return pq.ParquetFile(pa.PythonFile(file, "r"), coerce_int96_timestamp_unit="us")
+
+
+_FEW_ROWS: Final = 1000
+"""Rows that fit in memory however long a text they repeat."""
+_LONG_TEXT: Final = 16 << 10
+"""Assumed length of a repeated text that statistics leave out: pyarrow and Spark do so above 4 KB."""
+
+
+def _decoded_bytes(group: Any) -> int:
+    """Return the row group's encoded size, plus what decoding adds: a dictionary holds a repeated text once."""
+    if group.num_rows <= _FEW_ROWS:
+        return group.total_byte_size
+    chunks = (group.column(i) for i in range(group.num_columns))
+    texts = [chunk for chunk in chunks if chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page]
+    repeated = (max(0, _text_bytes(chunk) - chunk.total_uncompressed_size) for chunk in texts)
+    return group.total_byte_size + sum(repeated)
+
+
+def _text_bytes(chunk: Any) -> int:
+    """Estimate the decoded bytes of a column of text from its smallest and its largest value."""
+    known = chunk.statistics
+    count = chunk.num_values - (known.null_count or 0 if known is not None else 0)
+    if known is not None and known.has_min_max:
+        return count * (len(known.min_raw) + len(known.max_raw)) // 2
+    return count * min(_LONG_TEXT, chunk.total_uncompressed_size)
 
 
 def _found(file: IO[bytes], url: str) -> FoundFile:
