@@ -117,9 +117,12 @@ class ColumnsWriter(Writer):
         reader = self._reader
         if reader is None:
             return None
-        if not reader.unfillable and fitted(rows.batch.slice(0, 0), reader.schema, reader.strict) is None:
-            return None  # none of the rows fits unconverted
-        return [Refusal(place, nack) for place, nack in self._halved(rows, 0, len(rows))]
+        if fitted(rows.batch.slice(0, 0), reader.schema, reader.strict) is not None:
+            return [Refusal(place, nack) for place, nack in self._halved(rows, 0, len(rows))]
+        if not reader.unfillable:
+            return None
+        nacks = ((place, self._take_alone(rows, place)) for place in range(len(rows)))
+        return [Refusal(place, nack) for place, nack in nacks if nack is not None]
 
     def _add(self, rows: Rows, start: int, stop: int) -> bool:
         """Append the rows; return False, with none appended, if one of them does not fit."""

@@ -271,7 +271,7 @@ class RowReader:
         field = next((field for field in self.schema if _column(row, field) is None), None)
         if field is None:
             return None
-        own, value = row.schema.field(field.name).type, documents(row)[0][field.name]
+        own, value = row.schema.field(field.name).type, documents(row.select([field.name]))[0][field.name]
         what = f"the row's column {field.name} is {shortened(repr(value), _SHOWN)} of type {own}"
         return Nack(f"{self._plugin}.does_not_fit", f"{what}, and the table's column is of type {field.type}")
 
