@@ -121,8 +121,7 @@ class ColumnsWriter(Writer):
             return [Refusal(place, nack) for place, nack in self._halved(rows, 0, len(rows))]
         if not reader.unfillable:
             return None
-        nacks = ((place, self._take_alone(rows, place)) for place in range(len(rows)))
-        return [Refusal(place, nack) for place, nack in nacks if nack is not None]
+        return [Refusal(place, reader.row_nack(rows.batch.slice(place, 1))) for place in range(len(rows))]
 
     def _add(self, rows: Rows, start: int, stop: int) -> bool:
         """Append the rows; return False, with none appended, if one of them does not fit."""
@@ -136,20 +135,18 @@ class ColumnsWriter(Writer):
     def _halved(self, rows: Rows, start: int, stop: int) -> Iterator[tuple[int, Nack]]:
         """Append rows that do not fit together, by halving; take a row that does not fit alone as a document."""
         if stop - start == 1:
-            nack = self._take_alone(rows, start)
-            if nack is not None:
-                yield start, nack
+            yield from ((start, nack) for nack in self._take_alone(rows, start))
             return
         middle = (start + stop) // 2
         for low, high in ((start, middle), (middle, stop)):
             if not self._add(rows, low, high):
                 yield from self._halved(rows, low, high)
 
-    def _take_alone(self, rows: Rows, place: int) -> Nack | None:
-        """Take a row that does not fit as a document; return its nack if that does not fit either."""
-        reader, row = self._reader, rows.batch.slice(place, 1)
-        nack = reader.row_nack(row) if reader is not None and reader.unfillable else None
-        return nack or self._take(_documents(rows[place : place + 1])).get(0)
+    def _take_alone(self, rows: Rows, place: int) -> Iterable[Nack]:
+        """Take a row that does not fit as a document, if one can stand for it; return its nack otherwise."""
+        if self._reader is not None and self._reader.unfillable:
+            return (self._reader.row_nack(rows.batch.slice(place, 1)),)
+        return self._take(_documents(rows[place : place + 1])).values()
 
     def _take(self, documents: list[Document]) -> dict[int, Nack]:
         """Append the documents that fit; return the nacks of the others."""
@@ -159,9 +156,7 @@ class ColumnsWriter(Writer):
             nack = self._nack("no_columns", "the document has no field that could be a column of the new table")
             return dict.fromkeys(range(len(documents)), nack)
         if self._reader.unfillable:
-            columns = ", ".join(self._reader.unfillable)
-            nack = self._nack("unfillable", f"a document can't fill the columns {columns}; only rows with them can")
-            return dict.fromkeys(range(len(documents)), nack)
+            return dict.fromkeys(range(len(documents)), self._reader.unfillable_nack())
         block = Lines(documents)
         try:
             table = self._reader.read(block.lines) if block.lines else None

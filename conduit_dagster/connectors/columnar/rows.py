@@ -260,17 +260,24 @@ class RowReader:
             return self.misfits(lines[:half], first) | self.misfits(lines[half:], first + half)
         return {}
 
-    def row_nack(self, row: Table) -> Nack | None:
-        """Return the nack of a single row that :func:`fitted` refuses, for the first column at fault, if it is one.
+    def unfillable_nack(self) -> Nack:
+        """Return the nack of every document, if there are columns that documents can't fill."""
+        columns = ", ".join(self.unfillable)
+        return Nack(
+            f"{self._plugin}.unfillable", f"a document can't fill the columns {columns}; only rows with them can"
+        )
 
-        For columns that documents can't fill, all of which may be null.
+    def row_nack(self, row: Table) -> Nack:
+        """Return the nack of a single row that :func:`fitted` refuses and no document can stand for.
+
+        It names the first column at fault. All columns may be null.
         """
         unknown = next((name for name in row.schema.names if name not in self.schema.names), None)
         if unknown is not None and self.strict:
             return Nack(f"{self._plugin}.unknown_field", f"no column for the row's column {unknown}")
         field = next((field for field in self.schema if _column(row, field) is None), None)
         if field is None:
-            return None
+            return self.unfillable_nack()
         own, value = row.schema.field(field.name).type, documents(row.select([field.name]))[0][field.name]
         what = f"the row's column {field.name} is {shortened(repr(value), _SHOWN)} of type {own}"
         return Nack(f"{self._plugin}.does_not_fit", f"{what}, and the table's column is of type {field.type}")

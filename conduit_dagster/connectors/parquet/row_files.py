@@ -32,7 +32,7 @@ from conduit_dagster.sdk import Block, KeptValues, Limit, Position, ReadOptions,
 _ROWS = 65_536
 """Maximum rows in a block that stays columnar."""
 _BYTES = 4 << 20
-"""Maximum encoded size of a block."""
+"""Approximate maximum size of a block, decoded."""
 
 
 class RowFileReader:
