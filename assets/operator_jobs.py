@@ -152,7 +152,7 @@ def _stop_op(reports: _Reports) -> dg.OpDefinition:
         """Stop a pipeline wherever it runs, and wait for its end."""
         with _operating(context, config, conduit_state) as one:
             stopped = one.stop(operator_of(context), config.force)
-            reports.report(context, one, ACKS, stop_summary(one.id, stopped, one.has_schedule), {"stopped": stopped})
+            reports.report(context, one, ACKS, stop_summary(one.id, stopped), {"stopped": stopped})
             if one.bound is not None and pipeline_rows(one.known())[one.id]["status"] == PipelineStatus.STOPPED:
                 # a pending restart is cancelled as well
                 log_check(context, reports.of(one.id), stopped_verdict())

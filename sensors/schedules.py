@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
 from conduit_dagster.assets.run_op import ASKED_TAG
+from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -71,8 +72,8 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
         if newest and newest.dagster_run.is_failure and known and known.recovery.restart_at_ns > time.time_ns():
             return dg.SkipReason("a restart is pending")
-        if known and known.withheld:
-            return dg.SkipReason(f"it was stopped before its first run: conduit-dagster pipelines start {pipeline}")
+        if known and known.stopped_by_user and not _ended_one_run(context.instance, known, newest):
+            return dg.SkipReason(f"a user stopped it: conduit-dagster pipelines start {pipeline}")
         if not _is_claimed(bound, store, context, str(request.run_key)):
             return dg.SkipReason("another code location with this project launches it")
         return request
@@ -86,16 +87,12 @@ class _Known(NamedTuple):
     recovery: RecoveryState
     owned: bool
     stopped_by_user: bool
+    """And has not started it since."""
 
     @property
     def tags(self) -> dict[str, str]:
         """Tags by which a run that waits in a queue learns of a stop that was requested after its tick."""
         return {ASKED_TAG: str(self.recovery.asked_ns)}
-
-    @property
-    def withheld(self) -> bool:
-        """Whether a user stopped it before its first run, and has not started it since."""
-        return self.stopped_by_user and not self.recovery.run and self.recovery.asked != "start"
 
 
 def _known(bound: BoundPipeline, store: CachedStore) -> _Known | None:
@@ -104,8 +101,9 @@ def _known(bound: BoundPipeline, store: CachedStore) -> _Known | None:
     try:
         with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
             owner = connection.execute(owners).scalar_one_or_none()
-            stopped = is_stopped_by_user(connection, bound.id)
-            return _Known(recovery_state(connection, bound.id), bool(owner), stopped)
+            recovery = recovery_state(connection, bound.id)
+            stopped = recovery.asked != "start" and is_stopped_by_user(connection, bound.id)
+            return _Known(recovery, bool(owner), stopped)
     except (ConduitError, SQLAlchemyError):
         return None
 
@@ -133,6 +131,16 @@ def _has_left(known: _Known | None, run: str) -> bool:
     One that was killed earlier, the recovery sensor reports.
     """
     return known is not None and known.recovery.run == run and not known.owned
+
+
+def _ended_one_run(instance: dg.DagsterInstance, known: _Known, newest: dg.RunRecord | None) -> bool:
+    """Return whether the stop was that of one run, terminated in Dagster: its schedule goes on, as those of other jobs.
+
+    Not if a stop of the pipeline was requested as well.
+    """
+    if newest is None or newest.dagster_run.run_id != known.recovery.run or not was_terminated(instance, newest):
+        return False
+    return known.recovery.asked_ns / 1e9 < _created(instance, newest).timestamp()
 
 
 def _created(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:

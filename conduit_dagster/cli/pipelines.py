@@ -98,7 +98,7 @@ def stop(pipeline: Pipeline, force: Force = False, files: Files = None) -> Outco
     """Stop a pipeline, wherever it runs, and wait for its end. A pending restart is cancelled."""
     one = subject(pipeline, files)
     stopped = one.stop(who(), force)
-    return Outcome(stop_summary(pipeline, stopped, one.has_schedule), {"stopped": stopped})
+    return Outcome(stop_summary(pipeline, stopped), {"stopped": stopped})
 
 
 Lose = Annotated[bool, typer.Option("--force", help="Delete it even if something that is not delivered is lost.")]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from conduit_dagster.recovery.policy import FRESH, PipelineStatus, RestartHistory
+from conduit_dagster.recovery.policy import FRESH, RestartHistory
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.row_statements import insert_if_absent, update
@@ -78,11 +78,13 @@ def recovery_states(connection: sa.Connection) -> dict[str, RecoveryState]:
 
 
 def is_stopped_by_user(connection: sa.Connection, pipeline: str) -> bool:
-    """Return whether a user stopped the pipeline; one that only an operator's command has worked on is not stopped."""
-    mine = sa.select(pipelines.c.status, pipelines.c.reason).where(pipelines.c.pipeline == pipeline)
-    row = connection.execute(mine).one_or_none()
+    """Return whether a user stopped the pipeline, by force or not, and has only drained it by hand since.
+
+    One that only an operator's command has worked on is not stopped.
+    """
+    mine = sa.select(pipelines.c.reason).where(pipelines.c.pipeline == pipeline)
     is_known = recovery_state(connection, pipeline) != NEVER
-    return is_known and row is not None and (row.status, row.reason) == (PipelineStatus.STOPPED, "user")
+    return is_known and connection.execute(mine).scalar_one_or_none() == "user"
 
 
 def _state(row: Any) -> RecoveryState:

@@ -179,6 +179,49 @@ def test_a_stop_before_the_first_tick_withholds_it_until_a_start(location: Locat
     assert len(ticks(location, later)) == 1
 
 
+@pytest.mark.parametrize("status", ["stopped", "degraded"])
+def test_a_stop_withholds_all_ticks_until_a_start(location: Location, status: str) -> None:
+    """Until then it stays stopped, as without a schedule; by force it is degraded. The next tick started it."""
+    location.write(trigger=NIGHTLY)
+    later = datetime.now(UTC) + timedelta(days=1)
+    location.begin()
+    location.end(status, "user")
+    assert ticks(location, later) == []
+    location.begin(run="r2", drains=True)  # by hand
+    assert ticks(location, later) == []
+    location.end("stopped", "system")
+    assert ticks(location, later) == []
+    assert subject(location.project, "orders").start("operator")
+    assert len(ticks(location, later)) == 1
+    location.begin(run="r3")
+    location.end("stopped", "system")
+    assert len(ticks(location, later)) == 1
+
+
+def test_an_error_withholds_no_tick(location: Location) -> None:
+    location.write(trigger=NIGHTLY)
+    location.begin()
+    location.end("degraded", "")
+    assert len(ticks(location, datetime.now(UTC) + timedelta(days=1))) == 1
+
+
+def test_a_run_that_is_terminated_in_dagster_leaves_the_next_tick_its_own(location: Location) -> None:
+    """Unless the pipeline is stopped as well."""
+    location.write(trigger=NIGHTLY)
+    later = datetime.now(UTC) + timedelta(days=1)
+    run = location.run()
+    location.begin(run=run.run_id)
+    location.terminate(run)
+    location.end("stopped", "user")
+    (request,) = requests(location, later)
+    run = location.launch(dg.RunRequest(job_name="orders", tags=request.tags))
+    assert location.begins(run)
+    location.terminate(run)
+    location.end("stopped", "user")
+    assert not subject(location.project, "orders").stop("operator")  # it was stopped already
+    assert ticks(location, later) == []
+
+
 @pytest.mark.parametrize("status", ["running", "stopped"])
 def test_a_stop_after_a_tick_withdraws_the_run_that_waits_in_a_queue(location: Location, status: str) -> None:
     """The run began, since the request had been carried out by then."""
@@ -186,26 +229,21 @@ def test_a_stop_after_a_tick_withdraws_the_run_that_waits_in_a_queue(location: L
     location.begin()
     location.end("stopped", "system")
     operated, later = subject(location.project, "orders"), datetime.now(UTC) + timedelta(days=1)
+    (request,) = requests(location, later)
 
     def queued() -> dg.DagsterRun:
-        (request,) = requests(location, later)
         return location.launch(dg.RunRequest(job_name="orders", tags=request.tags), "STARTING")
 
     run = queued()
     assert operated.stop("operator")
     assert not location.begins(run, status)
     location.instance.report_run_canceled(run)
+    # one that was launched before the stop and comes even later
     run = queued()
     assert not operated.stop("operator")  # it was stopped already
     assert not location.begins(run, status)
     location.instance.report_run_canceled(run)
-    # the schedule has a switch of its own: its next run begins, and so does one with a start after the stop
     run = queued()
-    assert location.begins(run, status)
-    location.end("stopped", "system")
-    location.instance.report_run_canceled(run)
-    run = queued()
-    assert operated.stop("operator")
     assert operated.start("operator")
     assert location.begins(run, status)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.config.delivery import TIMED
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
@@ -216,11 +215,6 @@ class Subject:
         lease = self.project.settings.state.lease
         longest = timeout + lease + _MARGIN
         return stop(self.known(), self.id, by, force, lease, longest, self._starts_itself)
-
-    @property
-    def has_schedule(self) -> bool:
-        """Whether its file gives it a schedule in Dagster."""
-        return self.bound is not None and self.bound.config.trigger.kind in TIMED
 
     @property
     def _starts_itself(self) -> bool:

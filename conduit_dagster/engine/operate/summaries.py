@@ -14,10 +14,9 @@ def start_summary(pipeline: str, asked: bool) -> str:
     return f"{pipeline}: asked to start ({where})" if asked else f"{pipeline} runs already"
 
 
-def stop_summary(pipeline: str, stopped: bool, has_schedule: bool) -> str:
+def stop_summary(pipeline: str, stopped: bool) -> str:
     """Describe a stop; ``stopped`` False: the pipeline was not running."""
-    text = f"{pipeline}: stopped" if stopped else f"{pipeline} was stopped already"
-    return f"{text} (its schedule in Dagster goes on: switch that off to keep it stopped)" if has_schedule else text
+    return f"{pipeline}: stopped" if stopped else f"{pipeline} was stopped already"
 
 
 def delete_summary(facts: Facts) -> str:
