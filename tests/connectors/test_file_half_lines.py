@@ -11,6 +11,10 @@ from lab.file_clock import FileClock
 from lab.file_reading import MUCH, Reader, append
 from structlog.testing import capture_logs
 
+from conduit_dagster.connectors.file import step_ranges
+from conduit_dagster.connectors.file.file_state import FoundFile
+from conduit_dagster.connectors.file.open_file import OpenFile
+
 AT_ONCE = {"unterminated-wait": "0s", "rotate-wait": "0s"}
 LONG = {"unterminated-wait": "1h", "rotate-wait": "1h"}
 
@@ -200,6 +204,27 @@ def test_a_file_of_a_folder_that_was_quiet_is_read_whole(tmp_path: Path, clock: 
     assert reader.step() == ["a1", "a2", "b1", "b2", "c1"]
     append(tmp_path / "d.txt", "d1\n")
     assert reader.step() == ["c2", "d1"]
+
+
+def test_half_a_line_that_comes_while_a_quiet_file_is_opened(
+    tmp_path: Path, clock: FileClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was complete when it was looked at, and is not any more: its writer is in the middle of a line."""
+    reader = Reader(tmp_path, "*.txt", **{"rotate-wait": "1h"})
+    log, opened, late = tmp_path / "a.txt", step_ranges.open_found, ["ha"]
+    append(log, "1\n")
+    append(tmp_path / "b.txt", "2\n")
+    clock.age(log, 4000)
+
+    def open_later(found: FoundFile) -> OpenFile | None:
+        if found.url == str(log) and late:
+            clock.append(log, late.pop())
+        return opened(found)
+
+    monkeypatch.setattr(step_ranges, "open_found", open_later)
+    assert reader.step() == ["1", "2"]
+    clock.append(log, "lf\n")
+    assert reader.step() == ["half"]
 
 
 @pytest.mark.parametrize(("settings", "last"), [({}, []), ({"read-unterminated": "true"}, ["c2"])])

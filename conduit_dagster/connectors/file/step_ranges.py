@@ -196,7 +196,9 @@ class FileSteps:
                 require_plain(opened.read_at(0, MARK), seen.found.url)
             size = opened.found.size
             upto = size if bound is None else min(size, bound.upto)
-            rest = seen.closed if bound is None else bound.takes_rest and upto == size
+            # bytes that came since the file counted as complete may be half a line
+            is_closed = seen.closed and size == seen.found.size
+            rest = is_closed if bound is None else bound.takes_rest and upto == size
             start = self.first_record(seen.file, opened, upto)
             step = reach(opened, start, upto, limit, rest, self._max_line)
             # a line that has grown since the horizon was taken is not stuck: the next run will read it
