@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,40 @@ def test_a_check_finds_a_missing_file_and_every_unreadable_one(log: Path, tmp_pa
     (tmp_path / "in" / "b").chmod(0)
     with obeyed(), pytest.raises(TransientError, match="can't read b: no permission"):
         folder.source.check()
+
+
+@pytest.mark.parametrize("path", ["in/", "in/*.log", "*/app.log"])
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, path: str) -> None:
+    """It isn't an empty one. A glob skips what is no folder, and links that lead nowhere."""
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "a file").write_text("")
+    folder, reader = tmp_path / "in", Reader(tmp_path, path)
+    for drain in (False, True):
+        assert reader.step(drain=drain) == []
+    folder.mkdir()
+    append(folder / "app.log", "a\n")
+    folder.chmod(0)
+    for tried in (reader.step, partial(reader.step, drain=True), reader.source.check):
+        with obeyed(), pytest.raises(TransientError, match=r"can't list the files of .*: no permission") as error:
+            tried()
+        assert error.value.code == "file.no_permission"
+    folder.chmod(0o700)
+    with obeyed():
+        assert reader.step() == ["a"]
+
+
+def test_the_files_of_a_folder_that_cannot_be_listed_for_a_while_are_not_gone(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, "*/app.log")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        append(tmp_path / name / "app.log", f"{name}\n")
+    assert reader.step() == ["a", "b"]
+    append(tmp_path / "a" / "app.log", "more\n")
+    (tmp_path / "b").chmod(0)
+    with obeyed(), pytest.raises(TransientError, match="can't list"):
+        reader.step()
+    (tmp_path / "b").chmod(0o700)
+    assert [reader.step(), reader.step()] == [["more"], []]
 
 
 def test_lag_is_what_is_left_to_read(tmp_path: Path, log: Path) -> None:

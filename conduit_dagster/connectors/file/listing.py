@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import glob
 import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +20,7 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_state import FoundFile, found_at, found_of
 from conduit_dagster.connectors.file.open_file import is_packed, open_found
 from conduit_dagster.connectors.file.settings import GLOB
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
 
 
 def look(url: str, name: str) -> FoundFile | None:
@@ -87,6 +89,7 @@ class FolderEntries:
         """
         require_local(path)
         self._excluded = re.compile("|".join(map(fnmatch.translate, exclude)) or "(?!)").match
+        self._path = path
         written = path.removeprefix("file://")
         self._root = root
         is_glob = bool(GLOB & set(written))
@@ -111,13 +114,16 @@ class FolderEntries:
         self._changed = 0
 
     def newest(self) -> list[FolderEntry]:
-        """Return the entries. Those of an unchanged folder are not listed again for some seconds."""
+        """Return the entries. Those of an unchanged folder are not listed again for some seconds.
+
+        Raises ``TransientError`` if a folder can't be listed.
+        """
         if self._folder is None:
             return self.now()
         try:
             changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116  # its path may be empty
         except OSError:
-            return []
+            return self.now()
         now = time.time_ns()
         # a change right after the listing may leave the time stamp unchanged
         is_certain = self._at - changed > _COARSEST
@@ -135,25 +141,72 @@ class FolderEntries:
             )
 
     def now(self) -> list[FolderEntry]:
-        """Return the current entries."""
-        if self._folder is None:
-            names = sorted(glob.glob(self._pattern, root_dir=self._root))  # noqa: PTH207  # no absolute pattern there
-            shown = (name for name in names if self._is_shown(name.rpartition("/")[2]))
-            return [(os.path.join(self._root, name), 0) for name in shown]  # noqa: PTH118
+        """Return the current entries; none of a folder that is missing, since it may be created later.
+
+        Raises ``TransientError`` if a folder can't be listed: its files are not gone, and would be read again later.
+        """
         try:
-            with os.scandir(self._folder) as entries:
-                shown = (entry for entry in entries if self._is_shown(entry.name))
-                found = sorted((entry.name, 0 if entry.is_symlink() else entry.inode()) for entry in shown)
-        except OSError:
-            return []  # like a glob: it may be created later
+            return self._globbed() if self._folder is None else self._scanned(self._folder)
+        except OSError as error:
+            raise self._unlisted(error) from error
+
+    def _globbed(self) -> list[FolderEntry]:
+        names = sorted(_matching(self._root, self._pattern))
+        shown = (name for name in names if self._is_shown(name.rpartition("/")[2]))
+        return [(os.path.join(self._root, name), 0) for name in shown]  # noqa: PTH118
+
+    def _scanned(self, folder: str) -> list[FolderEntry]:
+        found: list[tuple[str, int]] = []
+        with _missing_allowed(), os.scandir(folder) as entries:
+            shown = (entry for entry in entries if self._is_shown(entry.name))
+            found = sorted((entry.name, 0 if entry.is_symlink() else entry.inode()) for entry in shown)
         if self._last != "*":
             wanted = re.compile(fnmatch.translate(self._last)).match
             found = [entry for entry in found if wanted(entry[0])]
-        begin = self._folder
-        return [(begin + name, inode) for name, inode in found]
+        return [(folder + name, inode) for name, inode in found]
+
+    def _unlisted(self, error: OSError) -> TransientError:
+        found = from_os_error(error, f"can't list the files of {self._path}")
+        if self._folder is not None:
+            return found
+        fix = "; or ".join(filter(None, (found.fix, "choose a glob that leaves it out")))
+        return TransientError(found.message, code=found.code, place=found.place, fix=fix)
 
     def _is_shown(self, name: str) -> bool:
         return not name.startswith(tuple(HIDDEN)) and not self._excluded(name)
+
+
+_MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+
+
+@contextmanager
+def _missing_allowed() -> Generator[None]:
+    """Suppress the ``OSError`` of a path that leads nowhere, such as a link in a circle."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _MISSING:
+            raise
+
+
+def _matching(root: str, pattern: str) -> Iterator[str]:
+    """Yield the paths that match a pattern, relative to ``root`` like it. Unlike ``glob.glob``, raises ``OSError``.
+
+    A missing folder has none. As in ``glob.glob``, only a pattern with a leading dot matches such a name.
+    """
+    folder, last = os.path.split(pattern)
+    for parent in _matching(root, folder) if GLOB & set(folder) else [folder]:
+        with _missing_allowed():
+            names = _names(os.path.join(root, parent), last)  # noqa: PTH118
+            yield from [os.path.join(parent, name) for name in names]  # noqa: PTH118
+
+
+def _names(folder: str, pattern: str) -> list[str]:
+    if not GLOB & set(pattern):
+        os.lstat(os.path.join(folder, pattern))  # noqa: PTH118  # raises if it is missing
+        return [pattern]
+    matches = re.compile(fnmatch.translate(pattern)).match
+    return [name for name in os.listdir(folder) if matches(name) and (name[0] != "." or pattern[0] == ".")]  # noqa: PTH208
 
 
 def list_many(path: str, root: str, exclude: Sequence[str]) -> list[FoundFile]:
