@@ -287,6 +287,12 @@ def test_two_destinations_on_one_path(lab: Lab) -> None:
         ({"path": "./data/*.jsonl", "exclude": "out*"}, "./data/out.jsonl", False),
         ({"path": "./data/*.jsonl"}, "./data/_out.jsonl", False),
         ({"path": "./data/*.jsonl"}, "./data/out.json", False),
+        # the names of a rotated file, whose lines are read before those of the next one
+        ({"path": "./app.log"}, "./app.log.out", True),
+        ({"path": "./app.log"}, "./app.log-out", True),
+        ({"path": "./app.log"}, "./app.log-out/", False),
+        ({"path": "./app.log"}, "./out/app.log.out", False),
+        ({"path": "./app.log"}, "./app.out", False),
     ],
 )
 def test_a_source_that_reads_its_own_output_is_warned_of(

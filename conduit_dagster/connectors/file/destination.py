@@ -57,6 +57,11 @@ class FileDestination(PathDestination):
         adopts = settings.get("if-changed") == "adopt"
         return cls.strategies - {"exactly-once"} if adopts else cls.strategies
 
+    @property
+    def is_one_file(self) -> bool:
+        """Whether it writes one ordered file, and not a folder of parts."""
+        return isinstance(self._layout, OrderedFile)
+
     def row_count(self) -> int | None:
         """Return the number of lines; None if a record may take several."""
         return None if isinstance(self._format, Template) else count_lines(self._path)

@@ -291,14 +291,18 @@ def list_family(path: str) -> list[FoundFile]:
     return _once([*rotated, *itself])
 
 
+def is_rotated(name: str, of: str) -> bool:
+    """Return whether a name is one that a rotation gives to the file ``of``."""
+    return name.startswith((f"{of}.", f"{of}-"))
+
+
 def _rotated(local: Path) -> list[str]:
     """Return the paths of a file's rotated versions. Their folder may hold thousands of other files."""
     if not local.parent.is_dir():
         return []
-    begins = (f"{local.name}.", f"{local.name}-")
     with os.scandir(local.parent) as entries:
         # sockets and pipes beside the file are ignored: the settings did not name them
-        found = [one.name for one in entries if one.name.startswith(begins) and one.is_file()]
+        found = [one.name for one in entries if is_rotated(one.name, local.name) and one.is_file()]
     return [str(local.parent / name) for name in found if not is_packed(name)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,7 +28,7 @@ from conduit_dagster.connectors.file.line_reader import (
     file_moved,
     header_text,
 )
-from conduit_dagster.connectors.file.listing import is_many, require_local
+from conduit_dagster.connectors.file.listing import is_many, is_rotated, require_local
 from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, is_packed, open_tracked
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.step_ranges import Drain, FileSteps, Step
@@ -73,6 +74,11 @@ class FileSource(Source):
     def unit(self) -> dict[str, Any]:
         """Absolute path: the spelling in the pipeline file does not change the data."""
         return {"plugin": self.name, "path": self._path}
+
+    def reads_when_rotated(self, path: str) -> bool:
+        """Return whether a file at this path would be taken for a rotated version of the followed one."""
+        (folder, name), (home, of) = os.path.split(path), os.path.split(os.path.realpath(self._path))
+        return not self._many and folder == home and is_rotated(name, of)
 
     def attach_kept(self, kept: KeptValues) -> None:
         """Store fully read files there instead of in the position; only for a folder or glob."""

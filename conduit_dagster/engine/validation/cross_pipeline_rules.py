@@ -19,10 +19,11 @@ from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
 from conduit_dagster.connectors.pipeline.read_mode import PLUGIN, READABLE, Upstream
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.engine.program import choose_log
-from conduit_dagster.sdk import Source
+from conduit_dagster.sdk import Destination, Source
 
 if TYPE_CHECKING:
     from conduit_dagster.engine.bound_pipeline import BoundPipeline
+    from conduit_dagster.engine.source_nodes import SourceNode
 
 
 Elsewhere = Callable[[], Iterable[ParsedPipeline]]
@@ -220,17 +221,31 @@ def _check_sources(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[st
 def _check_own_output(parsed: ParsedPipeline, bound: BoundPipeline) -> None:
     """Warn of a source that reads what its own pipeline writes: every record would come again, and never end."""
     for node in bound.compiled.sources:
-        path = path_of(node.source)
         for name, destination in bound.compiled.consumers.items():
             thing = destination.owned
-            if path is None or thing is None or not is_read_with(thing, path) or _leaves_out(node.source, thing):
+            flaw = None if thing is None else _own_output(node, name, destination, thing)
+            if flaw is None:
                 continue
-            message = f"{thing} is written by {name} and read by {node.id}: its records come again without end"
-            fix = "write elsewhere, or leave the file out with the setting exclude"
+            message, fix = flaw
             finding = parsed.finding(
                 _place_of(bound.config, node.id), "source.own_output", message, severity="warning", fix=fix
             )
             parsed.findings.append(finding)
+
+
+def _own_output(node: SourceNode, name: str, destination: Destination, thing: str) -> tuple[str, str] | None:
+    """Return message and fix for a source that reads the ``thing`` that a destination writes; None if it does not."""
+    source, path = node.source, path_of(node.source)
+    if path is None:
+        return None
+    if is_read_with(thing, path) and not _leaves_out(source, thing):
+        message = f"{thing} is written by {name} and read by {node.id}: its records come again without end"
+        return message, "write elsewhere, or leave the file out with the setting exclude"
+    rotated = getattr(source, "reads_when_rotated", None)
+    if rotated is not None and getattr(destination, "is_one_file", False) and rotated(thing):
+        message = f"{thing}, written by {name}, has the name of a rotated {Path(path).name}: once that is rotated or"
+        return f"{message} replaced, {node.id} reads it as well", "write elsewhere, or to a name that begins otherwise"
+    return None
 
 
 def path_of(source: Source) -> str | None:
