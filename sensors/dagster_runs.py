@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import dagster as dg
+from dagster._core.events import JobFailureData, RunFailureReason
 
 from conduit_dagster.assets.names import PROJECT_TAG
 from conduit_dagster.assets.run_op import asked_of, restart_of
@@ -127,20 +129,32 @@ def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> L
 
 def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
     """Return the error of a run with its class, as far as it was reported; a crashed process is transient."""
-    failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
-    for entry in failures:
-        event = entry.dagster_event
-        data = None if event is None else event.step_failure_data
-        if data is None or data.error is None:
-            continue
-        told = {} if data.user_failure_data is None else data.user_failure_data.metadata
-        metadata = {name: value.value for name, value in told.items()}
-        return from_dagster(metadata, data.error.cls_name, data.error.to_string())
+    for entry in instance.all_logs(run_id, of_type=_FAILURES):
+        if entry.dagster_event is not None and (told := _told(entry.dagster_event)) is not None:
+            return told
     return TransientError(
         f"run {run_id} ended without reporting a result",
         code="run.died",
         fix="nothing to do: it is restarted; if it happens again, look for what ends it (memory, the system's log)",
     )
+
+
+_FAILURES = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}
+
+
+def _told(event: dg.DagsterEvent) -> ConduitError | None:
+    """Return the error of a failed step, or of a run that failed before its step began, as without Spark."""
+    if event.is_step_failure:
+        data = event.step_failure_data
+        about = {} if data.user_failure_data is None else data.user_failure_data.metadata
+        metadata, error = {name: value.value for name, value in about.items()}, data.error
+    else:
+        failed = event.event_specific_data
+        metadata, error = dict[str, Any](), None
+        # the error of one that was interrupted says only that
+        if isinstance(failed, JobFailureData) and failed.failure_reason != RunFailureReason.UNEXPECTED_TERMINATION:
+            error = failed.error
+    return None if error is None else from_dagster(metadata, error.cls_name, error.to_string())
 
 
 def config_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:

@@ -12,8 +12,9 @@ from lab.sensors_lab import GONE, Location
 
 from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG, asked_of
 from conduit_dagster.engine.run_status import RunDeath, report_failure
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.resources import spark_resource
 
 FAR = Policy(min_delay=3600, max_delay=3600)
 
@@ -184,6 +185,34 @@ def test_a_run_that_failed_before_it_began_is_restarted(location: Location, tag:
     assert request.tags[FAILURE_TAG] == ("2" if tag else "1")
     assert location.tick() != []  # and not reported again
     assert location.recovery().failure == (2 if tag else 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (FatalError("there is no Java", code="environment.java_missing", fix="install it"), "degraded"),
+        (TransientError("the server is away", code="spark.unreachable", fix="start it"), "recovering"),
+        (RuntimeError("the user's resource"), "recovering"),
+    ],
+)
+def test_a_run_without_spark_says_why(
+    location: Location, monkeypatch: pytest.MonkeyPatch, error: Exception, status: str
+) -> None:
+    """It fails before its step begins: a fatal error is not restarted as if the process had died."""
+
+    def open_session(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(spark_resource, "open_session", open_session)
+    location.write()
+    job = location.definitions.resolve_job_def("orders")
+    job.execute_in_process(instance=location.instance, raise_on_error=False)
+    assert location.tick() == []
+    assert location.status()[0] == status
+    cause = location.recovery().cause
+    expected = (error.code, error.fix) if isinstance(error, ConduitError) else ("dagster.step_failed", None)
+    assert (cause["code"], cause["fix"]) == expected
+    assert str(error.args[0]) in cause["message"]
 
 
 def test_b09_a_run_that_a_user_terminated_is_not_restarted(location: Location) -> None:
