@@ -206,6 +206,8 @@ def _no_offset_gap(snapshot: RunSnapshot) -> CheckResult:
 
 
 READABLE = "readable"
+READABLE_SOURCES = f"{GROUP}__readable_sources"
+"""Op of these checks."""
 _TELLS = "it reports how much waits"
 _ERROR = dg.AssetCheckSeverity.ERROR
 
@@ -222,7 +224,7 @@ def source_checks(catalogue: Catalogue, every: Iterable[AssetKeys]) -> list[dg.A
         return []
     specs = [dg.AssetCheckSpec(READABLE, asset=key, description=said) for key in sources]
 
-    @dg.multi_asset_check(name=f"{GROUP}__readable_sources", specs=specs, can_subset=True)
+    @dg.multi_asset_check(name=READABLE_SOURCES, specs=specs, can_subset=True)
     def check(context: dg.AssetCheckExecutionContext, conduit_state: StateResource) -> Iterator[dg.AssetCheckResult]:
         now = open_catalogue(conduit_state.project)
         for key in sorted(context.selected_asset_check_keys):

@@ -18,6 +18,8 @@ PIPELINE_FILES = dg.AssetKey([GROUP, "pipeline_files"])
 NO_BROKEN_FILES = "no_broken_files"
 CAN_RUN = "can_run"
 """Check of the asset that represents a broken pipeline."""
+BROKEN_PIPELINES = f"{GROUP}__broken_pipelines"
+"""Op of these checks."""
 _BROKEN = "broken"
 _RELOAD = "its file is valid now: conduit-dagster pipelines reload loads it"
 # stderr: stdout belongs to the output of commands such as `dg list defs --json`
@@ -74,7 +76,7 @@ def broken_checks(names: Iterable[str]) -> Iterator[dg.AssetChecksDefinition]:
     if not specs:
         return
 
-    @dg.multi_asset_check(name=f"{GROUP}__broken_pipelines", specs=specs)
+    @dg.multi_asset_check(name=BROKEN_PIPELINES, specs=specs)
     def check(conduit_state: StateResource) -> Iterator[dg.AssetCheckResult]:
         broken = _by_key(open_catalogue(conduit_state.project))
         for spec in specs:

@@ -6,9 +6,10 @@ from typing import Any
 
 import dagster as dg
 
-from conduit_dagster.assets.asset_checks import check_specs, source_checks
+from conduit_dagster.assets.asset_checks import READABLE_SOURCES, check_specs, source_checks
 from conduit_dagster.assets.backfill_job import define_backfill
 from conduit_dagster.assets.broken_files import (
+    BROKEN_PIPELINES,
     PIPELINE_FILES,
     broken_assets,
     broken_checks,
@@ -18,6 +19,7 @@ from conduit_dagster.assets.broken_files import (
 )
 from conduit_dagster.assets.dead_letter_jobs import define_letters
 from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, project_name, short
+from conduit_dagster.assets.operator_jobs import operator_jobs
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs, find_links, specify_pipeline
 from conduit_dagster.assets.run_op import LoadedPipeline, RunConfig, run_in_dagster
 from conduit_dagster.assets.translator import AssetKeys, PipelineTranslator, followed
@@ -40,6 +42,19 @@ class PipelineDefinitions:
     more_jobs: list[Any]
     """Jobs for its dead letters, and for backfills."""
     keys: AssetKeys
+
+    @property
+    def names(self) -> set[str]:
+        """Names of its jobs and ops, each of which Dagster takes once in a code location."""
+        ops = (asset.op.name for asset in self.written)
+        return {*ops, *_names([self.job, *self.more_jobs])}
+
+
+def _names(jobs: Iterable[Any]) -> Iterator[str]:
+    for job in jobs:
+        yield job.name
+        if isinstance(job, dg.JobDefinition):
+            yield from (node.name for node in job.all_node_defs)
 
 
 def define_pipeline(
@@ -137,23 +152,28 @@ def _pipelines(catalogue: Catalogue, translator: PipelineTranslator, refused: Re
     parsed = {one.config.id: one for one in catalogue.loaded.pipelines}
     specified = list(_specified(catalogue, translator, refused, parsed))
     moved = {before: after for specs in specified for before, after in specs.keys.moved.items()}
-    project, names, keys = project_name(catalogue.project), set[str](), {PIPELINE_FILES}
+    project, names, keys = project_name(catalogue.project), _own_names(), {PIPELINE_FILES}
     for specs in specified:
         one = parsed[specs.bound.id]
         with isolated(one, "defining this pipeline in Dagster"):
             pipeline = _defined(specs, moved, project, one)
             if pipeline is None:
                 continue
-            own = {job.name for job in (pipeline.job, *pipeline.more_jobs)}
+            own = pipeline.names
             written = set(_keys([*pipeline.sources, *pipeline.written]))
             if taken := own & names:
-                _refuse(one, f"another pipeline's job is called {min(taken)} too")
+                _refuse(one, f"another job or op is called {min(taken)} too")
             elif clash := written & keys:
                 _refuse(one, f"the asset key {min(key.to_user_string() for key in clash)} is taken already", specs.keys)
             else:
                 names |= own
                 keys |= written
                 yield pipeline
+
+
+def _own_names() -> set[str]:
+    """Return the names of the project's own jobs and ops."""
+    return {*_names(operator_jobs({})), PIPELINE_FILES.to_python_identifier(), BROKEN_PIPELINES, READABLE_SOURCES}
 
 
 def _specified(

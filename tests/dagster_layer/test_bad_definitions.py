@@ -68,6 +68,22 @@ def test_a_pipeline_with_the_key_of_the_files_asset_is_refused_alone(folder: Fol
     assert "conduit/in" not in keys
 
 
+TAKEN = (
+    "good--run", "good__replay", "good__replayed", "good__discard_letters",
+    "conduit__start", "conduit__stop_pipeline", "conduit__pipeline_files", "conduit__readable_sources",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_pipeline_named_as_a_job_or_an_op_is_refused_alone(folder: Folder, name: str) -> None:
+    """Dagster loads no code location with two of a name."""
+    folder.write("a.yaml", _pipeline("good"))
+    folder.write("taken.yaml", _pipeline(name))
+    keys = _keys(folder)
+    assert {"good/out", f"{name}/broken/file"} <= keys
+    assert f"{name}/out" not in keys
+
+
 def test_a_file_whose_name_is_not_text(folder: Folder) -> None:
     folder.write("good.yaml", _pipeline("good"))
     Path(os.fsdecode(os.fsencode(folder.root / "pipelines") + b"/b\xe9.yaml")).write_text("a: [\n")
