@@ -157,7 +157,7 @@ def _told(event: dg.DagsterEvent) -> ConduitError | None:
     return None if error is None else from_dagster(metadata, error.cls_name, error.to_string())
 
 
-def config_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:
-    """Return the config of the run to repeat; empty if it no longer exists."""
+def config_of(instance: dg.DagsterInstance, run_id: str, job: str) -> dict[str, Any]:
+    """Return the config of the run to repeat; empty if it no longer exists, or was a run of another job."""
     run = instance.get_run_by_id(run_id) if run_id else None
-    return {} if run is None else dict(run.run_config)
+    return {} if run is None or run.job_name != job else dict(run.run_config)

@@ -39,7 +39,7 @@ class DecisionExecutor:
     """Executor of decisions, for one tick."""
 
     def __init__(self, context: dg.SensorEvaluationContext, database: sa.Engine, claims: LaunchClaims) -> None:
-        self._instance, self._database = context.instance, database
+        self._context, self._instance, self._database = context, context.instance, database
         self._claims, self._location = claims, location_of(context)
         self.requests: list[dg.RunRequest] = []
         self.events: list[AssetEvent] = []
@@ -107,8 +107,19 @@ class DecisionExecutor:
     def _request(self, known: KnownPipeline, key: str, tags: dict[str, str], like: str) -> None:
         file = known.file
         tags = {"conduit/pipeline": short(file.pipeline), **NO_RETRIES, **tags}
-        config = config_of(self._instance, like)
+        config = self._fitting(file.job, config_of(self._instance, like, file.job))
         self.requests.append(dg.RunRequest(run_key=key, job_name=file.job, run_config=config, tags=tags))
+
+    def _fitting(self, job: str, config: dict[str, Any]) -> dict[str, Any]:
+        """Return the config; empty if it no longer fits the job: Dagster would launch nothing else of this tick."""
+        repository = self._context.repository_def
+        if config and repository is not None:
+            try:
+                dg.validate_run_config(repository.get_job(job), config)
+            except dg.DagsterInvalidConfigError as error:
+                self._context.log.warning(f"job {job} is restarted without its run's config, which is invalid: {error}")
+                return {}
+        return config
 
     def _report(self, known: KnownPipeline, report: Report) -> None:
         run = known.run if known.run is not None and known.run.run_id == report.run_id else None

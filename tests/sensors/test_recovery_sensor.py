@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -81,6 +82,28 @@ def test_what_fails_together_is_restarted_by_one_tick(location: Location, monkey
     requests = location.tick()
     assert [request.job_name for request in requests] == names
     assert len({request.run_key for request in requests}) == 3
+
+
+@pytest.mark.parametrize(
+    ("job", "config", "kept"),
+    [
+        ("orders", {"ops": {"orders__run": {"config": {"end_after": "1h"}}}}, True),
+        ("orders", {"ops": {"orders__run": {"config": {"of_an_older_version": 1}}}}, False),
+        ("orders", {"ops": {"orders__run": {"config": {"end_after": {"env": "NO_SUCH_VARIABLE"}}}}}, False),
+        ("__ASSET_JOB", {"ops": {"report": {"config": {}}}}, False),
+        ("__ASSET_JOB", {"ops": {"orders__run": {"config": {"drain": True}}}}, False),
+    ],
+)
+def test_a_restart_has_the_config_of_its_run_if_it_fits(
+    location: Location, job: str, config: dict[str, Any], kept: bool
+) -> None:
+    """A request with another job's config, or an invalid one, failed the tick: no pipeline was restarted any more."""
+    location.write()
+    location.instance.add_run(dg.DagsterRun(job, "r1", config, status=dg.DagsterRunStatus.FAILURE))
+    location.begin(run="r1")
+    location.tick()
+    (request,) = location.tick()
+    assert request.run_config == (config if kept else {})
 
 
 def test_the_next_failure_has_another_key(location: Location) -> None:
