@@ -38,9 +38,12 @@ AssetEvent = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvalua
 class DecisionExecutor:
     """Executor of decisions, for one tick."""
 
-    def __init__(self, context: dg.SensorEvaluationContext, database: sa.Engine, claims: LaunchClaims) -> None:
+    def __init__(
+        self, context: dg.SensorEvaluationContext, database: sa.Engine, claims: LaunchClaims, project: str
+    ) -> None:
+        """``project``: value of ``PROJECT_TAG``."""
         self._context, self._instance, self._database = context, context.instance, database
-        self._claims, self._location = claims, location_of(context)
+        self._claims, self._location, self._project = claims, location_of(context), project
         self.requests: list[dg.RunRequest] = []
         self.events: list[AssetEvent] = []
 
@@ -108,7 +111,9 @@ class DecisionExecutor:
         file = known.file
         tags = {"conduit/pipeline": short(file.pipeline), **NO_RETRIES, **tags}
         config = self._fitting(file.job, config_of(self._instance, like, file.job))
-        self.requests.append(dg.RunRequest(run_key=key, job_name=file.job, run_config=config, tags=tags))
+        # a project that was moved, or has another state store, knows none of its earlier runs
+        run_key = f"{self._project}:{key}"
+        self.requests.append(dg.RunRequest(run_key=run_key, job_name=file.job, run_config=config, tags=tags))
 
     def _fitting(self, job: str, config: dict[str, Any]) -> dict[str, Any]:
         """Return the config; empty if it no longer fits the job: Dagster would launch nothing else of this tick."""

@@ -63,7 +63,8 @@ class Tick:
         """
         project, files = self._files.read()
         database = self._store.of(project)
-        executor, runs = DecisionExecutor(context, database, self._claims), Runs(context.instance, self._project)
+        executor = DecisionExecutor(context, database, self._claims, self._project)
+        runs = Runs(context.instance, self._project)
         end = time.monotonic() + stay
         seen: dict[str, Stored] | None = None
         while True:

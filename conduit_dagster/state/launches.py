@@ -17,7 +17,7 @@ class LaunchClaim(NamedTuple):
     """Claim of one run by one code location."""
 
     run_key: str
-    """Dagster's key of the run: the same in every code location."""
+    """Key of the run: the same in every code location."""
     launcher: str
 
 

@@ -65,3 +65,23 @@ def test_a_run_of_another_project_does_not_skip_a_tick(location: Location, other
         with dg.build_schedule_context(instance, later, repository_def=repository) as context:
             schedule = repository.get_schedule_def("orders__schedule")
             assert len(schedule.evaluate_tick(context).run_requests or []) == 1
+
+
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_project_in_another_place_or_with_another_store_starts_again(
+    location: Location, other: Location, tmp_path: Path, is_moved: bool
+) -> None:
+    """Dagster launches no run of a key that it has already, and this project finds none of its earlier runs."""
+    other.write()
+    (request,) = other.tick("conduit_lifecycle")
+    other.launch(request, "SUCCESS")
+    other.begin()
+    other.end("stopped", "system")
+    other.store.dispose()
+    (other.root / "conduit.yaml").write_text("state: {url: 'sqlite:///second.db', accept-new: true}\n")
+    if is_moved:
+        (other.root / "conduit.yaml").write_text("")
+        other.root = other.root.rename(tmp_path / "moved")
+    other.reload()
+    (again,) = other.tick("conduit_lifecycle")
+    assert again.run_key != request.run_key
