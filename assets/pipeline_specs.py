@@ -87,7 +87,13 @@ def _written_by(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, 
 
 def _reaches(upstream: dict[str, set[str]], start: str, goal: str) -> bool:
     """Return whether ``goal`` is ``start`` or upstream of it."""
-    return start == goal or any(_reaches(upstream, nearer, goal) for nearer in upstream[start])
+    # each pipeline once: the paths between them are too many to follow
+    seen, left = {start}, [start]
+    while left:
+        found = upstream[left.pop()] - seen
+        seen |= found
+        left += found
+    return goal in seen
 
 
 _OWNERS = ["team:conduit"]

@@ -231,3 +231,14 @@ def test_links_between_many_pipelines_take_one_look_at_each(folder: Folder, monk
         (f"p{n}", "in"): [asset_key(f"p{n - 1}", "out")] for n in range(1, 6)
     }
     assert sorted(looks) == [bound.id for bound in pipelines]
+
+
+@pytest.mark.timeout(60)
+def test_links_of_layers_of_pipelines_follow_no_path_twice(folder: Folder) -> None:
+    """Four pipelines read what the four before them write, and so on: 4 to the 16th paths."""
+    names = [(layer, number) for layer in range(16) for number in range(4)]
+    for layer, number in names:
+        paths = {"source": f"./{layer}/*.jsonl", "target": f"./{layer + 1}/{number}.jsonl"}
+        folder.write(f"{layer:02}-{number}.yaml", COPY.format(id=f"p{layer}-{number}", **paths))
+    links = find_links(open_catalogue(Project.find(folder.root, {})).bound)
+    assert links["p15-0", "in"] == [asset_key(f"p14-{number}", "out") for number in range(4)]
