@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 
 _FILE = "project"
-_PLACES = ("/state/url", "/state/staging", "/state/log")
+_PLACES = ("", "/state", "/state/url", "/state/staging", "/state/log")
+"""JSON pointers of what says where the state is; "" is the whole file, of which nothing is known if it is no YAML."""
 _AGE_FILE = "state-age"
 _STORED = sa.select(meta.c.value).where(meta.c.name == "project")
 IS_CLAIMED = sa.and_(
@@ -261,13 +262,15 @@ def require_known_place(project: Project) -> None:
     ``TransientError`` if a provider of secrets failed, otherwise ``FatalError``.
     """
     for finding in project.findings:
-        # with a wrong value as with an unknown one the default, another store, would take its place
-        is_wrong = finding.code.startswith("config.") and finding.path in _PLACES
+        # with a wrong value as with an unknown one the default, another store, would take its place; a dotted key that
+        # is given twice is found as it is written
+        is_wrong = finding.code.startswith("config.") and finding.path.replace(".", "/") in _PLACES
         if is_wrong or (finding.code in UNSET and finding.path.startswith("/state")):
             message = f"where the project's state is can't be told: {finding.message}"
             if finding.code == "config.secret_failed":
                 raise TransientError(message, code="secrets.unavailable", place=finding.place, fix=finding.fix)
-            raise FatalError(message, code="state.url", place=finding.place, fix=finding.fix)
+            fix = finding.fix or "correct it; conduit-dagster validate shows it again"
+            raise FatalError(message, code="state.url", place=finding.place, fix=fix)
 
 
 def project_store(project: Project) -> sa.Engine:

@@ -175,12 +175,33 @@ def test_no_other_store_is_opened_where_its_place_is_unknown(tmp_path: Path, lin
     assert caught.value.code == code and not (tmp_path / ".conduit").exists()
 
 
-@pytest.mark.parametrize("line", ["state.url: mysql://h/d", "state.staging: [1]", "state: {log: {}, url: 'nope'}"])
-def test_nor_where_its_place_is_wrong(tmp_path: Path, line: str) -> None:
-    (tmp_path / "conduit.yaml").write_text(f"{line}\n")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "state.url: mysql://h/d",
+        "state.staging: [1]",
+        "state: {log: {}, url: 'nope'}",
+        "state: postgresql://h/d",
+        "state: {lease: 10s}\nstate: {url: postgresql://h/d}",
+        "state: {url: 'sqlite:///a.db'}\nstate.url: postgresql://h/d",
+        "state: {url: postgresql://h/d",
+        "log: {level: info}\n---\nstate: {url: postgresql://h/d}",
+        "\tstate: {url: postgresql://h/d}",
+    ],
+)
+def test_nor_where_its_place_is_wrong(tmp_path: Path, text: str) -> None:
+    (tmp_path / "conduit.yaml").write_text(f"{text}\n")
     with pytest.raises(FatalError, match="where the project's state is can't be told") as caught:
         project_store(Project.find(tmp_path, {}))
     assert caught.value.code == "state.url" and not (tmp_path / ".conduit").exists()
+
+
+def test_a_mistake_elsewhere_in_the_settings_keeps_the_store_known(tmp_path: Path) -> None:
+    text = "state: {lease: 10, ur: x}\nlog.level: loud\nspark: {url: nope}\nstate.history: 90d\nfoo: 1\n"
+    (tmp_path / "conduit.yaml").write_text(text)
+    project = Project.find(tmp_path, {})
+    assert project.findings
+    project_store(project).dispose()
 
 
 def test_a_provider_that_is_away_is_worth_another_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
