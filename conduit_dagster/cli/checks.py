@@ -208,7 +208,12 @@ def _creatable(name: str, folder: Path, shown: str) -> Check:
     if not there.is_dir():
         return Check(name, "fail", f"{shown}: {there} is not a folder", "choose another path in conduit.yaml")
     if not _is_writable(there):
-        return Check(name, "fail", f"{there} can't be written", f"chown -R $USER {there}, or choose another path")
+        return Check(
+            name,
+            "fail",
+            f"{there} can't be written",
+            f"chown -R $USER {shlex.quote(str(there))}, or choose another path",
+        )
     return Check(name, "ok", shown if there == folder else f"{shown} (the first run makes it)")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -59,7 +60,7 @@ def _made(folder: Path) -> Outcome:
         fix = f"init {folder} NAME; for a project in a folder of that name, give its full path"
         raise usage_error(f"init {folder} needs a name", "init", fix)
     created, kept = write_project(folder)
-    enter = [] if folder.absolute() == Path.cwd() else [f"cd {folder}"]
+    enter = [] if folder.absolute() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     following = [
         *enter,
         "conduit-dagster validate",

@@ -232,6 +232,10 @@ def test_init_makes_a_project_that_is_valid(run, folder: Path) -> None:
     assert run("-C", "new", "lint", "--strict").code == 0
 
 
+def test_what_init_says_to_type_works_for_a_folder_with_a_space(run, folder: Path) -> None:
+    assert run("init", "new shop", "--json").envelope["result"]["next"][0] == "cd 'new shop'"
+
+
 def test_init_never_overwrites(run, folder: Path) -> None:
     (folder / "conduit.yaml").write_text("# mine\n")
     result = run("init", "--json").envelope["result"]
