@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from conduit_dagster.cli.pipeline_list import broken_file, status_of, status_rows
+from conduit_dagster.cli.pipeline_list import broken_file, never_began, status_of, status_rows
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.daemon_threads import BY_HAND
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
@@ -94,7 +94,7 @@ def _status_facts(starts: str | None, row: Facts | None) -> Facts:
         "reason": status["reason"],
         "owner_alive": status["owner_alive"],
         "restart": status["restart"],
-        "since": None if row is None else when(row["updated_ns"]),
+        "since": None if row is None or never_began(row) else when(row["updated_ns"]),
         "starts": starts,
     }
 

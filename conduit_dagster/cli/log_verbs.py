@@ -244,7 +244,7 @@ def _import(
     from conduit_dagster.engine.operate.log_transfer import import_log, preview
 
     at = None if position is None else parsed_position(position, "--position")
-    if dry_run and one.store is None:
+    if dry_run and not one.is_known:
         facts = {"pipeline": one.id, **preview(one.sound(), file, source, data), "dry_run": dry_run}
         return Outcome(_imported(facts), facts)
 

@@ -49,12 +49,14 @@ def list_(pipeline: Pipeline, files: Files = None) -> Outcome:
 def show(pipeline: Pipeline, consumer: Only = None, files: Files = None) -> Outcome:
     """Show one consumer's offsets by namespace. Works while the pipeline runs."""
     from conduit_dagster.engine.operate.consumer_lag import namespace_facts, readers
-    from conduit_dagster.engine.operate.operator_errors import chosen
+    from conduit_dagster.engine.operate.operator_errors import chosen, never_ran
     from conduit_dagster.state.overview import consumer_rows
 
     store = subject(pipeline, files).known()
     names = [row["id"] for row in consumer_rows(store, pipeline)]
     known = [*names, *(one.name for one in readers(store, pipeline))]
+    if not known:
+        raise never_ran(pipeline)
     name = chosen("consumer", consumer, names if consumer is None else known, pipeline)
     rows = namespace_facts(store, pipeline, name)
     result = {"pipeline": pipeline, "consumer": name, "offsets": rows}

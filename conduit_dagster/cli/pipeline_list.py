@@ -161,7 +161,11 @@ def broken_file(row: Facts, catalogue: Catalogue) -> list[Finding]:
 
 def _row(name: str, row: Facts | None, counts: Mapping[str, _Counts]) -> Facts:
     read, letters = counts[name]
-    numbers: Facts = {"records": read, "dead_letters": letters, "active_ns": 0 if row is None else row["updated_ns"]}
+    numbers: Facts = {
+        "records": read,
+        "dead_letters": letters,
+        "active_ns": 0 if row is None or never_began(row) else row["updated_ns"],
+    }
     return {"id": name, **status_of(row), "starts": None, **numbers, "error": None if row is None else row["error"]}
 
 
@@ -183,9 +187,14 @@ def _restart(row: Facts) -> Facts | None:
     return {"attempt": state.past.attempt, "at": at, "at_ns": due, "cause": state.cause}
 
 
+def never_began(row: Facts | None) -> bool:
+    """Return whether no run of a pipeline has begun. A command may have made its row, such as an import of a log."""
+    return row is None or (row["recovery"] is NEVER and row["step"] == 0)
+
+
 def status_of(row: Facts | None) -> Facts:
     """Return status, reason, whether its process is alive, and the restart of a pipeline."""
-    if row is None:
+    if row is None or never_began(row):
         return {"status": None, "reason": "", "owner_alive": None, "restart": None}
     return {
         "status": row["status"],

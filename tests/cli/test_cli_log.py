@@ -247,6 +247,25 @@ def test_c22_what_was_exported_is_imported_and_delivered(run, lab: Lab) -> None:
     assert error(run("log", "import", "p", "all.log", "--json"))["code"] == "log.import_overlaps"
 
 
+def test_no_import_makes_a_pipeline_one_that_a_user_stopped(run, lab: Lab) -> None:
+    """It is started where its file says running: the verbs said that it would not be."""
+    logged(lab, 10)
+    assert lab.run().error is None
+    run("log", "export", "p", "all.log")
+    lab.pipeline(id="q", connectors=[source(), destination("q.jsonl")], delivery=RECORDS)
+
+    assert result(run("log", "import", "q", "all.log", "--dry-run", "--json"))["entries"] == 10
+    assert error(run("offsets", "show", "q", "out", "--json"))["code"] == "pipeline.never_ran"
+
+    assert error(run("log", "import", "q", "nowhere.log", "--json"))["code"] == "file.missing"
+    assert error(run("positions", "rewind", "q", "--to-start", "--json"))["code"] == "pipeline.never_ran"
+    assert error(run("offsets", "show", "q", "out", "--json"))["code"] == "pipeline.never_ran"
+    assert result(run("log", "import", "q", "all.log", "--json"))["entries"] == 10
+    (row,) = (one for one in result(run("pipelines", "list", "--json"))["pipelines"] if one["id"] == "q")
+    assert (row["status"], row["reason"], row["active_ns"]) == (None, "", 0)
+    assert "status    never ran (its file says running)" in run("pipelines", "describe", "q").out
+
+
 def test_a_part_is_imported_with_its_offsets(run, lab: Lab) -> None:
     logged(lab, 10)
     assert lab.run().error is None

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster.engine.operate.open_delivery import prepared_step
-from conduit_dagster.engine.operate.operator_errors import chosen, refused
+from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
 from conduit_dagster.engine.operate.pipeline_lock import (
     PipelineLock,
     drop_planned,
@@ -144,6 +144,8 @@ def rewind(
     require_no_step(lock, state)
     members = joined_of(state)
     names = [name for name, one in state.sources.items() if name not in members and not one.late and not one.is_replay]
+    if not names:
+        raise never_ran(lock.id)  # a command that failed may have made its row
     name = chosen("source", members.get(source, source) if source else None, names, lock.id)
     move = _move(lock, database, state, name, wish)
     same = move.position == move.state.position

@@ -148,6 +148,11 @@ class Subject:
         """Options that a run would use."""
         return RunOptions.of(self.project)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the state store has the pipeline: it ran, or a command prepared its first run."""
+        return self.store is not None and self.id in pipeline_rows(self.store)
+
     def known(self) -> sa.Engine:
         """Return the state store. Raises ``FatalError`` (``pipeline.never_ran``) if it does not exist."""
         if self.store is None:
