@@ -100,8 +100,7 @@ def _part(one: Facts) -> Iterable[str]:
 def _unfinished(delivery: Facts | None) -> str:
     if delivery is None:
         return ""
-    state = "all" if delivery["done"] else "so far"
-    return f"; {delivery['handled']:,} more of step {delivery['step']}, {state}: counted when the step is done"
+    return f"; {delivery['delivered']:,} more of step {delivery['step']} so far: counted when its delivery is done"
 
 
 def _restriction(one: Facts) -> str:

@@ -252,7 +252,7 @@ def test_no_import_makes_a_pipeline_one_that_a_user_stopped(run, lab: Lab) -> No
     logged(lab, 10)
     assert lab.run().error is None
     run("log", "export", "p", "all.log")
-    lab.pipeline(id="q", connectors=[source(), destination("q.jsonl")], delivery=RECORDS)
+    lab.pipeline(id="q", connectors=[source(), destination("q")], delivery=RECORDS)
 
     assert result(run("log", "import", "q", "all.log", "--dry-run", "--json"))["entries"] == 10
     assert error(run("offsets", "show", "q", "out", "--json"))["code"] == "pipeline.never_ran"

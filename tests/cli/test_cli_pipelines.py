@@ -12,8 +12,8 @@ import pytest
 from lab.as_owner import ERROR, owned
 from lab.idle_source import install
 from lab.leases import change_owner
-from lab.operating import RECORDS, after_bulk_error, fails_at_14, result
-from lab.scripted import Script
+from lab.operating import RECORDS, after_bulk_error, build, fails_at_14, result
+from lab.scripted import Script, scripted
 from lab.support import Lab, destination, source
 from lab.waiting import wait_until
 
@@ -149,15 +149,27 @@ def test_a_store_that_cannot_be_read_is_an_environment_problem(run, project: Pat
 
 
 def test_describe_tells_what_an_open_step_has_delivered(run, lab: Lab, script: Script) -> None:
-    """The counters change when the step is done; the records are at the destination before."""
+    """The counter changes when the delivery is done; the records are at the destination before."""
     fails_at_14(lab, script)
     (out,) = run("pipelines", "describe", "p", "--json").envelope["result"]["destinations"]
-    assert (out["delivered"], out["open"]["done"], out["open"]["handled"]) == (9, False, 5)
-    assert f"5 more of step {out['open']['step']}, so far" in run("pipelines", "describe", "p").out
+    assert (out["delivered"], out["open"]["handled"], out["open"]["delivered"]) == (9, 5, 5)
+    assert f"delivered 9; 5 more of step {out['open']['step']} so far" in run("pipelines", "describe", "p").out
     script.says()
     assert lab.run().error is None
     (out,) = run("pipelines", "describe", "p", "--json").envelope["result"]["destinations"]
     assert (out["open"], out["delivered"]) == (None, 16)
+
+
+@pytest.mark.usefixtures("shared_session")
+def test_describe_counts_no_record_twice_or_that_was_given_up(run, lab: Lab, script: Script) -> None:
+    build(lab, 4, scripted(), destination("two"))
+    script.says(bulk=[2])
+    assert lab.run().error is not None
+    assert run("offsets", "mark", "p", "out", "0", "--json").envelope["ok"]
+    assert run("offsets", "step", "p", "out", "--json").envelope["ok"]
+    out, two = run("pipelines", "describe", "p", "--json").envelope["result"]["destinations"]
+    assert (out["delivered"], out["open"]["handled"], out["open"]["delivered"]) == (0, 2, 1)
+    assert (two["delivered"], two["open"]) == (4, None)
 
 
 WAITING = """

@@ -48,17 +48,22 @@ def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
 
 
 def open_deliveries(database: sa.Engine, pipeline: str) -> dict[str, Facts]:
-    """Return how much of the prepared step's delivery each consumer has handled; offsets move once it is done."""
+    """Return, by consumer, what is handled and delivered of the prepared step's delivery while that is not done.
+
+    Once it is done the consumer's own counter has it.
+    """
     state = stored(database, pipeline)
     found = None if state is None else prepared_step(state)
     if found is None:
         return {}
     step, decision = found
-    handled = {name: progress.handled for name, progress in step.progress.items()} | dict(step.sent)
-    return {
-        name: {"step": step.plan.step, "done": name in step.delivered, "handled": handled.get(name, 0)}
-        for name in (delivery.consumer for delivery in decision.deliveries)
-    }
+    waiting = (one.consumer for one in decision.deliveries if one.consumer not in step.delivered)
+    return {name: _so_far(step, step.progress.get(name, DeliveryProgress())) for name in waiting}
+
+
+def _so_far(step: OpenStep, progress: DeliveryProgress) -> Facts:
+    handled = progress.handled
+    return {"step": step.plan.step, "handled": handled, "delivered": handled - progress.refused}
 
 
 def _in_source(source: str, offset: int | None, end: tuple[int, int]) -> Facts:
