@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import queue
+import shlex
 import threading
 import time
 from contextlib import suppress
@@ -39,20 +40,25 @@ _LAG_LONGEST = 3.0
 """Seconds after which it waits for none in any case."""
 
 
-def list_pipelines(catalogue: Catalogue, ask_lag: bool | None) -> Outcome:
-    """Return the list of all pipelines. ``ask_lag``: None asks the sources for their lag within a short time."""
+def list_pipelines(catalogue: Catalogue, ask_lag: bool | None, paths: Sequence[str] = ()) -> Outcome:
+    """Return the list of all pipelines. ``ask_lag``: None asks the sources for their lag within a short time.
+
+    ``paths``: the files and folders of the catalogue, if they were named.
+    """
     store = existing_store(catalogue.project)
     sources = _source_rows(store)
     seconds = None if ask_lag else _LAG_SECONDS
     lags = None if ask_lag is False else _ask_lags(catalogue.bound, store, sources, seconds)
     known = {} if lags is None else lags.known
     rows = [{**row, "lag": known.get(row["id"])} for row in listed(catalogue, store, sources)]
-    summary = _summary(len(rows), len(catalogue.findings), 0 if lags is None else len(lags.open))
-    return Outcome(summary, {"pipelines": rows}, show=lambda console: _show_list(console, rows, lags))
+    validate = shlex.join(["conduit-dagster", "validate", *paths])
+    summary = _summary(len(rows), len(catalogue.findings), 0 if lags is None else len(lags.open), validate)
+    nameless = "" if paths else "no file any more"
+    return Outcome(summary, {"pipelines": rows}, show=lambda console: _show_list(console, rows, lags, nameless))
 
 
-def _summary(pipelines: int, findings: int, lags_open: int) -> str:
-    found = f", {count(findings, 'finding')}: conduit-dagster validate shows them" if findings else ""
+def _summary(pipelines: int, findings: int, lags_open: int, validate: str) -> str:
+    found = f", {count(findings, 'finding')}: {validate} shows them" if findings else ""
     unasked = f"; the lag of {lags_open:,} was not found out in time: --lag waits for all" if lags_open else ""
     return count(pipelines, "pipeline") + found + unasked
 
@@ -64,7 +70,7 @@ def _lag_cells(row: dict[str, Any], lags: _LagsFound | None) -> list[str]:
     return ["?" if row["id"] in lags.open else _lag_text(row["lag"])]
 
 
-def _show_list(console: Console, rows: list[dict[str, Any]], lags: _LagsFound | None) -> None:
+def _show_list(console: Console, rows: list[dict[str, Any]], lags: _LagsFound | None, nameless: str) -> None:
     now_ns = time.time_ns()
     lag = () if lags is None else ("lag",)
     columns = ("id", "status", "starts", "records", *lag, "dead letters", "last activity", "findings", "file", "error")
@@ -78,7 +84,7 @@ def _show_list(console: Console, rows: list[dict[str, Any]], lags: _LagsFound | 
             f"{row['dead_letters']:,}",
             ago(row["active_ns"], now_ns),
             row["findings"],
-            _short(row["file"]) if row["file"] else "no file any more",
+            _short(row["file"]) if row["file"] else nameless,
             (row["error"] or {}).get("code", ""),
         )
         for row in rows

@@ -46,7 +46,7 @@ def list_(paths: Paths = None, ask_lag: AskLag = None) -> Outcome:
     """List all pipelines: status, lag of their sources, number of findings. Without PATH: the project's."""
     from conduit_dagster.cli.pipeline_list import list_pipelines
 
-    return list_pipelines(current_catalogue(paths or []), ask_lag)
+    return list_pipelines(current_catalogue(paths or []), ask_lag, paths or [])
 
 
 @app.command("describe")
@@ -66,6 +66,8 @@ def describe(pipeline: Id, paths: Paths = None) -> Outcome:
         facts = described(catalogue, parsed, store)
     elif store is not None and pipeline in stored:
         facts = described_without_file(pipeline, store, catalogue)
+        if paths and not facts["findings"]:
+            raise _elsewhere(pipeline, paths)
     else:
         raise _unknown(pipeline, catalogue, stored)
     summary = f"{pipeline}: {facts['status']['now'] or 'never ran'}"
@@ -81,6 +83,11 @@ def _unknown(pipeline: str, catalogue: Catalogue, stored: list[str]) -> Exceptio
         or f"where its file lies elsewhere: conduit-dagster pipelines describe {pipeline} PATH"
     )
     return usage_error(f"there is no pipeline {pipeline} in this project", "unknown_pipeline", fix)
+
+
+def _elsewhere(pipeline: str, paths: list[str]) -> Exception:
+    fix = f"name the file that has it, or none: conduit-dagster pipelines describe {pipeline}"
+    return usage_error(f"there is no pipeline {pipeline} in {', '.join(paths)}", "unknown_pipeline", fix)
 
 
 Force = Annotated[bool, typer.Option("--force", help="Cancel the step at hand; the pipeline is then degraded.")]

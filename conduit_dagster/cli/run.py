@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -67,7 +68,7 @@ def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool)
     findings = relevant(catalogue, named=bool(paths))
     chosen = [bound for bound in catalogue.bound if paths or bound.config.status == "running"]
     missing = not paths and not project.has_pipelines
-    obstacle = _nothing(catalogue) if missing else _obstacle(catalogue, findings, chosen)
+    obstacle = _nothing(catalogue) if missing else _obstacle(catalogue, findings, chosen, paths)
     _print([] if missing else findings, asked.as_json)
     if obstacle is not None:
         result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
@@ -111,13 +112,15 @@ def _print(findings: list[Finding], as_json: bool) -> None:
         show_findings(console(sys.stderr), findings)
 
 
-def _obstacle(catalogue: Catalogue, findings: list[Finding], chosen: list[BoundPipeline]) -> ConduitError | None:
+def _obstacle(
+    catalogue: Catalogue, findings: list[Finding], chosen: list[BoundPipeline], paths: list[str]
+) -> ConduitError | None:
     """Return the error that prevents the whole run, or None: either all pipelines start, or none does."""
     errors = [finding for finding in findings if finding.is_error]
     if errors:
         # each finding is shown separately
         message = f"nothing was started: {count(len(errors), 'error')} in the pipelines' files"
-        fix = "fix what is listed; conduit-dagster validate shows it again"
+        fix = f"fix what is listed; {shlex.join(['conduit-dagster', 'validate', *paths])} shows it again"
         return FatalError(message, code="validation.failed", fix=fix)
     for bound in chosen:
         if refusal := bound.refusal():

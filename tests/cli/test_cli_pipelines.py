@@ -103,6 +103,20 @@ def test_describe_of_a_pipeline_whose_file_is_gone_tells_what_the_store_knows(ru
     assert "did you mean orders" in run("pipelines", "describe", "order").err
 
 
+def test_what_is_said_of_files_that_are_named_is_of_them(run, failed: Path) -> None:
+    (failed / "elsewhere").mkdir()
+    broken = "elsewhere/my orders.yaml"
+    (failed / broken).write_text("version: '9'\n")
+    ran = run("pipelines", "list", broken)
+    assert f"1 finding: conduit-dagster validate '{broken}' shows them" in ran.out
+    assert "orders" in ran.out and "no file any more" not in ran.out
+    fix = run("run", broken, "--json").envelope["error"]["fix"]
+    assert fix == f"fix what is listed; conduit-dagster validate '{broken}' shows it again"
+    error = run("pipelines", "describe", "orders", broken, "--json").envelope["error"]
+    assert error["message"] == f"there is no pipeline orders in {broken}"
+    assert error["fix"].endswith("conduit-dagster pipelines describe orders")
+
+
 def test_a_pipeline_whose_file_is_broken_is_not_one_whose_file_is_gone(run, failed: Path) -> None:
     file = failed / "pipelines" / "orders.yaml"
     file.write_text("version: '2.2'\npipelines:\n  - id: orders: broken\n")
