@@ -225,7 +225,10 @@ def test_an_export_replaces_no_device_pipe_or_folder(run, lab: Lab) -> None:
     os.mkfifo("pipe")
     assert error(run("log", "export", "p", "pipe", "--force", "--json"))["code"] == "usage.not_a_file"
     assert Path("pipe").is_fifo()
-    assert error(run("log", "export", "p", ".", "--force", "--json"))["code"] == "file.is_folder"
+    folder = error(run("log", "export", "p", ".", "--force", "--json"))
+    assert (folder["code"], folder["fix"]) == ("file.is_folder", "name a file in it")
+    missing = error(run("log", "export", "p", "no/all.log", "--json"))
+    assert (missing["code"], missing["place"]) == ("file.missing", "no/all.log")
 
 
 def test_c22_what_was_exported_is_imported_and_delivered(run, lab: Lab) -> None:

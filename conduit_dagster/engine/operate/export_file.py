@@ -30,14 +30,18 @@ def exported(file: Path, force: bool, doing: str) -> Generator[BinaryIO]:
             os.fsync(out.fileno())
         draft.replace(file)
     except OSError as error:
-        raise from_os_error(error, doing) from error
+        failed = from_os_error(error, doing)
+        failed.place = str(file)  # not the name of the draft
+        raise failed from error
     finally:
         draft.unlink(missing_ok=True)
 
 
 def _require_replaceable(file: Path, force: bool, doing: str) -> None:
     if file.is_dir():
-        raise from_os_error(IsADirectoryError(errno.EISDIR, "", str(file)), doing)
+        folder = from_os_error(IsADirectoryError(errno.EISDIR, "", str(file)), doing)
+        folder.fix = "name a file in it"
+        raise folder
     if not file.exists():
         return
     if not file.is_file():
