@@ -68,7 +68,7 @@ def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool)
     findings = relevant(catalogue, named=bool(paths))
     chosen = [bound for bound in catalogue.bound if paths or bound.config.status == "running"]
     missing = not paths and not project.has_pipelines
-    obstacle = _nothing(catalogue) if missing else _obstacle(catalogue, findings, chosen, paths)
+    obstacle = _nothing(catalogue, paths) if missing else _obstacle(catalogue, findings, chosen, paths)
     _print([] if missing else findings, asked.as_json)
     if obstacle is not None:
         result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
@@ -125,12 +125,13 @@ def _obstacle(
     for bound in chosen:
         if refusal := bound.refusal():
             return refusal
-    return None if chosen else _nothing(catalogue)
+    return None if chosen else _nothing(catalogue, paths)
 
 
-def _nothing(catalogue: Catalogue) -> ConduitError:
+def _nothing(catalogue: Catalogue, paths: list[str]) -> ConduitError:
     if catalogue.loaded.pipelines:
         fix = "set status: running in its file, or name the file: conduit-dagster run PATH"
         return usage_error("every pipeline has status: stopped", "nothing_to_run", fix)
-    fix = "name a file, or begin with conduit-dagster init"
-    return usage_error(f"there is no pipeline to run in {catalogue.project.pipelines_path}", "nothing_to_run", fix)
+    fix = "name a file with pipelines" if paths else "name a file, or begin with conduit-dagster init"
+    places = ", ".join(paths) or catalogue.project.pipelines_path
+    return usage_error(f"there is no pipeline to run in {places}", "nothing_to_run", fix)

@@ -77,6 +77,12 @@ def test_a_missing_file_and_an_empty_folder_are_clear_errors(run, project: Path)
     assert "conduit-dagster init" in ran.err
 
 
+def test_a_file_without_pipelines_is_named(run, project: Path) -> None:
+    (project / "empty.yaml").write_text("# none yet\n")
+    error = run("run", "empty.yaml", "--json").envelope["error"]
+    assert (error["code"], error["message"]) == ("usage.nothing_to_run", "there is no pipeline to run in empty.yaml")
+
+
 def test_a_project_whose_pipelines_are_all_stopped_has_nothing_to_run(run, project: Path, pipeline) -> None:
     (project / "pipelines" / "orders.yaml").write_text(pipeline(extra="status: stopped"))
     ran = run("run", "--json")
