@@ -160,9 +160,9 @@ def _from_store(name: str, row: Facts, counts: Mapping[str, _Counts], catalogue:
 
 
 def broken_file(row: Facts, catalogue: Catalogue) -> list[Finding]:
-    """Return the findings of the file that a pipeline came from, where the pipeline can't be found in it."""
+    """Return the findings of the file that a pipeline came from, or of its folder, where it can't be found in it."""
     root = catalogue.project.root
-    return [one for one in catalogue.loaded.findings if Path(root, one.file) == Path(root, row["file"])]
+    return [one for one in catalogue.loaded.findings if Path(root, row["file"]).is_relative_to(Path(root, one.file))]
 
 
 def _row(name: str, row: Facts | None, counts: Mapping[str, _Counts]) -> Facts:

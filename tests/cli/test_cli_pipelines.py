@@ -117,6 +117,14 @@ def test_what_is_said_of_files_that_are_named_is_of_them(run, failed: Path) -> N
     assert error["fix"].endswith("conduit-dagster pipelines describe orders")
 
 
+def test_a_folder_that_is_not_there_is_no_file_that_is_gone(run, failed: Path) -> None:
+    """A disk may not be mounted: it is no time to say how to delete what is kept of its pipelines."""
+    (failed / "pipelines").rename(failed / "away")
+    assert "no file any more" not in run("pipelines", "list").out
+    described = run("pipelines", "describe", "orders").out
+    assert "pipelines delete" not in described and "No such file or directory" in described
+
+
 def test_a_pipeline_whose_file_is_broken_is_not_one_whose_file_is_gone(run, failed: Path) -> None:
     file = failed / "pipelines" / "orders.yaml"
     file.write_text("version: '2.2'\npipelines:\n  - id: orders: broken\n")
