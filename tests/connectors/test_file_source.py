@@ -273,6 +273,25 @@ def test_a_folder_that_cannot_be_listed_is_named(tmp_path: Path, path: str) -> N
         assert reader.step() == ["a"]
 
 
+@pytest.mark.parametrize("path", ["in/", "*/app.log"])
+def test_a_file_that_cannot_be_examined_is_named(tmp_path: Path, path: str) -> None:
+    """Its folder may be listed, and no more than that; or it is a link in a circle."""
+    folder, reader = tmp_path / "in", Reader(tmp_path, path)
+    folder.mkdir()
+    append(folder / "app.log", "a\n")
+    folder.chmod(0o400)
+    for tried in (reader.step, partial(reader.step, drain=True), reader.source.check):
+        with obeyed(), pytest.raises(TransientError, match=r"no permission") as error:
+            tried()
+        assert (error.value.code, error.value.place) == ("file.no_permission", str(folder / "app.log"))
+    folder.chmod(0o700)
+    (folder / "app.log").unlink()
+    (folder / "app.log").symlink_to("app.log")
+    with pytest.raises(TransientError, match=r"its symbolic links form a circle") as error:
+        reader.step()
+    assert error.value.place == str(folder / "app.log")
+
+
 def test_the_files_of_a_folder_that_cannot_be_listed_for_a_while_are_not_gone(tmp_path: Path) -> None:
     reader = Reader(tmp_path, "*/app.log")
     for name in ("a", "b"):

@@ -220,11 +220,16 @@ def _files(paths: Iterable[str]) -> Iterator[FoundFile]:
 
 
 def examine(path: str) -> FoundFile | None:
-    """Return the state of the file at a path, examined once; None for a folder or a missing file."""
+    """Return the state of the file at a path, examined once; None for a folder or a missing file.
+
+    Raises ``TransientError`` if it can't be examined.
+    """
     try:
         state = os.stat(path)  # noqa: PTH116  # a folder may have a hundred thousand
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise from_os_error(error, f"can't read {path}") from error
     if stat.S_ISDIR(state.st_mode):
         return None
     _require_regular(path, state)
