@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab.file_reading import append
+from lab.file_reading import Reader, append
 from lab.inbox import Inbox
 from structlog.testing import capture_logs
 
@@ -56,6 +56,28 @@ def test_a_folder_of_folders_is_not_read_in_silence(inbox: Inbox) -> None:
     with capture_logs() as logs:
         assert [inbox.step(), inbox.step()] == [[], []]
     assert [log["event"] for log in logs] == ["nothing is read: the path holds only folders"]
+
+
+@pytest.mark.parametrize("path", ["in[1].log", "*[1].log", "day[1]", "day[1]/", "day[1]/*.log"])
+def test_brackets_in_a_name_are_not_read_in_silence(tmp_path: Path, path: str) -> None:
+    (tmp_path / "day[1]").mkdir()
+    for name in ("in[1].log", "day[1]/a.log"):
+        append(tmp_path / name, "1\n")
+    reader = Reader(tmp_path, path)
+    with capture_logs() as logs:
+        assert [reader.step(), reader.step()] == [[], []]
+    [log] = logs
+    assert "brackets" in log["event"]
+    assert Reader(tmp_path, log["fix"].removeprefix("path: ")).step() == ["1"]
+
+
+def test_a_glob_with_brackets_that_matches_nothing_yet(tmp_path: Path) -> None:
+    reader = Reader(tmp_path, "in[1].log")
+    with capture_logs() as logs:
+        assert reader.step() == []
+        append(tmp_path / "in1.log", "1\n")
+        assert reader.step() == ["1"]
+    assert not logs
 
 
 def test_new_files_are_read_in_order_and_once(large: Inbox) -> None:

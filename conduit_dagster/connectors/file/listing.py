@@ -10,7 +10,7 @@ import re
 import stat
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -119,7 +119,9 @@ class FolderEntries:
         Raises ``TransientError`` if a folder can't be listed.
         """
         if self._folder is None:
-            return self.now()
+            entries = self.now()
+            self._warn_of_brackets(entries)
+            return entries
         try:
             changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116  # its path may be empty
         except OSError:
@@ -130,6 +132,7 @@ class FolderEntries:
         if changed != self._changed or not is_certain or not 0 <= now - self._at < _LISTED_FOR:
             self._listed, self._at, self._changed = self.now(), now, changed
             self._warn_of_folders()
+            self._warn_of_brackets(self._listed)
         return self._listed
 
     def _warn_of_folders(self) -> None:
@@ -138,6 +141,23 @@ class FolderEntries:
             self._has_warned = True
             structlog.get_logger("conduit.file").warning(
                 "nothing is read: the path holds only folders", path=self._pattern, fix=f"path: {self._pattern}/*"
+            )
+
+    def _warn_of_brackets(self, entries: list[FolderEntry]) -> None:
+        """Warn once of a glob that matches nothing, where its brackets are a part of existing names."""
+        if self._has_warned or entries or "[" not in self._pattern:
+            return
+        written = self._pattern.replace("[", "[[]")
+        found = None
+        with suppress(OSError):  # a folder that the glob does not mean
+            found = next(_matching(self._root, written), None)
+        if found is not None:
+            self._has_warned = True
+            in_it = "/*" if os.path.isdir(os.path.join(self._root, found)) else ""  # noqa: PTH112, PTH118
+            structlog.get_logger("conduit.file").warning(
+                "nothing is read: brackets in the path stand for one of the characters in them",
+                path=self._pattern,
+                fix=f"path: {written.rstrip('/')}{in_it}",
             )
 
     def now(self) -> list[FolderEntry]:
