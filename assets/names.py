@@ -61,6 +61,11 @@ def job_name(pipeline: str) -> str:
     return f"{name}_" if _RESERVED.fullmatch(name) or keyword.iskeyword(name) else name
 
 
+def run_op_name(job: str) -> str:
+    """Return the name of the op of a pipeline's job."""
+    return f"{job}__run"
+
+
 def project_name(project: Project) -> str:
     """Return the project's name for ``PROJECT_TAG``: its folder, with a hash of the folder's path and state store.
 

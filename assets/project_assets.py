@@ -18,7 +18,7 @@ from conduit_dagster.assets.broken_files import (
     warn,
 )
 from conduit_dagster.assets.dead_letter_jobs import define_letters
-from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, project_name, short
+from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, project_name, run_op_name, short
 from conduit_dagster.assets.operator_jobs import operator_jobs
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs, find_links, specify_pipeline
 from conduit_dagster.assets.run_op import LoadedPipeline, RunConfig, run_in_dagster
@@ -97,7 +97,7 @@ def _written(bound: BoundPipeline, specs: list[dg.AssetSpec], keys: AssetKeys) -
     loaded = LoadedPipeline(bound.id, bound.file, keys)
 
     @dg.multi_asset(
-        name=f"{job_name(bound.id)}__run",
+        name=run_op_name(job_name(bound.id)),
         specs=specs,
         check_specs=check_specs(keys),
         can_subset=False,

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from conduit_dagster.assets.asset_checks import start_command
 from conduit_dagster.assets.events import Observer
-from conduit_dagster.assets.names import NO_RETRIES, job_name
+from conduit_dagster.assets.names import NO_RETRIES, job_name, run_op_name
 from conduit_dagster.assets.run_reporter import Intervals, RunReporter
 from conduit_dagster.assets.stopping import ExitWatchdog, Signals, StopWatcher
 from conduit_dagster.assets.translator import AssetKeys
@@ -119,6 +119,15 @@ def restart_of(run: dg.DagsterRun) -> int | None:
 def asked_of(run: dg.DagsterRun) -> int | None:
     """Return the time of the newest request when a sensor or schedule launched the run, in ns; None if neither did."""
     return _number(run, ASKED_TAG)
+
+
+def is_drain(run: dg.DagsterRun) -> bool:
+    """Return whether the config of a pipeline's own run says that it drains."""
+    value: Any = run.run_config
+    for name in ("ops", run_op_name(run.job_name), "config", "drain"):
+        # a user's YAML may leave any of them empty
+        value = cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
+    return value is True
 
 
 def _number(run: dg.DagsterRun, tag: str) -> int | None:

@@ -9,7 +9,7 @@ import dagster as dg
 from dagster._core.events import JobFailureData, RunFailureReason
 
 from conduit_dagster.assets.names import PROJECT_TAG
-from conduit_dagster.assets.run_op import asked_of, restart_of
+from conduit_dagster.assets.run_op import asked_of, is_drain, restart_of
 from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.recovery.classify import from_dagster
 from conduit_dagster.recovery.errors import ConduitError, TransientError
@@ -37,6 +37,8 @@ class LastRun:
     """Time of the newest request when a sensor launched it as a start, or a schedule did."""
     start_limit_ns: int = _START_LIMIT * 1_000_000_000
     """Time from its launch after which it counts as crashed if it has not begun, unless its restart is not due yet."""
+    drains: bool = False
+    """Whether its config says that it drains."""
 
 
 _PAGE = 200
@@ -124,6 +126,7 @@ def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> L
         round((record.update_timestamp.timestamp() - ahead) * 1e9),
         asked_of(run),
         start_limit_ns(instance),
+        is_drain(run),
     )
 
 

@@ -73,7 +73,8 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     if run is not None and _is_cancelled_for_ever(known, run, now_ns):
         return Cancelled(run.run_id, "terminated")
     is_lost = run is not None and _is_lost(known, run, now_ns)
-    if run is not None and is_lost and _is_called_off(known, run):
+    is_unwanted = run is not None and _is_drain_by_hand(known, run)
+    if run is not None and is_lost and (is_unwanted or _is_called_off(known, run)):
         return Cancelled(run.run_id, "called_off")
     if run is not None and (is_lost or _failed_as_asked(known, run)):
         return Report(run.run_id, "never_began")
@@ -82,7 +83,8 @@ def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     if stored.status in (PipelineStatus.RUNNING, PipelineStatus.RECOVERING):
         return _without_owner(known)
     # it failed before it could report to the store: no Spark, no store, a broken file
-    if run is not None and run.failed and _is_an_attempt(known, run) and run.run_id != state.reported:
+    is_attempt = run is not None and _is_an_attempt(known, run) and not is_unwanted
+    if run is not None and run.failed and is_attempt and run.run_id != state.reported:
         return Report(run.run_id, "never_began")
     return None
 
@@ -128,6 +130,13 @@ def _is_lost(known: KnownPipeline, run: LastRun, now_ns: int) -> bool:
 def _is_called_off(known: KnownPipeline, run: LastRun) -> bool:
     """Return whether the pipeline was stopped, or ran, since the run was created: it would not begin any more."""
     return run.created_ns <= known.stored.written_ns and not _was_asked_for(known, run)
+
+
+def _is_drain_by_hand(known: KnownPipeline, run: LastRun) -> bool:
+    """Return whether the run was only to drain what a user had stopped: nothing follows it, however it ends."""
+    stored = known.stored
+    is_stopped = (stored.status, stored.reason) == (PipelineStatus.STOPPED, "user") and stored.recovery.asked != "start"
+    return is_stopped and run.drains and known.file.trigger == "continuous"
 
 
 def _is_cancelled_for_ever(known: KnownPipeline, run: LastRun, now_ns: int) -> bool:

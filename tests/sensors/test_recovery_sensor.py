@@ -238,6 +238,24 @@ def test_a_run_without_spark_says_why(
     assert str(error.args[0]) in cause["message"]
 
 
+@pytest.mark.parametrize("status", ["FAILURE", "STARTING"])
+def test_a_drain_by_hand_that_never_began_restarts_nothing(
+    location: Location, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """It failed without Spark, or was lost: what a user stopped stays stopped."""
+    location.write()
+    location.begin()
+    location.end("stopped", "user")
+    job = location.definitions.resolve_job_def("orders")
+    config = {"ops": {"orders__run": {"config": {"drain": True}}}}
+    begun = dg.DagsterRunStatus(status)
+    run = location.instance.create_run_for_job(job, run_config=config, tags=dict(job.run_tags), status=begun)
+    assert location.tick_later(monkeypatch) == []
+    assert location.status() == ("stopped", "user")
+    assert location.dagster_status(run).value == ("FAILURE" if status == "FAILURE" else "CANCELED")
+    assert location.tick() == location.tick("conduit_lifecycle") == []
+
+
 def test_b09_a_run_that_a_user_terminated_is_not_restarted(location: Location) -> None:
     location.write()
     run = location.run()
