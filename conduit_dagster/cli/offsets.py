@@ -202,13 +202,16 @@ def _marked(facts: Facts) -> str:
     if facts["did"] == "set back":
         return f"{who} {'would get' if dry_run else 'gets'} {many} again"
     there = f", of them {facts['delivered']} turned out to be delivered" if facts["delivered"] else ""
-    return f"{who}: {many} {'would be' if dry_run else 'are'} marked as handled{there}{_after(facts)}"
+    verb = "would be" if dry_run else "is" if facts["records"] == 1 else "are"
+    return f"{who}: {many} {verb} marked as handled{there}{_after(facts)}"
 
 
 def _after(facts: dict[str, Any]) -> str:
     if facts["step_done"]:
         return f"; step {facts['step']} is done"
-    return "; its delivery is done" if facts["delivery_done"] else f"; the next one is {facts.get('next')}"
+    if facts["next"] is None:
+        return f"; its delivery {'would be' if facts['dry_run'] else 'is'} done"
+    return f"; the next one is {facts['next']}"
 
 
 def _stepped(facts: Facts) -> str:

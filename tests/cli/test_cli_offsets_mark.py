@@ -43,6 +43,20 @@ def test_c08_right_after_the_bulk_error_and_with_a_log_of_records(run, lab: Lab,
     assert script.sent() == [[15]]
 
 
+def test_what_a_mark_says(run, lab: Lab, script: Script) -> None:
+    fails_at_14(lab, script)
+    said = {
+        ("14", "--dry-run"): "p: out: 1 record (14) would be marked as handled; the next one is 15",
+        ("15", "--dry-run"): "p: out: 2 records (14-15) would be marked as handled; its delivery would be done",
+        ("--offset", "14", "--offset", "15", "--dry-run"): "p: out: 2 records (14-15) would be marked as handled; "
+        "its delivery would be done",
+        ("14",): "p: out: 1 record (14) is marked as handled; the next one is 15",
+        ("--offset", "15"): "p: out: 1 record (15) is marked as handled; step 2 is done",
+    }
+    for words, text in said.items():
+        assert run("offsets", "mark", "p", "out", *words).out == f"{text}\n", words
+
+
 def test_marking_the_last_record_finishes_the_step(run, lab: Lab, script: Script) -> None:
     fails_at_14(lab, script)
     facts = result(run("offsets", "mark", "p", "out", "15", "--json"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from conduit_dagster.engine.delivery_progress import past_marked, with_mark
 from conduit_dagster.engine.offset_updates import offset_of
@@ -85,7 +87,7 @@ class _Marking:
 
     def run(self, dry_run: bool) -> dict[str, Any]:
         if dry_run or not self._records.offsets:
-            return self._told("marked" if self._records.offsets else "nothing")
+            return self._told("marked" if self._records.offsets else "nothing", as_marked=self._records.offsets)
         delivered = self._mark()
         return self._told("marked", delivered, self._opened.is_done and finish_step(self._opened))
 
@@ -111,13 +113,21 @@ class _Marking:
         marked = {"records": len(records.offsets), "first": named[0], "last": named[-1], "offsets": spans(named)}
         keep_marked(self._opened, self._at(self._shipment.progress.handled), records.source, **marked)
 
+    def _next(self, as_marked: Collection[int]) -> int:
+        """Return the first place that is neither handled nor marked. ``as_marked``: what a dry run would mark."""
+        progress = self._shipment.progress
+        marked = sorted({*progress.marked, *as_marked})
+        return past_marked(msgspec.structs.replace(progress, marked=marked)).handled
+
     def _at(self, wanted: int) -> StagedRecord | None:
         return next((record for place, _, record in _places(self._opened) if place == wanted), None)
 
-    def _told(self, did: str, delivered: int = 0, finished: bool = False) -> dict[str, Any]:
+    def _told(
+        self, did: str, delivered: int = 0, finished: bool = False, as_marked: Collection[int] = ()
+    ) -> dict[str, Any]:
         opened, records = self._opened, self._records
         # the staging of a done step is removed
-        following = None if opened.is_done else self._at(past_marked(self._shipment.progress).handled)
+        following = None if opened.is_done else self._at(self._next(as_marked))
         facts = marked_facts(opened, records.source, sorted({*records.offsets.values()}), following)
         return {**facts, "did": did, "records": len(records.offsets), "delivered": delivered, "step_done": finished}
 
