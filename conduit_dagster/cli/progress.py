@@ -96,9 +96,9 @@ def known_lag(facts: Mapping[str, Any]) -> str:
 
 
 def amount(number: int, unit: str) -> str:
-    """Format an amount: ``1.5 MB``, ``1,200 records``."""
+    """Format an amount: ``1.5 MB``, ``1,200 records``, ``1 record``; the unit is a plural."""
     if unit != "bytes":
-        return f"{number:,} {unit}"
+        return f"{number:,} {unit.removesuffix('s') if number == 1 else unit}"
     size, power = float(number), 0
     while size >= 1000 and power < len(_UNITS) - 1:
         size, power = size / 1000, power + 1

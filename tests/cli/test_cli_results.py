@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from conduit_dagster.cli.progress import finished, print_traces
+from conduit_dagster.cli.progress import amount, finished, print_traces
 from conduit_dagster.cli.running import CommandSignals
 from conduit_dagster.cli.terminal import console, print_table
 from conduit_dagster.cli.verb import failure
@@ -113,3 +113,8 @@ def test_characters_that_the_terminal_cannot_show_are_escaped(shell, project: Pa
     told, wrong = process.communicate(timeout=120)
     assert (process.returncode, wrong) == (0, "")
     assert "\\u2603" in told
+
+
+def test_an_amount_of_one_is_no_plural() -> None:
+    assert [amount(number, "records") for number in (0, 1, 1_200)] == ["0 records", "1 record", "1,200 records"]
+    assert (amount(1, "bytes"), amount(1_500_000, "bytes")) == ("1 B", "1.5 MB")
