@@ -136,10 +136,10 @@ def perform(command: str, as_json: bool, work: Callable[[], Outcome]) -> NoRetur
     """Do the work, print its outcome, and end the verb with its exit code."""
     if as_json:
         with _reserved_stdout() as write:
-            outcome = _attempt(work)
+            outcome = _attempt(command, work)
             write(outcome.envelope(command) + "\n")
     else:
-        outcome = _attempt(work)
+        outcome = _attempt(command, work)
         _show(outcome)
     raise typer.Exit(outcome.exit)
 
@@ -162,7 +162,7 @@ def verb(command: str) -> Callable[[Callable[..., Outcome]], Callable[..., NoRet
     return decorate
 
 
-def _attempt(work: Callable[[], Outcome]) -> Outcome:
+def _attempt(command: str, work: Callable[[], Outcome]) -> Outcome:
     try:
         return work()
     except ConduitError as error:
@@ -170,7 +170,8 @@ def _attempt(work: Callable[[], Outcome]) -> Outcome:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:
-        stopped = failure(FatalError("interrupted", code="interrupted"))
+        fix = "what it changed by then stays; it can be typed again"
+        stopped = failure(FatalError(f"{command} was interrupted before its end", code="interrupted", fix=fix))
         return Outcome(stopped.summary, None, INTERRUPTED, stopped.error)
     except Exception as error:  # noqa: BLE001  # every verb ends in an envelope or one clear line
         return failure(unforeseen(error))

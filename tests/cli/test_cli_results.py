@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import typer
 from rich.console import Console
 
 from conduit_dagster.cli.progress import amount, finished, print_traces
 from conduit_dagster.cli.running import CommandSignals
 from conduit_dagster.cli.terminal import console, print_table
-from conduit_dagster.cli.verb import failure
+from conduit_dagster.cli.verb import Outcome, failure, perform
 from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
@@ -118,3 +119,15 @@ def test_characters_that_the_terminal_cannot_show_are_escaped(shell, project: Pa
 def test_an_amount_of_one_is_no_plural() -> None:
     assert [amount(number, "records") for number in (0, 1, 1_200)] == ["0 records", "1 record", "1,200 records"]
     assert (amount(1, "bytes"), amount(1_500_000, "bytes")) == ("1 B", "1.5 MB")
+
+
+def test_a_verb_that_was_interrupted_says_what_that_means(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> Outcome:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as ended:
+        perform("dlq replay", False, work)
+    assert ended.value.exit_code == 130
+    told = capsys.readouterr().err
+    assert "dlq replay was interrupted before its end" in told
+    assert "what it changed by then stays" in told
