@@ -102,7 +102,7 @@ def _known(bound: BoundPipeline, store: CachedStore) -> _Known | None:
         with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
             owner = connection.execute(owners).scalar_one_or_none()
             recovery = recovery_state(connection, bound.id)
-            stopped = recovery.asked != "start" and is_stopped_by_user(connection, bound.id)
+            stopped = recovery.asked != "start" and is_stopped_by_user(connection, bound.id, recovery)
             return _Known(recovery, bool(owner), stopped)
     except (ConduitError, SQLAlchemyError):
         return None

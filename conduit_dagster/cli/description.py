@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from conduit_dagster.cli.pipeline_list import broken_file, never_began, status_of, status_rows
+from conduit_dagster.cli.pipeline_list import broken_file, status_of, status_rows
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.daemon_threads import BY_HAND
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
@@ -16,6 +16,7 @@ from conduit_dagster.secret_values import masked
 from conduit_dagster.state import overview
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, letter_id, newest
 from conduit_dagster.state.history import events, said
+from conduit_dagster.state.recovery_state import never_began
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,7 +95,7 @@ def _status_facts(starts: str | None, row: Facts | None) -> Facts:
         "reason": status["reason"],
         "owner_alive": status["owner_alive"],
         "restart": status["restart"],
-        "since": None if row is None or never_began(row) else when(row["updated_ns"]),
+        "since": None if row is None or never_began(row, row["recovery"]) else when(row["updated_ns"]),
         "starts": starts,
     }
 

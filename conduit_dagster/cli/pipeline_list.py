@@ -21,7 +21,7 @@ from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.claim import existing_store
 from conduit_dagster.state.dead_letters import open_counts
-from conduit_dagster.state.recovery_state import NEVER, recovery_rows
+from conduit_dagster.state.recovery_state import NEVER, never_began, recovery_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -170,7 +170,7 @@ def _row(name: str, row: Facts | None, counts: Mapping[str, _Counts]) -> Facts:
     numbers: Facts = {
         "records": read,
         "dead_letters": letters,
-        "active_ns": 0 if row is None or never_began(row) else row["updated_ns"],
+        "active_ns": 0 if row is None or never_began(row, row["recovery"]) else row["updated_ns"],
     }
     return {"id": name, **status_of(row), "starts": None, **numbers, "error": None if row is None else row["error"]}
 
@@ -193,14 +193,9 @@ def _restart(row: Facts) -> Facts | None:
     return {"attempt": state.past.attempt, "at": at, "at_ns": due, "cause": state.cause}
 
 
-def never_began(row: Facts | None) -> bool:
-    """Return whether no run of a pipeline has begun. A command may have made its row, such as an import of a log."""
-    return row is None or (row["recovery"] is NEVER and row["step"] == 0)
-
-
 def status_of(row: Facts | None) -> Facts:
     """Return status, reason, whether its process is alive, and the restart of a pipeline."""
-    if row is None or never_began(row):
+    if row is None or never_began(row, row["recovery"]):
         return {"status": None, "reason": "", "owner_alive": None, "restart": None}
     return {
         "status": row["status"],

@@ -84,7 +84,7 @@ def _await(at: float, longest: float, instead: Callable[[], Awaited | None], sto
 def _stopped_by_user(database: sa.Engine, pipeline: str) -> bool:
     try:
         with reading(database) as connection:
-            return is_stopped_by_user(connection, pipeline)
+            return is_stopped_by_user(connection, pipeline, recovery_state(connection, pipeline))
     except SQLAlchemyError:
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -77,14 +77,21 @@ def recovery_states(connection: sa.Connection) -> dict[str, RecoveryState]:
     return {row["pipeline"]: _state(row) for row in rows}
 
 
-def is_stopped_by_user(connection: sa.Connection, pipeline: str) -> bool:
+def is_stopped_by_user(connection: sa.Connection, pipeline: str, recovery: RecoveryState) -> bool:
     """Return whether a user stopped the pipeline, by force or not, and has only drained it by hand since.
 
-    One that only an operator's command has worked on is not stopped.
+    One that only an operator's command has worked on is not stopped. ``recovery``: its recovery state.
     """
     mine = sa.select(pipelines.c.reason).where(pipelines.c.pipeline == pipeline)
-    is_known = recovery_state(connection, pipeline) != NEVER
-    return is_known and connection.execute(mine).scalar_one_or_none() == "user"
+    return recovery != NEVER and connection.execute(mine).scalar_one_or_none() == "user"
+
+
+def never_began(row: Mapping[str, Any], recovery: RecoveryState) -> bool:
+    """Return whether no run of a pipeline with this row has begun, and none was asked for.
+
+    A command may have made its row, such as an import of a log.
+    """
+    return recovery == NEVER and row["step"] == 0
 
 
 def _state(row: Any) -> RecoveryState:

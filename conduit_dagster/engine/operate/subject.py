@@ -23,7 +23,7 @@ from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.claim import existing_store, project_store
 from conduit_dagster.state.lease import free_silent
 from conduit_dagster.state.overview import locked_row, pipeline_rows, stored_names
-from conduit_dagster.state.recovery_state import RecoveryState, record_request, recovery_rows, recovery_state
+from conduit_dagster.state.recovery_state import NEVER, never_began, record_request, recovery_rows, recovery_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,10 +68,11 @@ def stop(
     for its time or in Dagster's queue. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError``
     (``pipeline.stopping``: requested, but not ended yet).
     """
-    row, recovery = pipeline_rows(database).get(pipeline), recovery_rows(database).get(pipeline)
+    row, recovery = pipeline_rows(database).get(pipeline), recovery_rows(database).get(pipeline, NEVER)
     was_stopped = False
     # a start that has not begun yet is withdrawn, even that of a pipeline that never ran
-    if not (starts_itself and _never_began(row, recovery)) and (recovery is None or recovery.asked != "start"):
+    is_new = recovery == NEVER if row is None else never_began(row, recovery)
+    if not (starts_itself and is_new) and recovery.asked != "start":
         if row is None:
             raise never_ran(pipeline)
         was_stopped = (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row)
@@ -95,11 +96,6 @@ def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
         return False  # its owner polls the store twice a second
     # its last owner has taken the request; without an owner, pending work ends here
     return not recovery_rows(database)[pipeline].asked or end_waiting(database, pipeline, "user", lease_seconds)
-
-
-def _never_began(row: dict[str, Any] | None, recovery: RecoveryState | None) -> bool:
-    """Return whether no run of it has begun and none was asked for; a command may have made its row."""
-    return recovery is None and (row is None or row["step"] == 0)
 
 
 def _is_owned(row: dict[str, Any]) -> bool:
