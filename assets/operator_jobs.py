@@ -37,7 +37,6 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.resources.spark_resource import StateResource, session_when_needed
 from conduit_dagster.state.database import unreachable
-from conduit_dagster.state.overview import pipeline_rows
 
 _ACCEPT_NEW = "Take a state store that is empty or older than the project's last one: records are delivered again."
 _DRY_RUN = "Only show what would change."
@@ -152,8 +151,8 @@ def _stop_op(reports: _Reports) -> dg.OpDefinition:
         """Stop a pipeline wherever it runs, and wait for its end."""
         with _operating(context, config, conduit_state) as one:
             stopped = one.stop(operator_of(context), config.force)
-            reports.report(context, one, ACKS, stop_summary(one.id, stopped), {"stopped": stopped})
-            if one.bound is not None and pipeline_rows(one.known())[one.id]["status"] == PipelineStatus.STOPPED:
+            reports.report(context, one, ACKS, stop_summary(one.id, stopped, one.status), {"stopped": stopped})
+            if one.bound is not None and one.status == PipelineStatus.STOPPED:
                 # a pending restart is cancelled as well
                 log_check(context, reports.of(one.id), stopped_verdict())
 

@@ -259,9 +259,10 @@ def _print_list(console: Console, found: list[Facts]) -> None:
     if letters:
         console.print()
         cells = [
-            (row["id"], row["at"], f"{row['source']} {row['offset']}", row["node"], row["message"]) for row in letters
+            (row["id"], row["state"], row["at"], f"{row['source']} {row['offset']}", row["node"], row["message"])
+            for row in letters
         ]
-        print_table(console, ("id", "at", "record", "node", "error"), cells)
+        print_table(console, ("id", "state", "at", "record", "node", "error"), cells)
         console.print()
 
 

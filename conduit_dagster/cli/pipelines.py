@@ -105,7 +105,7 @@ def stop(pipeline: Pipeline, force: Force = False, files: Files = None) -> Outco
     """Stop a pipeline, wherever it runs, and wait for its end. A pending restart is cancelled."""
     one = subject(pipeline, files)
     stopped = one.stop(who(), force)
-    return Outcome(stop_summary(pipeline, stopped), {"stopped": stopped})
+    return Outcome(stop_summary(pipeline, stopped, one.status), {"stopped": stopped, "status": one.status})
 
 
 Lose = Annotated[bool, typer.Option("--force", help="Delete it even if something that is not delivered is lost.")]

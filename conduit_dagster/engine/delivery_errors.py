@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.record import Nack
@@ -72,12 +74,15 @@ def split_error(error: object, node: str) -> TransientError:
     )
 
 
-def lone_error(where: str, error: object, node: str) -> TransientError:
+def lone_error(source: str, offset: int, where: str, error: object, node: str) -> TransientError:
     """Return the error that stops the run at a single record that fails without being refused."""
+    pipeline, _, consumer = node.partition(":")
+    of, name = f"{shlex.quote(pipeline)} {shlex.quote(consumer)}", shlex.quote(source)
+    mark = f"conduit-dagster offsets mark {of} --offset {offset} --source {name}"
     return TransientError(
         f"one record fails: {error}",
         code="delivery.record_failed",
         node=node,
         place=where,
-        fix="fix the destination and run again; or skip the record with conduit-dagster offsets mark",
+        fix=f"fix the destination and run again; or stop the pipeline and skip the record: {mark}",
     )

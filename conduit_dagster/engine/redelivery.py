@@ -218,7 +218,7 @@ class Redelivery:
         error = self._refusals.masked(self._shipment, record, error)
         offset = offset_of(self._shipment.plan, record.source, record.ordinal)
         where = f"{record.source}, offset {offset}, position {record.record.position}"
-        return lone_error(where, error, self._node)
+        return lone_error(record.source, offset, where, error, self._node)
 
     # -- records ------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ class ConduitError(Exception):
 
     ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); any other value is omitted, and the
     message mentions it. ``place``: location of the error (a file, a connector, a position). ``fix``: the next thing to
-    do. Secrets known to this process are masked in all three.
+    do; a connector writes PIPELINE and CONNECTOR for its own pipeline and itself. Secrets known to this process are
+    masked in all three.
     """
 
     fatal = False

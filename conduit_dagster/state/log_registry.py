@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.catch_ups import CatchUps
 from conduit_dagster.state.connector_registrations import Generations, SourceUnit, change_unit
@@ -104,7 +106,7 @@ class LogRegistry:
         if joined == (offset is not None):
             return
         if (self._offset(source) if offset is None else offset) < log["next_offset"]:
-            raise _logged_otherwise(source, joined)
+            raise _logged_otherwise(self._id, source, joined)
 
     def _joins(self) -> list[tuple[str, dict[str, int]]]:
         """Return each joined source with the offset of each member."""
@@ -132,7 +134,7 @@ class LogRegistry:
             return
         log = self._connection.execute(sa.select(logs).filter_by(**self._source(source))).mappings().one()
         if json.loads(row["position"]) != log["next_offset"]:
-            raise _not_read_up(source)
+            raise _not_read_up(self._id, source)
         # the position belongs to the data that was logged, whatever the file refers to now
         values = {"unit": json.dumps(unit, sort_keys=True), "position": log["position"]}
         update(self._connection, sources, self._source(source), values)
@@ -142,23 +144,24 @@ class LogRegistry:
         return {"pipeline": self._id, "source": source}
 
 
-def _not_read_up(source: str) -> FatalError:
+def _not_read_up(pipeline: str, source: str) -> FatalError:
     return FatalError(
         f"the log of {source} holds records that are not delivered yet",
         code="log.not_read_up",
-        node=source,
+        node=node_id(pipeline, source),
         fix="set delivery.log: records again, run with --once, then change it",
     )
 
 
-def _logged_otherwise(source: str, joined: bool) -> FatalError:
+def _logged_otherwise(pipeline: str, source: str, joined: bool) -> FatalError:
     what = "passed its processors for a join, and would pass them again"
-    fix = "set fan-in: join again, and run until they are joined, or skip them with conduit-dagster positions rewind"
+    fix = "set fan-in: join again, and run until they are joined, or skip them with"
+    fix += f" conduit-dagster positions rewind {shlex.quote(pipeline)} {shlex.quote(source)}"
     if joined:
         what, fix = "did not pass its processors, as a join needs them", "set fan-in back and run with --once"
     return FatalError(
         f"the log of {source} holds unread records that {what}",
         code="log.not_read_up",
-        node=source,
+        node=node_id(pipeline, source),
         fix=f"{fix}; then change it",
     )

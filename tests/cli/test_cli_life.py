@@ -47,7 +47,7 @@ def test_start_of_one_that_runs_asks_for_nothing(run, waiting: Project) -> None:
 
 def test_stop_ends_a_pending_restart_at_once(run, waiting: Project) -> None:
     ran = run("pipelines", "stop", "orders", "--json")
-    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True})
+    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True, "status": "stopped"})
     database = open_store(waiting.state_url, waiting.home)
     row = pipeline_rows(database)["orders"]
     assert (row["status"], row["reason"]) == ("stopped", "user")
@@ -67,7 +67,7 @@ def test_stop_of_one_that_never_ran_is_one_clear_error(run, project: Path) -> No
 def test_stop_withdraws_the_start_of_one_that_never_ran(run, project: Path) -> None:
     assert run("pipelines", "start", "orders").code == 0
     ran = run("pipelines", "stop", "orders", "--json")
-    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True})
+    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True, "status": "stopped"})
     found = Project.find(project)
     database = open_store(found.state_url, found.home)
     assert recovery_rows(database)["orders"].asked == ""
@@ -85,7 +85,7 @@ def test_stop_of_one_that_never_ran_keeps_it_from_starting(run, project: Path, p
     if has_row:
         acquire(database, "orders", 1.0).release()
     ran = run("pipelines", "stop", "orders", "--json")
-    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True})
+    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True, "status": "stopped"})
     assert recovery_rows(database)["orders"].asked == ""
     again = run("pipelines", "stop", "orders")
     assert (again.code, again.out.strip()) == (0, "orders was stopped already")

@@ -31,6 +31,7 @@ def test_list_shows_where_each_consumer_stands(run, lab: Lab, script: Script) ->
     }
     assert out["open"] == opened
     assert out["error"]["code"] == "delivery.record_failed"
+    assert out["error"]["fix"].endswith(": conduit-dagster offsets mark p out --offset 14 --source in")
     assert (letters["sources"][0]["offset"], letters["open"], letters["error"]) == (8, None, None)
     text = run("offsets", "list", "p").out
     assert "step 2, one by one: 5 of 7, next 14" in text

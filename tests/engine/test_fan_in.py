@@ -113,7 +113,7 @@ def test_records_that_wait_for_a_join_pass_their_processors_once(lab: Lab) -> No
     lab.pipeline(connectors=[*sources, destination()], delivery={"log": "records"})
     error = lab.run().error
     assert error is not None
-    assert (error.code, error.node) == ("log.not_read_up", "s1")
+    assert (error.code, error.node) == ("log.not_read_up", "p:s1")
     lab.write("s2.jsonl", xs(20, 30), mode="a")
     join(lab, sources=sources)
     assert lab.run().error is None

@@ -124,7 +124,7 @@ def test_a_forced_stop_ends_what_spark_does_for_a_connector(lab: Lab, waits: str
 @pytest.mark.slow
 @pytest.mark.parametrize("waits", ["stream", "append"])
 def test_a_forced_stop_on_spark_connect(
-    tmp_path: Path, connect_server: Any, monkeypatch: pytest.MonkeyPatch, waits: str
+    tmp_path: Path, connect_server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], waits: str
 ) -> None:
     """An operator requests it in another process."""
     lab = Lab(tmp_path)
@@ -140,6 +140,7 @@ def test_a_forced_stop_on_spark_connect(
             said=lambda: process.communicate()[0].decode() if process.poll() is not None else "",
         )  # fmt: skip
         assert main(("pipelines", "stop", "p", "--force")) == 0
+        assert capsys.readouterr().out.strip() == "p: degraded"
         said, _ = process.communicate(timeout=150)
     assert b"pipeline.forced_stop" in said
     (tmp_path / "go").touch()

@@ -257,6 +257,10 @@ def test_an_error_of_the_operating_system_is_transient() -> None:
 def test_blame_names_the_node_and_task_errors_what_was_done() -> None:
     assert blame(ValueError("x"), "p:in").node == "p:in"
     assert blame(ValueError("x"), "p:in").code == "connector.failed"
+    assert blame(FatalError("x", fix="rewind PIPELINE CONNECTOR, PIPELINES stay"), "p:in:decode").fix == (
+        "rewind p in, PIPELINES stay"
+    )
+    assert blame(FatalError("x", fix="start PIPELINE CONNECTOR"), "p").fix == "start p CONNECTOR"
     assert blame(ValueError('{"code": 422}'), "p:in").node == "p:in"
     plain = task_error(ValueError("x"), "a task failed")
     assert (plain.fatal, plain.code, plain.message) == (False, "task.failed", "a task failed: ValueError: x")

@@ -211,7 +211,7 @@ class KafkaErrors:
 
     def behind(self, where: str, high: int, offset: int) -> ConduitError:
         """Return the error for a partition that ends before an offset that was there."""
-        fix = "wait for the broker that has them; else conduit-dagster positions rewind PIPELINE --to-start"
+        fix = "wait for the broker that has them; else conduit-dagster positions rewind PIPELINE CONNECTOR --to-start"
         message = f"{where} ends at {high}, and {offset} comes next: brokers have lost messages"
         return self.outage(message, "kafka.behind", fix)
 

@@ -149,8 +149,8 @@ class PartitionReader:
 
 
 GONE = (
-    "start over: conduit-dagster positions rewind PIPELINE --to-start; or accept the loss: set on-gone: skip; "
-    "and let the topic {topic} keep messages for longer (retention.ms)"
+    "start over: conduit-dagster positions rewind PIPELINE CONNECTOR --to-start; or accept the loss: set on-gone: skip;"
+    " and let the topic {topic} keep messages for longer (retention.ms)"
 )
 
 

@@ -10,7 +10,7 @@ from conduit_dagster.connectors.postgres.settings import DatabaseServer
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 
-START_OVER = "conduit-dagster positions rewind PIPELINE SOURCE --to-start, which copies the tables again"
+START_OVER = "conduit-dagster positions rewind PIPELINE CONNECTOR --to-start, which copies the tables again"
 _POLICIES = (
     "as a superuser: ALTER ROLE {user} BYPASSRLS; a policy would hide rows from the copy, but not from the changes"
 )

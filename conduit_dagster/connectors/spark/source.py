@@ -116,7 +116,7 @@ class SparkSource(RowFiles):
                 code="spark.landing_lost",
                 place=self._landing.url,
                 fix="put that folder back, or set state.log or state.staging back; if it is lost, read everything "
-                "again with conduit-dagster positions rewind --to-start",
+                "again with conduit-dagster positions rewind PIPELINE CONNECTOR --to-start",
             )
         if there and there[0].number > read + 1:
             raise FatalError(

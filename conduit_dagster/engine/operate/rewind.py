@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -164,7 +165,8 @@ def require_no_step(lock: PipelineLock, state: PipelineState) -> None:
         raise refused(
             "positions.step_open",
             f"step {found[0].plan.step} of pipeline {lock.id} is prepared and not done: it is never planned anew",
-            "run it once first: conduit-dagster run --once; conduit-dagster offsets mark skips what keeps failing",
+            "run it once first: conduit-dagster run --once; conduit-dagster offsets list"
+            f" {shlex.quote(lock.id)} shows what keeps failing, and offsets mark skips it",
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,8 @@ def stop(
             raise TransientError(
                 f"pipeline {pipeline} was asked to stop and has not ended within {longest:g} s",
                 code="pipeline.stopping",
-                fix="wait for the step at hand, or stop it by force: conduit-dagster pipelines stop --force",
+                fix="wait for the step at hand, or stop it by force:"
+                f" conduit-dagster pipelines stop {shlex.quote(pipeline)} --force",
             )
         time.sleep(_LOOK)
     return not was_stopped
@@ -216,6 +218,12 @@ class Subject:
         lease = self.project.settings.state.lease
         longest = timeout + lease + _MARGIN
         return stop(self.known(), self.id, by, force, lease, longest, self._starts_itself)
+
+    @property
+    def status(self) -> str:
+        """Status in the state store; ``stopped`` if it never ran."""
+        row = pipeline_rows(self.known()).get(self.id)
+        return PipelineStatus.STOPPED if row is None else row["status"]
 
     @property
     def _starts_itself(self) -> bool:

@@ -14,9 +14,9 @@ def start_summary(pipeline: str, asked: bool) -> str:
     return f"{pipeline}: asked to start ({where})" if asked else f"{pipeline} runs already"
 
 
-def stop_summary(pipeline: str, stopped: bool) -> str:
-    """Describe a stop; ``stopped`` False: the pipeline was not running."""
-    return f"{pipeline}: stopped" if stopped else f"{pipeline} was stopped already"
+def stop_summary(pipeline: str, stopped: bool, status: str) -> str:
+    """Describe a stop; ``stopped`` False: the pipeline was not running. By force its status may be ``degraded``."""
+    return f"{pipeline}: {status}" if stopped else f"{pipeline} was stopped already"
 
 
 def delete_summary(facts: Facts) -> str:
