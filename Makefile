@@ -119,8 +119,10 @@ fuzz: $(STAMP) ## N pipeline files with random mistakes, through validate and li
 	FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest -n 0 --timeout 0 tests/config/test_bad_files.py -k a_finding_or_a_run $(PYTEST_ARGS)
 	FUZZ_EXAMPLES=$$(( ($(N) + 9) / 10 )) $(BIN)/python -m pytest -n 0 --timeout 0 tests/dagster_layer/test_bad_definitions.py -k any_file $(PYTEST_ARGS)
 
-matrix: $(STAMP) ## the whole kill matrix, all frozen owners, all stops, all growth and all pictures, about an hour; the tests have a choice of them
-	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen tests/engine/test_hanging_processes.py tests/engine/test_sql.py tests/expressions/test_growth.py tests/dagster_layer/test_screenshots.py $(PYTEST_ARGS)
+# test files of which `make test` runs a part
+CHOOSING = $(shell grep -rl --include='test_*.py' 'from lab.choice import' tests)
+matrix: $(STAMP) ## the whole kill matrix, and all else of which the tests have a choice, about an hour and a half
+	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen $(CHOOSING) $(PYTEST_ARGS)
 
 .PHONY: object-store
 object-store: $(STAMP) ## the tests of object stores, with an S3 server that Go builds in minutes; make test runs them once it is there

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from lab.bare_environment import bare_environment
+from lab.choice import in_matrix
 from lab.modules import ROOT, TOPS
 
 pytestmark = pytest.mark.slow
@@ -94,6 +95,7 @@ def test_the_command_line_runs_beside_packages_of_these_names(installed: Path, p
     assert [json.loads(line)["name"] for line in written] == NAMES
 
 
+@in_matrix
 def test_dagster_loads_it_beside_packages_of_these_names(installed: Path, project: Path) -> None:
     (project / "theirs.py").write_text(
         "import assets, sensors, resources\n"

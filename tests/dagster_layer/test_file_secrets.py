@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from dagster_layer.commands import MODULE, ROOT, call
 from dagster_layer.project_folder import Folder
+from lab.choice import some
 from lab.postgres_server import PostgresServer
 from lab.verbs import Ran, run_here
 
@@ -276,7 +277,7 @@ pipelines:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("url", ["shared", "local[2]"])
+@pytest.mark.parametrize("url", some(["shared"], ["local[2]"]))
 def test_spark_shows_no_options_of_a_format(secret_folder: Folder, url: str) -> None:
     """Options appear as text in plans, and a Connect server describes a job by its plan."""
     folder = secret_folder

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
+from lab.choice import in_matrix
 from lab.modules import ROOT
 
 from screenshots.images import make_images
@@ -36,7 +36,7 @@ def test_images_are_there_and_small() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not os.environ.get("CONDUIT_MATRIX"), reason="make screenshots makes them")
+@in_matrix
 @pytest.mark.skipif(chromium() is None, reason="no Chromium: apt-get install chromium")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:gql")  # of Dagster's client
 def test_all_of_them_can_be_made(tmp_path: Path) -> None:

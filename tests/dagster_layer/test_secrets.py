@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from dagster_layer.commands import MODULE, call
 from dagster_layer.project_folder import Folder
+from lab.choice import some
 from lab.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
@@ -51,7 +52,7 @@ spark:
 """
 
 
-@pytest.mark.parametrize(("table", "state"), [("numbers", 'state: {url: "${ZQ_DB}"}'), ("nowhere.numbers", "")])
+@pytest.mark.parametrize(("table", "state"), some([("numbers", 'state: {url: "${ZQ_DB}"}')], [("nowhere.numbers", "")]))
 def test_no_secret_is_told(folder: Folder, postgres_server: PostgresServer, table: str, state: str) -> None:
     """Where the run succeeds, with a record that the webhook refuses, and where the destination fails the run.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from lab.choice import in_matrix, some
 from lab.freezing import frozen
 from lab.hanging_plugin import COUNTING, HANGING, HOLDING
 from lab.postgres_server import PostgresServer, installations
@@ -31,9 +32,6 @@ TIMEOUT = 3.0
 LONGEST = TIMEOUT + 30
 """Two seconds more than the timeout on a machine of its own; beside other tests an interpreter alone takes several to
 end. What hangs would hang for ten minutes."""
-FULL = os.environ.get("CONDUIT_MATRIX") == "full"
-ALL = ["publish", "claim", "check", "latest", "ack"]
-"""All of them in all ways is ``make matrix``."""
 
 
 @pytest.fixture
@@ -119,7 +117,7 @@ def seconds_to_end(process: subprocess.Popen[bytes], number: int) -> float:
     return seconds
 
 
-@pytest.mark.parametrize("point", ALL if FULL else ["publish", "ack"])
+@pytest.mark.parametrize("point", some(["publish", "ack"], ["claim", "check", "latest"]))
 def test_run_ends_at_a_signal(lab: Lab, point: str) -> None:
     hanging(lab, point)
     with started(lab, *conduit("run"), **spark_of(point)) as process:
@@ -129,7 +127,7 @@ def test_run_ends_at_a_signal(lab: Lab, point: str) -> None:
     was_left(lab)
 
 
-@pytest.mark.parametrize("point", ALL if FULL else ["claim", "latest"])
+@pytest.mark.parametrize("point", some(["claim", "latest"], ["publish", "check", "ack"]))
 def test_pipelines_stop_ends_it(lab: Lab, point: str) -> None:
     hanging(lab, point)
     with started(lab, *conduit("run")) as process:
@@ -147,8 +145,8 @@ def test_pipelines_stop_ends_it(lab: Lab, point: str) -> None:
     was_left(lab)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM] if FULL else [signal.SIGTERM])
-@pytest.mark.parametrize("point", ALL if FULL else ["check", "publish"])
+@pytest.mark.parametrize("number", some([signal.SIGTERM], [signal.SIGINT]))
+@pytest.mark.parametrize("point", some(["check", "publish"], ["claim", "latest", "ack"]))
 def test_a_run_in_dagster_ends(lab: Lab, point: str, number: int) -> None:
     hanging(lab, point)
     with started(lab, *in_dagster(lab), DAGSTER_HOME=str(lab.root / "dagster"), **spark_of(point)) as process:
@@ -157,7 +155,7 @@ def test_a_run_in_dagster_ends(lab: Lab, point: str, number: int) -> None:
     was_left(lab)
 
 
-@pytest.mark.parametrize("way", ["run", "dagster"])
+@pytest.mark.parametrize("way", some(["dagster"], ["run"]))
 def test_a_source_whose_lag_hangs_is_delivered_and_stops_in_order(lab: Lab, way: str) -> None:
     (lab.root / "hang-lag").touch()
     command = conduit("run") if way == "run" else in_dagster(lab)
@@ -171,7 +169,7 @@ def test_a_source_whose_lag_hangs_is_delivered_and_stops_in_order(lab: Lab, way:
     assert "hang in plugins" not in output and "a stop hangs" not in output
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", some([True], [False]))
 def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
     lab.write("in.jsonl", [{"i": 1}])
     delivery = {"shutdown-timeout": f"{TIMEOUT}s"}
@@ -194,7 +192,7 @@ def test_a_spark_server_that_is_frozen(lab: Lab, busy: bool) -> None:
     assert ("still in action" if busy else "the Spark server does not answer") in said
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", some([False], [True]))
 def test_a_jvm_of_its_own_that_is_frozen(lab: Lab, busy: bool) -> None:
     lab.write("in.jsonl", [{"i": 1}])
     delivery = {"shutdown-timeout": f"{TIMEOUT}s"}
@@ -234,7 +232,7 @@ def server() -> Iterator[PostgresServer]:
         server.close()
 
 
-@pytest.mark.parametrize("way", ["run", "dagster"])
+@pytest.mark.parametrize("way", some(["run"], ["dagster"]))
 def test_a_state_store_that_is_frozen(lab: Lab, server: PostgresServer, way: str) -> None:
     """The stop can't be recorded: the next run finds a dead owner, as after a kill."""
     hanging(lab, "publish")
@@ -248,7 +246,7 @@ def test_a_state_store_that_is_frozen(lab: Lab, server: PostgresServer, way: str
     next_run_delivers(lab, **env)
 
 
-@pytest.mark.skipif(not FULL, reason="a minute, of which the driver waits half: make matrix")
+@in_matrix
 def test_pipelines_stop_with_a_state_store_that_freezes(lab: Lab, server: PostgresServer) -> None:
     """The run has received it, and ends in time; the command reports that the state store does not answer."""
     hanging(lab, "publish")

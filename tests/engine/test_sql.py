@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.choice import WHOLE
 from lab.kills import crashing, hooked
 from lab.stopping import forced_stop_once
 from lab.support import DECODE, Lab, destination, processor, queue, source
@@ -169,7 +169,7 @@ def test_killed_at_each_line(lab: Lab) -> None:
         assert lab.run("whole").error is None
     assert lab.documents("whole.jsonl") == expected(20)
     del passed["after-lease"]  # a crash in this process keeps the lease
-    for number, point in enumerate(passed if os.environ.get("CONDUIT_MATRIX") else [*passed][::3]):
+    for number, point in enumerate(passed if WHOLE else [*passed][::3]):
         name = f"p{number}"
         build(lab, name=name, delivery=EXACTLY)
         with crashing(point, min(passed[point], 2)):

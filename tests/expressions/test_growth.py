@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from lab.choice import WHOLE
 
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.gotemplate.template_functions import TABLE
@@ -54,7 +54,7 @@ def filled(part: str, separator: str = ", ", room: int = limits.EXPRESSION_CHARS
 
 def chosen(of: Sequence[str], name: str, share: int = 8) -> Sequence[str]:
     """An eighth of them, or another share, different for each name; all with ``make matrix``, some 15 minutes more."""
-    return of if os.environ.get("CONDUIT_MATRIX") else of[sum(map(ord, name)) % share :: share]
+    return of if WHOLE else of[sum(map(ord, name)) % share :: share]
 
 
 ARGUMENTS = ("", "after.a", "after.needle", "after.many, 'x'", "'', after.q", "'a', after.ab", "after.w", "after.docs")

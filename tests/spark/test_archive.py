@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lab.choice import some
 from lab.small_disk import mounted
 
 from conduit_dagster.spark import class_data
@@ -97,7 +98,7 @@ def test_a_java_that_refuses_it_gets_none(cache: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("content", [b"", b"no archive at all" * 10_000])
+@pytest.mark.parametrize("content", some([b"no archive at all" * 10_000], [b""]))
 def test_a_broken_archive_keeps_nothing_from_starting(cache: Path, content: bytes) -> None:
     cache.write_bytes(content)
     done = subprocess.run(

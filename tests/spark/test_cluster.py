@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.choice import in_matrix
 from lab.jvm_options import archive_switch
 from lab.spark_cluster import CONF, SparkCluster, running_cluster
 from lab.waiting import wait_until, whole_lines
@@ -183,6 +184,7 @@ def impatient(tmp_path: Path, cluster: SparkCluster) -> Iterator[Project]:
     project.close()
 
 
+@in_matrix
 def test_a_killed_driver_and_a_killed_master_lose_and_repeat_nothing(impatient: Project, cluster: SparkCluster) -> None:
     """And what waits for a cluster without executors says so, gives up, and goes on when the master is back."""
     impatient.append(*range(300))
@@ -215,6 +217,7 @@ def test_workers_whose_python_lacks_the_package_are_said(tmp_path: Path, cluster
     assert "Traceback" not in project.log
 
 
+@in_matrix
 def test_a_dry_run_with_sql_gives_up_without_executors(impatient: Project, cluster: SparkCluster) -> None:
     cluster.kill("one")
     impatient.append(1)

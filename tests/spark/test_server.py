@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from lab.choice import in_matrix, some
 from lab.file_rights import obeyed
 from lab.jvm_options import archive_switch
 from lab.server_process import free_port
@@ -234,6 +235,7 @@ def test_a_keeper_that_was_killed_is_replaced(home: Path, client: Callable[[], C
     assert (kept.pid, kept.token) == (server.pid, server.token)
 
 
+@in_matrix
 def test_a_server_of_another_copy_of_the_package_is_replaced_once_nobody_uses_it(
     home: Path, client: Callable[[], Client]
 ) -> None:
@@ -311,7 +313,7 @@ def test_whoever_is_alone_on_a_server_of_another_configuration_gets_one_of_its_o
 _ENDED = "the Spark server has ended the session"
 
 
-@pytest.mark.parametrize("ended", ["spark", "sql_session(spark)"])
+@pytest.mark.parametrize("ended", some(["spark"], ["sql_session(spark)"]))
 def test_a_session_that_expired_is_replaced(home: Path, client: Callable[[], Client], ended: str) -> None:
     """A released one: its server answers as for one that was not used for too long, without the wait."""
     one = client()

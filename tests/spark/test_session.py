@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from lab.choice import in_matrix
 from lab.jvm_options import SHORT_LIVED
 
 from conduit_dagster.recovery.errors import FatalError
@@ -368,6 +369,7 @@ print(open_session(SparkSettings("local[1]"), "child").range(3).count())
 
 
 @pytest.mark.slow
+@in_matrix
 def test_a_session_that_its_cluster_does_not_take_or_ends_is_said_and_replaced() -> None:
     """A master that is not there, after a minute; and Spark stops a context whose application a master has ended."""
     done = _run(_TOLD + _NO_MASTER)

@@ -5,7 +5,6 @@ Where an old one goes on in the middle of a transaction, brokers refuse the rest
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -14,12 +13,13 @@ from typing import Any
 import pytest
 from engine.frozen.frozen_cases import Case, cases
 from engine.frozen.frozen_round import Ending, play, require_unchanged
+from lab.choice import some
 from lab.kafka_server import KafkaServer, metadata_of
 from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.slow
 
-STRATEGIES = ("exactly-once", "at-most-once") if os.environ.get("CONDUIT_MATRIX") == "full" else ("exactly-once",)
+STRATEGIES = some(["exactly-once"], ["at-most-once"])
 CASES = [case for strategy in STRATEGIES for case in cases("kafka", strategy)]
 LOST = {"lease.lost", "file.missing", "kafka.fenced"}
 """What an old owner may say: it finds out at the store, at its staging that was cleaned up, or at the brokers."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,16 +9,16 @@ from typing import Any
 import pytest
 from engine.frozen.frozen_cases import KINDS, LOGGING, Case, cases
 from engine.frozen.frozen_round import Ending, play, require_unchanged
+from lab.choice import WHOLE
 from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.kill_points import POINTS
 
 pytestmark = pytest.mark.slow
 
-FULL = os.environ.get("CONDUIT_MATRIX") == "full"
-ONCE = KINDS if FULL else ("file",)
-"""With which at-most-once is tried as well; all of them with both where ``CONDUIT_MATRIX=full`` (``make matrix``)."""
-EXACTLY = KINDS if FULL else ("file", "postgres")
+ONCE = KINDS if WHOLE else ("file",)
+"""With which at-most-once is tried as well; all of them with both with ``make matrix``."""
+EXACTLY = KINDS if WHOLE else ("file", "postgres")
 PAIRS = [*((kind, "exactly-once") for kind in EXACTLY), *((kind, "at-most-once") for kind in ONCE)]
 CASES = [case for pair in PAIRS for case in cases(*pair)]
 LOST = {"lease.lost", "file.changed", "file.missing", "delta.transaction_taken", "postgres.unreachable"}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from engine.matrix.kill_scenarios import SCENARIOS, Scenario
-
-_FULL = os.environ.get("CONDUIT_MATRIX") == "full"
+from lab.choice import WHOLE
 
 
 @dataclass(frozen=True)
@@ -68,14 +66,14 @@ _LEFT_OUT = {
 
 
 def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
-    """Those that are tried. By default a choice of six minutes; ``CONDUIT_MATRIX=full`` (``make matrix``): all.
+    """Those that are tried. By default a choice of six minutes; ``make matrix``: all.
 
     At-least-once and exactly-once take the same way through the engine where a destination keeps both.
     """
     left_out = (*_LEFT_OUT.get(kind, _WITH_FILES_ONLY), *_FULL_ONLY)
-    if kind not in scenario.kinds or (not _FULL and scenario.name in left_out):
+    if kind not in scenario.kinds or (not WHOLE and scenario.name in left_out):
         return ()
-    if _FULL or (scenario.name, kind) == ("one", "file"):
+    if WHOLE or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies
     both = kind == "file" and scenario.name in ("two", "nacks", "join")
     return ("exactly-once", "at-most-once") if both else scenario.strategies[:1]

@@ -9,6 +9,8 @@ from engine.matrix.kill_cases import Case, Combination
 from engine.matrix.kill_destinations import SECOND
 from engine.matrix.kill_reach import passages, reachable
 from engine.matrix.kill_round import Round, World
+from engine.matrix.kill_scenarios import SCENARIOS
+from lab.choice import WHOLE
 
 _MOST = 75
 """Cases in one process."""
@@ -19,12 +21,26 @@ _CONNECTIONS = 72
 
 
 def kills(of: Combination, passed: Counter[str]) -> list[Case]:
-    """A pipeline killed at each of its points, at the passages that :func:`passages` chooses."""
-    return [
+    """A pipeline killed at each of its points, at the passages that :func:`passages` chooses.
+
+    By default every second case of a scenario whose point the scenario ``one`` passes too: that is killed at each of
+    its points.
+    """
+    every = [
         Case(of, (f"{point}:{n}",))
         for point in reachable(of.plan, of.strategy)
         for n in passages(passed[point], of.plan.end is not None)
     ]
+    if WHOLE or of.scenario == "one":
+        return every
+    shared = [case for case in every if _point(case) in reachable(SCENARIOS["one"], of.strategy)]
+    # so that two scenarios leave out different ones
+    left_out = shared[sum(map(ord, of.scenario)) % 2 :: 2]
+    return [case for case in every if case not in left_out]
+
+
+def _point(case: Case) -> str:
+    return case.kills[0].partition(":")[0]
 
 
 def rounds(cases: Sequence[Case]) -> Iterator[Sequence[Case]]:

@@ -6,7 +6,6 @@ of committed messages, and so is every dead letter.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,20 @@ from engine.matrix.kill_cases import Case, Combination
 from engine.matrix.kill_plan import kills
 from engine.matrix.kill_reach import reachable
 from engine.matrix.kill_round import Round, World
+from lab.choice import in_matrix
 from lab.kafka_server import KafkaServer
 from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.kill_points import POINTS
 
 pytestmark = pytest.mark.slow
-_FULL = os.environ.get("CONDUIT_MATRIX") == "full"
 _PUBLISHING = ("before-publish", "mid-publish", "after-publish", "after-delivered")
 _REFUSING = ("after-split", "after-claim", "before-child", "after-child", "before-nack", "after-nack")
 _CHOICE = {
     "one": ("after-prepare", *_PUBLISHING, "before-done"),
     "bulk": ("after-claim", "after-child", "before-nack"),
 }
-"""By default a choice of a minute; ``CONDUIT_MATRIX=full`` takes every line, and more pipelines."""
+"""By default a choice of a minute; ``make matrix`` takes every line, and more pipelines."""
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def _passage(point: str) -> int:
     return 1 if point in ("after-lease", "after-fence", *_REFUSING) else 2
 
 
-@pytest.mark.skipif(not _FULL, reason="CONDUIT_MATRIX=full runs it: two minutes")
+@in_matrix
 @pytest.mark.parametrize(
     ("scenario", "strategy"),
     [

@@ -5,7 +5,6 @@ What comes next is a replay again, or a run and then a replay; a further run rea
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from engine.matrix.kill_reach import passages
 from engine.matrix.kill_round import World
 from engine.matrix.kill_runs import Runs
 from engine.matrix.kill_scenarios import CHECK
+from lab.choice import WHOLE
 from lab.kills import hooked
 from lab.support import DECODE, Lab, processor, queue, source
 
@@ -27,7 +27,7 @@ from conduit_dagster.state.overview import source_rows
 
 pytestmark = pytest.mark.slow
 
-KINDS = tuple(PLACES) if os.environ.get("CONDUIT_MATRIX") == "full" else ("file",)
+KINDS = tuple(PLACES) if WHOLE else ("file",)
 COUNT, BAD = 12, (1, 4, 5, 9)
 REFUSED = 7
 """Refused by the database itself, where the destination is one."""
