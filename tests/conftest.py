@@ -22,6 +22,7 @@ from lab.one_revision_map import share_revisions
 from lab.one_statement_cache import share_statements
 from lab.postgres_server import PostgresServer, installations
 from lab.run_order import sort_files
+from lab.scratch import keep_in_memory
 from lab.server_process import free_port
 from lab.support import Crashes, Lab
 from lab.waiting import wait_until
@@ -43,6 +44,7 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
+    keep_in_memory()
     share_statements()
     share_revisions()
     # a busy machine must not fail the test
