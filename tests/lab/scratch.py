@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 _MEMORY = Path("/dev/shm")
-_FILES, _WHOLE = 4 << 30, 12 << 30
-"""Room for the files, a tenth of which is used, and for the processes of three workers as well."""
+_FILES, _WHOLE = 8 << 30, 16 << 30
+"""Room for the files, of which three gigabytes are needed, and for the processes of three workers as well."""
 
 
 def keep_in_memory() -> None:
