@@ -191,6 +191,8 @@ UNFIT = {
     "CREATE TABLE a (id int)": "no_key",
     "CREATE TABLE a (id int PRIMARY KEY DEFERRABLE)": "no_key",
     "CREATE TABLE a (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY NOTHING": "no_key",
+    "CREATE TABLE a (id int PRIMARY KEY, k int NOT NULL); CREATE UNIQUE INDEX k ON a (k);"
+    " ALTER TABLE a REPLICA IDENTITY USING INDEX k; DROP INDEX k": "no_key",
     DIVIDED: "named_twice",
 }
 

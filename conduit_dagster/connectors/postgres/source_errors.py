@@ -133,7 +133,7 @@ class SourceErrors:
         """Return the error for tables whose updates PostgreSQL would refuse once they are published."""
         message = (
             "once it is published, PostgreSQL refuses updates and deletes of a table without a replica identity (it is "
-            f"NOTHING, or the primary key is deferrable): {', '.join(tables)}"
+            f"NOTHING, its index was dropped, or the primary key is deferrable): {', '.join(tables)}"
         )
         fix = "ALTER TABLE … REPLICA IDENTITY FULL, or USING INDEX …; or leave the table out of the setting tables"
         return self._fatal("postgres.no_key", message, fix)

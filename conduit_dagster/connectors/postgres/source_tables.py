@@ -175,7 +175,9 @@ _GENERATED_KEYS = """
 _NO_IDENTITY = """
     SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND (c.relreplident = 'n' OR c.relreplident = 'd' AND EXISTS (
-        SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate))
+        SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate)
+        OR c.relreplident = 'i' AND NOT EXISTS (
+            SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident))
       AND c.relnamespace <> 'pg_catalog'::regnamespace
 """
 
