@@ -194,6 +194,10 @@ UNFIT = {
     "CREATE TABLE a (id int PRIMARY KEY, k int NOT NULL); CREATE UNIQUE INDEX k ON a (k);"
     " ALTER TABLE a REPLICA IDENTITY USING INDEX k; DROP INDEX k": "no_key",
     DIVIDED: "named_twice",
+    f"{DIVIDED}; ALTER TABLE b REPLICA IDENTITY NOTHING": "no_key",
+    # updates of the key would come without the old one
+    f"{DIVIDED}; ALTER TABLE a ADD k int NOT NULL; CREATE UNIQUE INDEX k ON b (k);"
+    " ALTER TABLE b REPLICA IDENTITY USING INDEX k": "no_key",
 }
 
 
@@ -208,6 +212,20 @@ def test_what_is_unfit_is_named_and_nothing_is_published(reading: PostgresReadin
         assert caught.value.code == f"postgres.{UNFIT[statement]}" and caught.value.fix
     for made in ("pg_publication WHERE pubname", "pg_replication_slots WHERE slot_name"):
         assert reading.execute(f"SELECT count(*) FROM {made} = %s", reading.name) == [(0,)]
+
+
+def test_a_partition_with_an_identity_that_has_the_key_is_read(reading: PostgresReading) -> None:
+    reading.execute(f"{DIVIDED}; ALTER TABLE b REPLICA IDENTITY FULL; CREATE TABLE c PARTITION OF a DEFAULT")
+    source = reading.source(tables="a")
+    _, position = drained(source)
+    reading.execute("INSERT INTO a VALUES (1); UPDATE a SET id = 10; DELETE FROM a")
+    records, _ = drained(source, position)
+    assert [(record.operation, record.key) for record in records] == [
+        ("create", {"id": 1}),
+        ("delete", {"id": 1}),
+        ("create", {"id": 10}),
+        ("delete", {"id": 10}),
+    ]
 
 
 def test_an_unlogged_table_can_be_copied_and_polled(reading: PostgresReading) -> None:

@@ -138,6 +138,15 @@ class SourceErrors:
         fix = "ALTER TABLE … REPLICA IDENTITY FULL, or USING INDEX …; or leave the table out of the setting tables"
         return self._fatal("postgres.no_key", message, fix)
 
+    def partitions_unidentified(self, table: str, partitions: Sequence[str]) -> ConduitError:
+        """Return the error for partitions whose changes don't say which row of their table they are about."""
+        message = (
+            f"the replica identity of partitions of {table} lacks columns of its key, so updates and deletes don't say "
+            f"which row they change: {', '.join(partitions)}"
+        )
+        fix = f"ALTER TABLE {partitions[0]} REPLICA IDENTITY FULL, or USING INDEX … with the key; and so the others"
+        return self._fatal("postgres.no_key", message, fix)
+
     def key_not_sent(self, table: str, columns: Sequence[str]) -> ConduitError:
         """Return the error for a table whose changes lack columns of its key."""
         message = f"the key of {table} has columns that are not sent with changes, being generated or not published: "

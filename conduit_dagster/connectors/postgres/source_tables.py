@@ -164,6 +164,19 @@ _LISTS_COLUMNS, _LISTS_GENERATED = 150_000, 180_000
 """``server_version_num`` from which publications expose their columns and row filters, and from which they send listed
 generated columns."""
 _IS_PARTITIONED = "SELECT relkind = 'p' FROM pg_class WHERE oid = %s::regclass"
+_PARTITIONED = """
+    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p'
+"""
+# the old row of a change has the columns of the partition's own replica identity
+_UNIDENTIFIED = """
+    SELECT c.oid::regclass::text FROM pg_partition_tree(%s) p JOIN pg_class c ON c.oid = p.relid
+    WHERE p.isleaf AND c.relkind = 'r' AND c.relreplident <> 'f' AND NOT EXISTS (
+        SELECT FROM pg_index i WHERE i.indrelid = c.oid
+            AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate END
+            AND %s::text[] <@ ARRAY(
+                SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)))
+    ORDER BY 1
+"""
 _GENERATED_KEYS = """
     SELECT DISTINCT n.nspname, c.relname FROM pg_index i
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) AND a.attgenerated <> ''
@@ -229,3 +242,14 @@ def tables_with_generated_keys(connection: Connection) -> set[TableName]:
 def tables_without_identity(connection: Connection) -> set[TableName]:
     """Return the tables with a primary key, perhaps, but without a replica identity."""
     return {TableName(*row) for row in connection.execute(_NO_IDENTITY)}
+
+
+def partitioned_tables(connection: Connection) -> set[TableName]:
+    """Return the tables that have partitions, and no rows of their own."""
+    return {TableName(*row) for row in connection.execute(_PARTITIONED)}
+
+
+def unidentified_partitions(connection: Connection, table: TableName, key: list[KeyColumn]) -> list[str]:
+    """Return the partitions whose replica identity lacks columns of the table's key, as SQL."""
+    names = [column.name for column in key]
+    return [str(name) for (name,) in connection.execute(_UNIDENTIFIED, (quoted(table), names))]

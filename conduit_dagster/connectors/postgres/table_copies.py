@@ -20,10 +20,12 @@ from conduit_dagster.connectors.postgres.source_tables import (
     columns_of,
     key_of,
     oid_of,
+    partitioned_tables,
     published_tables,
     rows_of,
     tables_with_generated_keys,
     tables_without_identity,
+    unidentified_partitions,
 )
 from conduit_dagster.sdk import Limit, Split
 
@@ -58,6 +60,15 @@ class TableCopies:
         self._require_keys(connection, tables)
         if self._settings.published_by and (without := tables_without_identity(connection).intersection(self._tables)):
             raise self._errors.no_identity(sorted(map(str, without)))
+        if self._settings.published_by:
+            self._require_partitions(connection, tables)
+
+    def _require_partitions(self, connection: Connection, tables: Sequence[TableName]) -> None:
+        """Raise ``FatalError`` for a partition whose updates and deletes lack columns of its table's key."""
+        for table in partitioned_tables(connection).intersection(tables):
+            key = key_of(connection, table)
+            if key and (partitions := unidentified_partitions(connection, table, key)):
+                raise self._errors.partitions_unidentified(str(table), partitions)
 
     def _require_order(self, connection: Connection, position: PostgresPosition) -> None:
         """Raise ``FatalError`` for a partly copied table that was recreated or has another key, so that the last key is
