@@ -12,6 +12,8 @@ from lab.postgres_reading import ALL_KEYS, PostgresReading, drained, records_of,
 from lab.postgres_server import PostgresServer, installations
 from pydantic import ValidationError
 
+from conduit_dagster.connectors.postgres.connection import parameters
+from conduit_dagster.connectors.postgres.pgoutput import ReplicationStream
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Limit
@@ -49,6 +51,36 @@ def test_a_slot_that_somebody_else_read_on_is_fatal(reading: PostgresReading) ->
     with pytest.raises(FatalError) as caught:
         reading.source().latest(position, FAR)
     assert code_of(caught) == "postgres.slot_moved"
+
+
+@pytest.mark.parametrize("more", ["", "; INSERT INTO a VALUES (4)"], ids=["alone", "and more"])
+def test_changes_without_a_publication_are_missed_aloud(reading: PostgresReading, more: str) -> None:
+    """From version 18 on the server leaves them out with a warning; the next run makes the publication again."""
+    reading.execute(TABLE)
+    source = reading.source()
+    _, position = drained(source)
+    source.close()
+    reading.execute(f"INSERT INTO a VALUES (1); DROP PUBLICATION {reading.name}; INSERT INTO a VALUES (2)")
+    with pytest.raises(FatalError) as caught:
+        drained(reading.source(), position)
+    reading.execute(f"SELECT 1{more}")
+    assert code_of(caught) == "postgres.publication" and reading.name in str(caught.value)
+    with pytest.raises(FatalError) as caught:
+        drained(reading.source(), position)
+    assert code_of(caught) == "postgres.publication"
+
+
+def test_a_warning_that_changes_are_left_out_ends_the_stream(reading: PostgresReading) -> None:
+    """As version 18 gives it."""
+    reading.execute(TABLE)
+    drained(reading.source())
+    reading.execute("INSERT INTO a VALUES (1)")
+    settings = PostgresSourceSettings.model_validate({"url": reading.url, "tables": "a"})
+    with closing(ReplicationStream(parameters(settings, "test"))) as stream:
+        stream._execute("DO $$ BEGIN RAISE WARNING 'skipped loading publication' USING ERRCODE = '55000'; END $$")
+        stream.start(reading.name, reading.name, 0)
+        with pytest.raises(psycopg.errors.UndefinedObject, match="left out changes"):
+            list(stream.messages(reading.wal(), 0))
 
 
 def test_a_slot_of_another_pipeline_is_not_taken(reading: PostgresReading) -> None:

@@ -127,13 +127,27 @@ PATIENCE = 120.0
 """Seconds without any answer after which the connection counts as lost."""
 
 
+_NO_PUBLICATION: Final = "55000"
+"""SQLSTATE of the warning with which PostgreSQL 18 leaves out changes of a time without the publication. Older servers
+end with an error instead."""
+
+
+def require_published(state: str | None, said: str | None) -> None:
+    """Raise ``psycopg.errors.UndefinedObject``, as older servers do, if a notice says that changes were left out."""
+    if state == _NO_PUBLICATION:
+        message = f"the server has left out changes that were made while there was no publication: {said}"
+        raise psycopg.errors.UndefinedObject(message)
+
+
 class ReplicationStream:
     """Replication connection that reads a slot. A slot has at most one reader at a time."""
 
     def __init__(self, parameters: dict[str, str]) -> None:
         """Connect. Raises ``psycopg.OperationalError``."""
         url = make_conninfo(**{**parameters, "replication": "database"})
+        self._notices: list[tuple[str, str]] = []
         self._connection = pq.PGconn.connect(url.encode())
+        self._connection.notice_handler = self._noticed
         if self._connection.status != pq.ConnStatus.OK:
             said = self._connection.error_message.decode(errors="replace")
             self.close()
@@ -173,6 +187,8 @@ class ReplicationStream:
         get = self._connection.get_copy_data
         while True:
             size, data = get(1)
+            while self._notices:
+                require_published(*self._notices.pop())
             if size > 0:
                 kind = data[0]
                 if kind == _DATA:
@@ -187,6 +203,10 @@ class ReplicationStream:
                 self._wait(confirmed)
             else:
                 self._ended()
+
+    def _noticed(self, notice: PGresult) -> None:
+        state, said = map(notice.error_field, (pq.DiagnosticField.SQLSTATE, pq.DiagnosticField.MESSAGE_PRIMARY))
+        self._notices.append(((state or b"").decode(), (said or b"").decode(errors="replace")))
 
     def _report(self, confirmed: int) -> None:
         """Report the confirmed LSN to the server, and request a keepalive."""

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
-from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin
+from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin, require_published
 from conduit_dagster.connectors.postgres.settings import TableName, in_quotes
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import format_lsn
@@ -238,9 +238,17 @@ class ReplicationSlot:
 
     def first_waiting(self, connection: Connection, upto: int) -> Begin | None:
         """Return the oldest transaction after the confirmed LSN with relevant changes; None if there is none before
-        ``upto``. Raises ``psycopg.errors.ObjectInUse`` while another session reads the slot."""
+        ``upto``. Raises ``psycopg.errors.ObjectInUse`` while another session reads the slot, and
+        ``psycopg.errors.UndefinedObject`` if the publication was missing when changes were made."""
         name = in_quotes(self._settings.publication)
-        data = value_of(connection, _FIRST, (self._settings.slot, format_lsn(upto), name))
+        notices: list[psycopg.errors.Diagnostic] = []
+        connection.add_notice_handler(notices.append)
+        try:
+            data = value_of(connection, _FIRST, (self._settings.slot, format_lsn(upto), name))
+        finally:
+            connection.remove_notice_handler(notices.append)
+        for notice in notices:
+            require_published(notice.sqlstate, notice.message_primary)
         return None if data is None else read_begin(bytes(data))
 
     def has_changes(self, connection: Connection, upto: int) -> bool:

@@ -23,8 +23,9 @@ SESSION: Final = {
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
     "row_security": "off",
+    "client_min_messages": "warning",
 }
-"""Session settings that produce the text format decoded here."""
+"""Session settings that produce the text format decoded here, and the warnings that a reader needs."""
 
 
 def set_session(connection: Connection) -> None:
