@@ -175,6 +175,19 @@ def test_a_copy_has_the_columns_and_rows_that_are_published(reading: PostgresRea
     ]
 
 
+@pytest.mark.parametrize("publication", ["", "CREATE PUBLICATION {} FOR ALL TABLES"], ids=["ours", "all tables"])
+def test_all_tables_are_those_of_the_user(reading: PostgresReading, publication: str) -> None:
+    """Of a destination and of the state store in the same schema: each delivery of them would make another one."""
+    reading.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE conduit_deliveries (id int PRIMARY KEY)")
+    reading.execute("CREATE TABLE conduit_steps (id int PRIMARY KEY); INSERT INTO conduit_deliveries VALUES (0)")
+    reading.execute(publication.format(reading.name))
+    source = reading.source()
+    copied, position = drained(source)
+    reading.execute("INSERT INTO conduit_deliveries VALUES (1); INSERT INTO conduit_steps VALUES (1)")
+    reading.execute("INSERT INTO a VALUES (1)")
+    assert shown(copied + drained(source, position)[0]) == [("create", "a", {"id": 1})]
+
+
 # -- what can't be read -----------------------------------------------------------------------------------------------
 
 DIVIDED = """

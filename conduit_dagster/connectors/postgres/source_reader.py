@@ -28,7 +28,7 @@ from conduit_dagster.connectors.postgres.source_position import (
     parse_position,
 )
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import key_by_oid, literals, shape_of
+from conduit_dagster.connectors.postgres.source_tables import OWN_TABLES, key_by_oid, literals, shape_of
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
@@ -154,7 +154,8 @@ class SplitReader:
     def _is_read(self, table: str) -> bool:
         names = self._settings.named_tables
         if names is None:
-            return TableName.parse(table).schema == self._settings.db_schema
+            name = TableName.parse(table)
+            return name.schema == self._settings.db_schema and name.name not in OWN_TABLES
         return table in map(str, names)
 
     @contextmanager

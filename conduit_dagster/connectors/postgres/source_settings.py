@@ -54,7 +54,7 @@ class PostgresSourceSettings(DatabaseSettings):
 
     tables: Annotated[str, AfterValidator(_tables)]
     """The tables, separated by commas, each optionally as ``schema.table``; a name with a dot or a comma in double
-    quotes. ``*``: all tables of ``schema``."""
+    quotes. ``*``: all tables of ``schema`` but this project's own (``conduit_deliveries``, the state store's)."""
     db_schema: str = Field("public", alias="schema")
     """The schema of table names without one, and of ``*``."""
     snapshot_mode: Literal["initial", "never", "initial_only"] = Field("initial", alias="snapshotMode")

@@ -8,12 +8,16 @@ from typing import Literal, NamedTuple
 
 from psycopg import sql
 
+from conduit_dagster.connectors.postgres.claims_table import NAME as DELIVERIES
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
-from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.settings import STATE_TABLES, TableName
 
+OWN_TABLES = STATE_TABLES | {DELIVERIES}
+"""Tables that deliveries and steps write to: reading them would make changes to read."""
 _ALL = """
     SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = %s AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
+      AND NOT c.relname = ANY(%s)
     ORDER BY c.relname
 """
 # includes the collation, which determines the order; with NULL instead of -1, character(3) would become "character",
@@ -74,8 +78,8 @@ class KeyColumn(NamedTuple):
 
 
 def all_tables(connection: Connection, schema: str) -> list[TableName]:
-    """Return the tables of a schema; partitioned tables without their partitions."""
-    return [TableName(*row) for row in connection.execute(_ALL, (schema,))]
+    """Return the tables of a schema but :data:`OWN_TABLES`; partitioned tables without their partitions."""
+    return [TableName(*row) for row in connection.execute(_ALL, (schema, sorted(OWN_TABLES)))]
 
 
 def kind_of(connection: Connection, table: TableName) -> TableKind:
