@@ -28,7 +28,7 @@ from conduit_dagster.connectors.postgres.source_position import (
     parse_position,
 )
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import OWN_TABLES, key_by_oid, literals, shape_of
+from conduit_dagster.connectors.postgres.source_tables import OWN_TABLES, key_by_oid, kind_of, literals, shape_of
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
@@ -131,7 +131,10 @@ class SplitReader:
                 self._require_shape(relation, begin.shapes)
                 catalog.describe(relation)
 
-            known = Catalog(self._is_read, catalog.decoder, catalog.keys, describe)
+            def is_read(table: str) -> bool:
+                return self._is_read(table, begin, catalog)
+
+            known = Catalog(is_read, catalog.decoder, catalog.keys, describe)
             read_as = ReadAs(self._labels, options.keys >= Keys.POSITIONS)
             changes = Changes(known, seen, StreamRange(start, end), read_as)
             messages = stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed)
@@ -151,12 +154,16 @@ class SplitReader:
         if known is not None and known != shape_of(columns):
             raise self._errors.schema_changed(relation.name, relation.names)
 
-    def _is_read(self, table: str) -> bool:
+    def _is_read(self, table: str, begin: PostgresPosition, catalog: _TypeCatalog) -> bool:
         names = self._settings.named_tables
-        if names is None:
-            name = TableName.parse(table)
-            return name.schema == self._settings.db_schema and name.name not in OWN_TABLES
-        return table in map(str, names)
+        if names is not None:
+            return table in map(str, names)
+        name = TableName.parse(table)
+        if name.schema != self._settings.db_schema or name.name in OWN_TABLES:
+            return False
+        # the next run copies a table that joined the publication during this one: its rows would come twice
+        is_copied = self._settings.snapshot_mode == "never" or begin.everything or table in begin.copied
+        return is_copied or not catalog.has_table(name)
 
     @contextmanager
     def _stream(self, start: int) -> Generator[ReplicationStream]:
@@ -290,6 +297,10 @@ class _TypeCatalog:
     def keys(self, oid: int) -> list[str]:
         """Return the key columns of a table; empty if it was dropped."""
         return [column.name for column in key_by_oid(self._asked(), oid)]
+
+    def has_table(self, table: TableName) -> bool:
+        """Return whether there is a table of this name now."""
+        return kind_of(self._asked(), table) != "missing"
 
     def describe(self, relation: Relation) -> None:
         """Store the relation of a table. Keys of the stream are in the order of its columns."""
