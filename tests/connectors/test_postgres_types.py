@@ -11,6 +11,7 @@ import pytest
 from lab.postgres_lab import PostgresLab, change
 
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Rejected
 
 MADE = """
     CREATE TYPE mood AS ENUM ('sad', 'so "so"', 'it''s, ok');
@@ -170,6 +171,27 @@ def test_a_key_of_any_kind_finds_its_row(made: PostgresLab, kind: str, key: Any,
     assert made.execute("SELECT v FROM t") == [(5,)]
     made.deliver(destination, [of("delete", key)])
     assert made.rows() == []
+
+
+def test_a_domain_that_is_never_null_is_updated_in_part_and_deleted(lab: PostgresLab) -> None:
+    """As a column and as a key, also beside a row that gets a new key."""
+    lab.execute("CREATE DOMAIN name AS varchar(5) NOT NULL CHECK (value <> '')")
+    lab.execute("CREATE TABLE t (id public.name PRIMARY KEY, n public.name, v int)")
+
+    def of(operation: str, key: str, before: str | None = None, **fields: Any) -> Record:
+        after = None if operation == "delete" else {"id": key, **fields}
+        lacks = {"postgres.unchanged_toast": "n"} if operation == "update" and "n" not in fields else {}
+        return Record(1, lacks, after, {"id": key}, before and {"id": before}, operation)
+
+    destination = lab.destination()
+    lab.deliver(destination, [of("create", key, n="x", v=0) for key in "abcd"])
+    lab.deliver(destination, [of("delete", "a"), of("update", "b", n="y", v=1), of("update", "c", v=2)])
+    lab.deliver(destination, [of("update", "e", "d", n="z", v=3), of("update", "b", v=4)])
+    assert lab.rows() == [("b", "y", 4), ("c", "x", 2), ("e", "z", 3)]
+    for value in ("", "longer"):
+        with pytest.raises(Rejected) as refused:
+            lab.deliver(destination, [of("update", "b", n="q", v=5), of("update", "c", n=value, v=6)])
+        assert refused.value.place == 1
 
 
 @pytest.mark.parametrize(

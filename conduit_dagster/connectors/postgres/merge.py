@@ -18,11 +18,15 @@ from conduit_dagster.connectors.postgres.sqlstates import is_data
 from conduit_dagster.connectors.postgres.staged_rows import MOVES
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 
-_IS_THERE = "SELECT to_regclass({merge_text}) IS NOT NULL"
+_LOOK = """
+    SELECT to_regclass({merge_text}) IS NOT NULL, ARRAY(
+        SELECT a.attname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = to_regclass({target_text}) AND t.typtype = 'd')
+"""
 _EMPTY = "TRUNCATE {merge}, {last}"
 _TEMPORARY = """
     CREATE TEMPORARY TABLE {merge} ON COMMIT DROP AS
-    SELECT ''::text AS {operation}, {columns}{old_columns} FROM {target} LIMIT 0
+    SELECT ''::text AS {operation}, {staged} FROM {target} LIMIT 0
 """
 _NUMBERED = "ALTER TABLE {merge} ADD COLUMN {order} bigint GENERATED ALWAYS AS IDENTITY"
 _MARKED = "ALTER TABLE {merge} ALTER {operation} SET DEFAULT {mark}"
@@ -93,8 +97,15 @@ class Merge:
         Batches with the same columns share the tables: new ones for each batch would hold too many locks in one
         transaction.
         """
-        for text in (_EMPTY,) if self._is_true(_IS_THERE) else (_TEMPORARY, _NUMBERED, _LAST):
-            self._execute(text)
+        row = self._connection.execute(self._sql.filled(_LOOK)).fetchone()
+        assert row is not None
+        is_there, domains = row
+        if is_there:
+            self._execute(_EMPTY)
+        else:
+            self._connection.execute(self._sql.filled(_TEMPORARY, staged=self._sql.staged(domains)))
+            self._execute(_NUMBERED)
+            self._execute(_LAST)
         if self._batch.group.mark:
             self._execute(_MARKED)
             return self._sql.filled("COPY {merge} ({columns}) FROM STDIN")

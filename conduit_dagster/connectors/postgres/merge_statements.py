@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -73,6 +73,7 @@ class MergeStatements:
         return sql.SQL(text).format(  # pyright: ignore[reportArgumentType]  # all texts are literals of the merge
             merge=self._temporary(""),
             merge_text=sql.Literal(f"pg_temp.{self.name}"),
+            target_text=sql.Literal(self._group.table.quoted.as_string(None)),
             last=self._temporary("_last"),
             rows=self._rows,
             in_order=self._in_order,
@@ -93,8 +94,19 @@ class MergeStatements:
             stays=_AND.join(_pairs("m.{} = m.{}", key, self._old)),
             old_names=sql.Composed([sql.SQL(", {}").format(sql.Identifier(name)) for name in self._old]),
             no_row=sql.Literal(f"the table {self._group.table} has no row of this key, and the update {_FIX}"),
-            old_columns=sql.Composed(_pairs(", {} AS {}", key, self._old)),
             **more,
+        )
+
+    def staged(self, domains: Collection[str]) -> sql.Composed:
+        """Return the columns of the temporary table, those of ``domains`` with their base type: a domain may refuse the
+        null that stands for a value that a line does not hold."""
+        columns = (*self._group.columns, *self._group.key[: len(self._old)])
+        names = (*self._group.columns, *self._old)
+        # with NULL beside it, a value has the base type
+        based, plain = sql.SQL("coalesce({}, NULL) AS {}"), sql.SQL("{} AS {}")
+        return _COMMA.join(
+            (based if column in domains else plain).format(sql.Identifier(column), sql.Identifier(name))
+            for column, name in zip(columns, names, strict=True)
         )
 
     def _temporary(self, suffix: str) -> sql.Identifier:
