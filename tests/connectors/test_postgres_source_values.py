@@ -53,6 +53,8 @@ CASES: list[tuple[str, str, Any]] = [
     ("bit(3)", "B'101'", "101"),
     ("point", "'(1,2)'", "(1,2)"),
     ("box[]", "'{(1,1),(0,0)}'", "{(1,1),(0,0)}"),
+    # separated by ";", as PostGIS separates by ":"
+    ("corner[]", "'{(1,1),(0,0);(2,2),(1,1)}'", "{(1,1),(0,0);(2,2),(1,1)}"),
     ("tsvector", "'a:1 b:2'", "'a':1 'b':2"),
     ("mood", "'ok'", "ok"),
     ("mood[]", "'{ok,sad}'", ["ok", "sad"]),
@@ -63,7 +65,7 @@ CASES: list[tuple[str, str, Any]] = [
 ]
 TYPES = """
     CREATE TYPE mood AS ENUM ('ok', 'sad'); CREATE DOMAIN amount AS int CHECK (VALUE > 0);
-    CREATE DOMAIN tags AS text[]; CREATE TYPE pair AS (a int, b text);
+    CREATE DOMAIN tags AS text[]; CREATE DOMAIN corner AS box; CREATE TYPE pair AS (a int, b text);
     CREATE TYPE floatrange AS RANGE (subtype = float8);
 """
 

@@ -200,7 +200,7 @@ class OwnType(NamedTuple):
     base: int
     """The type of a domain's values, else 0."""
     element: int
-    """The type of an array's elements, else 0."""
+    """The type of an array's elements, else 0, as where another sign than a comma separates them."""
 
 
 def decoder_of(oid: int, own_type: Callable[[int], OwnType | None]) -> Decode:

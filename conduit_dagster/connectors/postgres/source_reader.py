@@ -252,7 +252,8 @@ learn(CopyDetail, StreamDetail)
 
 
 _TYPE = """
-    SELECT t.typtype, t.typname, t.typbasetype, CASE WHEN t.typcategory = 'A' THEN t.typelem ELSE 0 END
+    SELECT t.typtype, t.typname, t.typbasetype,
+           CASE WHEN t.typcategory = 'A' AND t.typdelim = ',' THEN t.typelem ELSE 0 END
     FROM pg_type t WHERE t.oid = %s
 """
 
