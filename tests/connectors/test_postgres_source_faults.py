@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from conduit_dagster.connectors.postgres.connection import parameters
 from conduit_dagster.connectors.postgres.pgoutput import ReplicationStream
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Limit
 
@@ -51,6 +52,26 @@ def test_a_slot_that_somebody_else_read_on_is_fatal(reading: PostgresReading) ->
     with pytest.raises(FatalError) as caught:
         reading.source().latest(position, FAR)
     assert code_of(caught) == "postgres.slot_moved"
+
+
+def test_tables_of_another_owner_are_published_by_that_owner(reading: PostgresReading) -> None:
+    """Also when a table is added to the publication that the pipeline made."""
+    reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY); INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)")
+    role = "CREATE ROLE borrower LOGIN REPLICATION PASSWORD 'x'"
+    reading.execute(f"DO $$ BEGIN {role}; EXCEPTION WHEN duplicate_object THEN NULL; END $$")
+    reading.execute("GRANT USAGE ON SCHEMA public TO borrower; GRANT SELECT ON ALL TABLES IN SCHEMA public TO borrower")
+    url = f"postgresql://borrower:x@{reading.url.partition('@')[2]}"
+    position, found = reading.source().initial(), list[Record]()
+    for tables, verb in (("a", "CREATE PUBLICATION"), ("a, b", "ALTER PUBLICATION")):
+        with pytest.raises(FatalError) as caught:
+            drained(reading.source(tables=tables, url=url), position)
+        assert code_of(caught) == "postgres.no_privilege" and verb in str(caught.value.fix)
+        reading.execute(str(caught.value.fix).partition(": ")[2])
+        if verb.startswith("CREATE"):
+            reading.execute(f"COMMENT ON PUBLICATION {reading.name} IS 'conduit_dagster: p:in'")
+        records, position = drained(reading.source(tables=tables, url=url), position)
+        found += records
+    assert [record.collection for record in found] == ["a", "b"]
 
 
 @pytest.mark.parametrize("more", ["", "; INSERT INTO a VALUES (4)"], ids=["alone", "and more"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import psycopg
@@ -146,10 +147,20 @@ class ReplicationSlot:
         name = sql.Identifier(self._settings.publication)
         # publish_via_partition_root, because a partitioned table is one collection
         statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)")
-        with connection.transaction():
+        with self._as_owner(connection, statement.format(name, _list(tables))), connection.transaction():
             connection.execute(statement.format(name, _list(tables)))
             comment = sql.Literal(self._comment)
             connection.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, comment))
+
+    @contextmanager
+    def _as_owner(self, connection: Connection, statement: sql.Composed) -> Generator[None]:
+        """Raise ``FatalError`` with the statement as its fix if the user does not own what it is about."""
+        try:
+            yield
+        except psycopg.errors.InsufficientPrivilege as error:
+            fix = f"as a superuser, or the owner of tables and database: {statement.as_string(connection)}"
+            message = f"no right to publish the tables: {error.diag.message_primary}"
+            raise self._errors.unfit("postgres.no_privilege", message, fix) from None
 
     def _extend(self, connection: Connection, missing: Sequence[TableName], found: _Publication) -> None:
         name = sql.Identifier(self._settings.publication)
@@ -159,7 +170,8 @@ class ReplicationSlot:
         if found.comment != self._comment:
             message = f"the publication {self._settings.publication} lacks {', '.join(map(str, missing))}"
             raise self._errors.unfit("postgres.publication", message, statement.as_string(connection))
-        connection.execute(statement)
+        with self._as_owner(connection, statement):
+            connection.execute(statement)
 
     def create(self, connection: Connection) -> int:
         """Create the slot if it is missing, which waits until all open transactions have ended.
