@@ -209,7 +209,10 @@ def test_no_error_tells_a_secret(lab: PostgresLab, parts: dict[str, Any], kind: 
     assert password not in destination.address + repr(destination.settings) + str(destination.settings)
 
 
-@pytest.mark.parametrize("url", ["", "postgresql://u:hush@host:notaport/d", "hush", "postgresql://u:hush@h/d?nope=1"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "postgresql://u:hush@host:notaport/d", "hush", "postgresql://u:hush@h/d?nope=1", "postgresql://u:a@hush@h/d"],
+)
 def test_a_url_that_is_none_is_a_finding_without_it(url: str) -> None:
     with pytest.raises(ValidationError) as error:
         PostgresDestinationSettings.model_validate({"url": url})

@@ -34,6 +34,9 @@ def conninfo(url: str) -> dict[str, str]:
         raise ValueError("the url is empty")
     if not all(port.strip().isdigit() for port in str(found.get("port") or 5432).split(",") if port):
         raise ValueError("the port in the url is not a number")
+    # a name that begins with it is a socket; elsewhere libpq's message and our place would show the rest of a password
+    if any("@" in host[1:] for host in str(found.get("host") or "").split(",")):
+        raise ValueError("the url has a second @, as an unescaped one of a password: write it as %40")
     return {key: str(value) for key, value in found.items() if value is not None}
 
 
