@@ -132,6 +132,19 @@ def test_a_bad_row_among_updates_is_named(lab: PostgresLab) -> None:
     assert lab.rows() == []
 
 
+@pytest.mark.parametrize("operation", ["create", "snapshot", "update"])
+@pytest.mark.parametrize(("kind", "value"), [("tsquery", "a &"), ("jsonpath", "$$$")])
+def test_a_value_with_a_syntax_of_its_own_is_refused_alone(
+    lab: PostgresLab, operation: str, kind: str, value: str
+) -> None:
+    """The server reports it like the syntax of a statement."""
+    lab.execute(f"CREATE TABLE t (id int PRIMARY KEY, v {kind})")
+    for records in ([None, value, None], [value]):
+        with pytest.raises(Rejected) as error:
+            lab.deliver(lab.destination(), [change(operation, i, v=one) for i, one in enumerate(records)])
+        assert (error.value.place, error.value.nack.code) == (records.index(value), "postgres.syntax_error")
+
+
 @pytest.mark.parametrize("when", ["", "DEFERRABLE INITIALLY DEFERRED"])
 def test_what_names_no_record_is_unclassified_but_for_a_lone_one(lab: PostgresLab, when: str) -> None:
     """A foreign key is checked at the end of the statement, or of the transaction."""

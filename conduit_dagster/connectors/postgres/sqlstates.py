@@ -91,6 +91,8 @@ _TRANSIENT_CLASSES = {
 }
 _FATAL_CLASSES = frozenset({"28", "3D", "3F", "42", "55", "0A"})
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
+# with which types like tsquery and jsonpath refuse their text, although the class is that of statements
+_OF_VALUES = frozenset({"42601", "42602"})
 # errors about a table named by a record: table, schema, column, privilege or support is missing; for a fixed table they
 # are fatal
 _NAMED = frozenset({"42P01", "3F000", "42703", "42501", "42809", "0A000"})
@@ -124,7 +126,7 @@ class DatabaseErrors:
 
     def refused(self, error: RowError) -> Exception:
         """Return the error for ``publish`` to raise for a known record."""
-        if isinstance(error, NamedTableError):
+        if isinstance(error, NamedTableError) or error.cause.sqlstate in _OF_VALUES:
             cause = error.cause
             name = _FATAL.get(cause.sqlstate or "", (f"postgres.{state_name(cause.sqlstate or '')}", ""))[0]
             return Rejected(error.place, Nack(name, self._server.scrub(_message(cause))))
