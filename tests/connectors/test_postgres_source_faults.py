@@ -12,8 +12,10 @@ from lab.postgres_reading import ALL_KEYS, PostgresReading, drained, records_of,
 from lab.postgres_server import PostgresServer, installations
 from pydantic import ValidationError
 
-from conduit_dagster.connectors.postgres.connection import parameters
+from conduit_dagster.connectors.postgres.connection import connect, parameters
 from conduit_dagster.connectors.postgres.pgoutput import ReplicationStream
+from conduit_dagster.connectors.postgres.settings import DatabaseServer
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -52,6 +54,21 @@ def test_a_slot_that_somebody_else_read_on_is_fatal(reading: PostgresReading) ->
     with pytest.raises(FatalError) as caught:
         reading.source().latest(position, FAR)
     assert code_of(caught) == "postgres.slot_moved"
+
+
+def test_no_timeout_of_a_role_ends_a_copy_or_a_stream(reading: PostgresReading) -> None:
+    names = "'idle_in_transaction_session_timeout', 'transaction_timeout'"
+    known = [name for (name,) in reading.execute(f"SELECT name FROM pg_settings WHERE name IN ({names})")]
+    url = f"{reading.url}?options={'%20'.join(f'-c%20{name}%3D60000' for name in known)}"
+    settings = PostgresSourceSettings.model_validate({"url": url, "tables": "a"})
+    show = f"SELECT {', '.join(f'current_setting({name!r})' for name in known)}"
+    with closing(connect(settings, SourceErrors(DatabaseServer.of({}), ""), "test")) as connection:
+        assert set(connection.execute(show.encode()).fetchone() or ()) == {"0"}
+    with closing(ReplicationStream(parameters(settings, "test"))) as stream:
+        with pytest.raises(psycopg.errors.UndefinedObject):
+            stream.start("none", "none", 0)
+        shown = stream._execute(show)
+        assert {shown.get_value(0, place) for place in range(len(known))} == {b"0"}
 
 
 def test_tables_of_another_owner_are_published_by_that_owner(reading: PostgresReading) -> None:

@@ -26,6 +26,12 @@ _KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives
 # with synchronous_commit off, a crash of the server would lose rows that were reported as delivered
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
+# statement-timeout is the limit: those of a role would end a copy or a delivery that is under way, at each attempt
+NO_LIMITS = """
+    SELECT set_config(name, '0', false)
+    FROM unnest(ARRAY['idle_in_transaction_session_timeout', 'transaction_timeout']) AS name
+    WHERE current_setting(name, true) IS NOT NULL
+"""
 
 ConnectionErrors = DatabaseErrors | SourceErrors
 """Translation of database errors, of a destination or of a source."""
@@ -68,6 +74,7 @@ def _prepare(connection: Connection, settings: DatabaseSettings) -> None:
     for name, seconds in (("statement_timeout", settings.statement_timeout), ("lock_timeout", settings.lock_timeout)):
         connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
     connection.execute(_DURABLE)
+    connection.execute(NO_LIMITS)
 
 
 def value_of(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[object] = ()) -> Any:

@@ -121,7 +121,6 @@ class CopySnapshot:
         self.connection = connection
         """Dedicated to this transaction: no other statements may run on it."""
         self.name = secrets.token_hex(6)
-        connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute(_BEGIN)
         if tables:
             # before the snapshot: a table that is rewritten after it (ALTER TABLE) would look empty

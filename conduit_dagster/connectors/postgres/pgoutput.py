@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.errors import error_from_result
 from psycopg.pq.abc import PGresult
 
+from conduit_dagster.connectors.postgres.connection import NO_LIMITS
 from conduit_dagster.connectors.postgres.row_values import SESSION, ReadRow
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import format_lsn
@@ -164,6 +165,7 @@ class ReplicationStream:
                 self._execute(f"SET {name} = '{value}'")
         # a slow consumer reads nothing for long, and answers nothing
         self._execute("SET wal_sender_timeout = 0")
+        self._execute(NO_LIMITS)
         escaped = publication.replace('"', '""').replace("'", "''")
         options = f"proto_version '2', publication_names '\"{escaped}\"'"
         self._execute(f"START_REPLICATION SLOT {slot} LOGICAL {format_lsn(start)} ({options})")
