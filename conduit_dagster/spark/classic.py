@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from threading import Lock, current_thread, main_thread
@@ -85,6 +86,7 @@ def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
         if jvm_ended():
             forget_jvm()
         _end_stopped()
+        settings = _where_submitted(settings)
         with _own_interrupt_handler():
             spark = _get_or_create(settings, app_name)
         if settings.local and not inside_submit():
@@ -95,6 +97,17 @@ def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
 def inside_submit() -> bool:
     """Return whether ``spark-submit`` runs this process, so that a JVM already exists."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _where_submitted(settings: SparkSettings) -> SparkSettings:
+    """Return the settings with the master that ``spark-submit`` was given, unless they name another one themselves."""
+    if not inside_submit() or settings.url != LOCAL:
+        return settings
+    from pyspark import SparkConf, SparkContext
+
+    # what spark-submit was told is in the system properties of the JVM, which exists
+    SparkContext._ensure_initialized()
+    return replace(settings, url=SparkConf().get("spark.master") or LOCAL)
 
 
 def has_classic() -> bool:
@@ -140,9 +153,7 @@ def _no_master(url: str) -> TransientError:
 def _built(settings: SparkSettings, app_name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    # spark-submit has chosen a master; only a file that names another one overrides it
-    master = {} if inside_submit() and settings.url == LOCAL else {"spark.master": settings.url}
-    conf = {"spark.app.name": app_name, **master, **_conf(settings)}
+    conf = {"spark.app.name": app_name, "spark.master": settings.url, **_conf(settings)}
     _launch_without_secrets(conf)
     builder = SparkSession.builder
     for key, value in conf.items():

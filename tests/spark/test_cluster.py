@@ -18,6 +18,9 @@ from lab.jvm_options import archive_switch
 from lab.spark_cluster import CONF, SparkCluster, running_cluster
 from lab.waiting import wait_until, whole_lines
 
+from conduit_dagster.spark.java import java_environment
+from conduit_dagster.spark.spark_settings import spark_home
+
 pytestmark = pytest.mark.slow
 SECONDS = 180
 
@@ -206,6 +209,25 @@ def test_a_killed_driver_and_a_killed_master_lose_and_repeat_nothing(impatient: 
     cluster.start_master()
     impatient.await_records(398)
     impatient.require_once(range(400))
+
+
+_SUBMITTED = """
+from conduit_dagster.spark.session import SparkSettings, default_url, open_session
+
+context = open_session(SparkSettings(default_url(lasting=True)), "submitted").sparkContext
+print(context.master, context.getConf().get("spark.driver.host"))
+"""
+
+
+def test_spark_submit_to_a_cluster_keeps_where_workers_reach_the_driver(tmp_path: Path, cluster: SparkCluster) -> None:
+    script = tmp_path / "submitted.py"
+    script.write_text(_SUBMITTED)
+    conf = {**CONF, "spark.driver.host": "localhost"}
+    pairs = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
+    command = [str(spark_home() / "bin" / "spark-submit"), "--master", cluster.url, *pairs, str(script)]
+    env = {**os.environ, **java_environment(), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.stdout == f"{cluster.url} localhost\n", done.stderr
 
 
 def test_workers_whose_python_lacks_the_package_are_said(tmp_path: Path, cluster: SparkCluster) -> None:
