@@ -271,6 +271,26 @@ def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path, stored: boo
     assert second["s"] is None and second["t"] is None
 
 
+# of a column: its logical type STRING in the footer, and as the older converted type; and what ENUM is there
+_STRING, _ENUM = b"\x25\x00\x4c\x1c\x00\x00\x00", b"\x25\x08\x4c\x4c\x00\x00\x00"
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_an_enumeration_is_text(tmp_path: Path, rows: bool) -> None:
+    """As writers of Avro objects store it, alone and inside of others; pyarrow writes none."""
+    kind = pa.list_(pa.struct([("state", pa.string())]))
+    table = pa.table({"state": ["open", None], "all": pa.array([None, [{"state": "shut"}]], kind), "b": [b"x", b"y"]})
+    path = tmp_path / "in" / "a.parquet"
+    path.parent.mkdir()
+    pq.write_table(table, path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"state" + _STRING, b"state" + _ENUM))
+    assert str(pq.ParquetFile(path).schema).count("(Enum)") == 2
+    source = make(tmp_path)
+    first, second = read(source, source.initial(), source.latest(source.initial(), ALL), rows=rows)
+    assert first == {"state": "open", "all": None, "b": "eA=="}
+    assert second == {"state": None, "all": [{"state": "shut"}], "b": "eQ=="}
+
+
 @pytest.mark.parametrize(
     ("text", "statistics", "least"),
     [("x" * 20_000, True, 100), ("x" * 2_000, True, 1_000), ("x" * 2_000, False, 1_000), ("x" * 20, True, 30_000)],

@@ -12,7 +12,6 @@ import pyarrow as pa
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
-from conduit_dagster.connectors.parquet.int96 import with_instants
 from conduit_dagster.connectors.parquet.parquet_position import (
     FinishedParquet,
     FinishedParquets,
@@ -23,6 +22,7 @@ from conduit_dagster.connectors.parquet.parquet_position import (
     parse_position,
 )
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
+from conduit_dagster.connectors.parquet.spark_types import spark_schema
 from conduit_dagster.connectors.path_settings import modes_of
 from conduit_dagster.connectors.step_planning import MOST_FILES, before_failure
 from conduit_dagster.lazy_property import lazy_property
@@ -63,7 +63,7 @@ class RowFileReader:
         """Yield the rows of the range. Reads no row groups before it, and skips earlier rows of the first one."""
         with open_planned(self._url, self.file.mark, self._seen) as file:
             first, groups = self._groups(file.metadata)
-            schema = with_instants(file)
+            schema = spark_schema(file)
             skip, left = self.file.done - first, self._to - self.file.done
             for batch in file.iter_batches(size, row_groups=groups, use_threads=False):
                 if skip >= batch.num_rows:

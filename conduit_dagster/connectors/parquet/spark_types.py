@@ -1,6 +1,7 @@
-"""Timestamps of the Parquet type INT96 as instants.
+"""Columns that Arrow reads as another type than Parquet's format says, and Spark reads.
 
-Spark writes its TIMESTAMP, which is an instant, in this type by default; Arrow reads it as a time without a zone.
+Spark writes its TIMESTAMP, which is an instant, as INT96 by default; Arrow reads it as a time without a zone. Writers
+of Avro, Thrift and Protobuf objects write an enumeration as ENUM, which is text; Arrow reads it as binary.
 """
 
 from __future__ import annotations
@@ -11,24 +12,26 @@ from typing import Any, Final
 import pyarrow as pa
 
 _INT96: Final = "INT96"
+_ENUM: Final = "ENUM"
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _types: Any = pa.types
 
 
-def with_instants(parquet: Any) -> Any:
-    """Return the file's Arrow schema with INT96 columns as instants, as Spark reads them; None if it has none."""
-    stored = [parquet.schema.column(i).physical_type for i in range(len(parquet.schema))]
-    if _INT96 not in stored:
+def spark_schema(parquet: Any) -> Any:
+    """Return the file's Arrow schema with INT96 columns as instants and ENUM columns as text; None if it has none."""
+    columns = [parquet.schema.column(i) for i in range(len(parquet.schema))]
+    stored = [column.physical_type if column.logical_type.type != _ENUM else _ENUM for column in columns]
+    if {_INT96, _ENUM}.isdisjoint(stored):
         return None
     leaves = iter(stored)
-    return pa.schema([field.with_type(_with_instants(field.type, leaves)) for field in parquet.schema_arrow])
+    return pa.schema([field.with_type(_spark_type(field.type, leaves)) for field in parquet.schema_arrow])
 
 
-def _with_instants(kind: Any, leaves: Iterator[str]) -> Any:
-    """Return the type with INT96 leaves as instants. ``leaves``: physical types from the first leaf of this type on."""
+def _spark_type(kind: Any, leaves: Iterator[str]) -> Any:
+    """Return the type as Spark reads it. ``leaves``: what is stored, from the first leaf of this type on."""
 
     def inside(field: Any) -> Any:
-        return field.with_type(_with_instants(field.type, leaves))
+        return field.with_type(_spark_type(field.type, leaves))
 
     if _types.is_struct(kind):
         return pa.struct([inside(field) for field in kind])
@@ -41,6 +44,8 @@ def _with_instants(kind: Any, leaves: Iterator[str]) -> Any:
     if _types.is_fixed_size_list(kind):
         return pa.list_(inside(kind.value_field), kind.list_size)
     stored = [next(leaves) for _ in range(_leaves(kind))]
+    if stored == [_ENUM]:
+        return pa.string()
     return _INSTANT if _types.is_timestamp(kind) and stored == [_INT96] else kind
 
 
