@@ -9,7 +9,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +66,9 @@ def _recorded(aside: Path, draft: Path) -> int:
     files = ServerFiles(aside)
     files.make()
     plan = launch_plan(files, SparkSettings(conf={"spark.master": "local[1]"}), archive=False)
-    options = f"{plan['env']['SPARK_SUBMIT_OPTS']} -XX:ArchiveClassesAtExit={draft} -Xlog:disable"
     with (aside / "log").open("wb") as log:
         process = subprocess.Popen(
-            plan["command"], cwd=aside, env={**plan["env"], "SPARK_SUBMIT_OPTS": options},
+            plan["command"], cwd=aside, env=recording_environment(plan["env"], draft),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
     try:
@@ -79,6 +78,15 @@ def _recorded(aside: Path, draft: Path) -> int:
     finally:
         process.kill()
         process.wait()
+
+
+def recording_environment(environment: Mapping[str, str], draft: Path) -> dict[str, str]:
+    """Return the environment in which the server writes ``draft``, and starts no warm process.
+
+    That would stay for the user's next runs, at the low priority of this one.
+    """
+    options = f"{environment['SPARK_SUBMIT_OPTS']} -XX:ArchiveClassesAtExit={draft} -Xlog:disable"
+    return {**environment, "SPARK_SUBMIT_OPTS": options, "CONDUIT_WARM_SECONDS": "0"}
 
 
 def _up(process: subprocess.Popen[bytes], about: dict[str, Any]) -> SparkServer:

@@ -14,7 +14,13 @@ from lab.choice import some
 from lab.small_disk import mounted
 
 from conduit_dagster.spark import class_data
+from conduit_dagster.spark.archive_maker import recording_environment
 from conduit_dagster.spark.java import require_java
+from conduit_dagster.spark.server_files import ServerFiles
+from conduit_dagster.spark.server_launch import launch_plan
+from conduit_dagster.spark.spark_settings import SparkSettings
+from conduit_dagster.warm.client import NotWarmError, spawn
+from conduit_dagster.warm.protocol import ForkRequest
 
 _START = """
 from conduit_dagster.spark.session import SparkSettings, open_session
@@ -95,6 +101,16 @@ def test_a_java_that_refuses_it_gets_none(cache: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(class_data, "require_java", lambda version=version: replace(java, version=version))
         monkeypatch.setenv("JAVA_HOME", version)  # what is known is kept by this
         assert (class_data.archive_path() is not None) == has_one
+
+
+def test_its_maker_starts_no_warm_process(tmp_path: Path) -> None:
+    """It runs at the lowest priority, and a warm process would go on with that for the user's runs."""
+    files = ServerFiles(tmp_path)
+    files.make()
+    plan = launch_plan(files, SparkSettings(), archive=False)
+    environment = recording_environment(plan["env"], tmp_path / "draft")
+    with pytest.raises(NotWarmError, match="CONDUIT_WARM_SECONDS is 0"):
+        spawn("workers", ForkRequest("none", [], "/", environment), [0, 1, 2])
 
 
 @pytest.mark.slow
