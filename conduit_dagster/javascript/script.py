@@ -162,7 +162,7 @@ class Script:
         try:
             found = _decode(answer.text)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise _unfit(error) from None
+            raise _unreadable(error) from None
         for level, message, fields in found.said:
             _say(level, message, fields)
         if found.failure is not None:
@@ -189,6 +189,12 @@ class Script:
 
 def _unfit(reason: object) -> ScriptRecordError:
     return ScriptRecordError("javascript.record", f"the record can't be given to a script: {reason}")
+
+
+def _unreadable(error: Exception) -> ScriptRecordError:
+    is_half = "surrogate" in str(error)
+    what = "has text that ends inside a character, such as half of 😀" if is_half else f"can't be read: {error}"
+    return ScriptRecordError("javascript.result", f"the script's record {what}")
 
 
 def _given(record: Record) -> str:

@@ -113,7 +113,7 @@ def test_null_and_nothing_drop_it() -> None:
         ("rec.Payload.After = [1]; return rec;", "javascript.failed"),
         ("rec.Operation = 'upsert'; return rec;", "javascript.result"),
         ("return Record();", "javascript.result"),
-        ("rec.Payload.After.s = '\\ud800'; return rec;", "javascript.record"),
+        ("rec.Payload.After.s = '\\ud800'; return rec;", "javascript.result"),
         ("rec.Payload.After.me = rec; return rec;", "javascript.failed"),
         ("function f() { return f() + 1; } return f();", "javascript.failed"),
         ("require('fs');", "javascript.failed"),
@@ -124,6 +124,12 @@ def test_what_fails_is_a_nack_between_its_neighbours(body: str, code: str) -> No
     first, nack, last = run(f"if (rec.Payload.After.i != 1) return rec; {body}", *records)
     assert isinstance(nack, Nack) and nack.code == code
     assert (first.after, last.after) == ({"i": 0}, {"i": 2})
+
+
+def test_text_that_a_script_cuts_inside_a_character_is_its_results_fault() -> None:
+    nack = after("rec.Payload.After.s = rec.Payload.After.s.slice(0, 3); return rec;", {"s": "ab😀"})
+    said = "the script's record has text that ends inside a character, such as half of 😀"
+    assert nack == Nack("javascript.result", said)
 
 
 @pytest.mark.parametrize("value", [{"s": "\ud800"}, {"n": 2**5000}, {"n": float("nan")}])
