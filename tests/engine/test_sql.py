@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lab.stopping import forced_stop_once
 from lab.support import DECODE, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
 
-from conduit_dagster.spark.sql.sql_session import BATCH, sql_session
+from conduit_dagster.spark.sql.sql_session import BATCH, forget_sql_session, sql_session
 
 TOTAL = "SELECT *, price * count AS total FROM record WHERE count <> 0"
 COLUMNS = "price DECIMAL(10, 2), count INT"
@@ -108,6 +109,54 @@ def test_behind_what_is_not_deterministic(lab: Lab) -> None:
     assert lab.run().error is None
     found = lab.documents("p.jsonl")
     assert len(found) == 20 and all(row["d"] == row["r"] * 2 for row in found)
+
+
+@pytest.fixture
+def unusual_context(spark: SparkSession) -> Iterator[None]:
+    """Settings that a project's ``spark.conf`` gives each new session."""
+    context: Any = spark.sparkContext
+    conf = context._jsc.sc().conf()
+    own = {
+        "spark.sql.timestampType": "TIMESTAMP_NTZ",
+        "spark.sql.jsonGenerator.ignoreNullFields": "false",
+        "spark.sql.legacy.castComplexTypesToString.enabled": "true",
+        "spark.sql.ansi.doubleQuotedIdentifiers": "true",
+        "spark.sql.parser.escapedStringLiterals": "true",
+        "spark.sql.execution.arrow.compression.codec": "zstd",
+    }
+    forget_sql_session(spark)
+    for key, value in own.items():
+        conf.set(key, value)
+    yield
+    for key in own:
+        conf.remove(key)
+    forget_sql_session(spark)
+
+
+@pytest.mark.usefixtures("unusual_context")
+def test_settings_of_the_project_change_no_result(lab: Lab, spark: SparkSession) -> None:
+    lab.write("in.jsonl", [{"at": "2024-05-01T12:00:00Z", "s": "a\tb"}])
+    results = {
+        "at": "CAST('2024-05-01T12:00:00Z' AS TIMESTAMP)",
+        "text": "to_json(named_struct('x', CAST(NULL AS INT)))",
+        "list": "CAST(array(1, NULL) AS STRING)",
+        "quoted": '"text"',
+        "matches": "s RLIKE '^a\\\\sb$'",
+    }
+    build(
+        lab,
+        sql(
+            query=f"SELECT {', '.join(f'{of} AS {name}' for name, of in results.items())} FROM record",
+            columns="s STRING",
+        ),
+    )
+    assert lab.run().error is None
+    [found] = lab.documents("p.jsonl")
+    assert found == {
+        "at": "2024-05-01T12:00:00.000000Z", "text": "{}", "list": "[1, null]", "quoted": "text", "matches": True
+    }  # fmt: skip
+    # compressed filler rows would push nothing, and each question would take a minute
+    assert sql_session(spark).conf.get("spark.sql.execution.arrow.compression.codec") == "none"
 
 
 # -- nacks --------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from conduit_dagster.spark.connect import is_connect, limit_last_calls
@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 BATCH = 256
 """Rows per batch that Spark passes to a Python worker; a smaller block is padded to this size."""
+_MEANING: Final = (
+    "spark.sql.ansi.", "spark.sql.collation.", "spark.sql.decimalOperations.", "spark.sql.function.", "spark.sql.icu.",
+    "spark.sql.json", "spark.sql.legacy.", "spark.sql.mapKeyDedupPolicy", "spark.sql.parser.",
+    "spark.sql.timestampType",
+)  # fmt: skip
+"""Beginnings of the names of settings that decide what a query means: Spark's defaults apply, not the user's values."""
 _CONF = {
     # an overflow or a failed cast is an error, which nacks its record, never a wrong value
     "spark.sql.ansi.enabled": "true",
@@ -22,6 +28,8 @@ _CONF = {
     # a common subexpression would be computed up front, outside of the expression that catches a record's error
     "spark.sql.subexpressionElimination.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
+    # filler rows that are compressed push nothing through a buffer: each question would wait for many of them
+    "spark.sql.execution.arrow.compression.codec": "none",
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
 _sessions: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
@@ -35,11 +43,18 @@ def sql_session(spark: SparkSession) -> SparkSession:
         own: SparkSession = spark.cloneSession() if is_connect(spark) else spark.newSession()  # type: ignore[attr-defined]  # pyright: ignore
         if is_connect(own):
             limit_last_calls(own)
-        for key, value in _CONF.items():
-            own.conf.set(key, value)
+        _set_rules(own.conf)
         _sessions[spark] = own
         _origins[own] = spark
     return _sessions[spark]
+
+
+def _set_rules(conf: Any) -> None:
+    for key in conf.getAll:
+        if key.startswith(_MEANING) and conf.isModifiable(key):
+            conf.unset(key)
+    for key, value in _CONF.items():
+        conf.set(key, value)
 
 
 def origin_of(spark: SparkSession) -> SparkSession:
