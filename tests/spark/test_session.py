@@ -103,6 +103,10 @@ try:
     spark.range(1).mapInArrow(fail, "id long").collect()
 except Exception as error:
     print(type(error).__name__)
+try:
+    spark.sql("SELECT nosuch")
+except Exception as error:
+    print(type(error).__name__)
 close_session(spark)
 close_session(spark)
 """
@@ -130,7 +134,7 @@ def test_another_spark_in_spark_home_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_new_session_is_silent_even_when_a_task_fails(tmp_path: Path) -> None:
+def test_a_new_session_is_silent_even_when_a_task_or_a_query_fails(tmp_path: Path) -> None:
     """Nothing on stderr: no log4j remark, no WARN, no Java stack trace, no incubator module.
 
     Although the environment is that of a machine from which others use a cluster.
@@ -138,7 +142,7 @@ def test_a_new_session_is_silent_even_when_a_task_fails(tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text("spark.master yarn\nspark.submit.deployMode cluster\n")
     remote = {"SPARK_REMOTE": "sc://nowhere:15002", "SPARK_API_MODE": "connect", "SPARK_CONF_DIR": str(tmp_path)}
     done = _run(_NEW_SESSION, env={**os.environ, **remote})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "PythonException\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "PythonException\nAnalysisException\n", "")
 
 
 @pytest.mark.slow
