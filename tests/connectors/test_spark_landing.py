@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab.kills import Crash, crash
+from lab.support import DECODE, Lab, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster import storage
@@ -17,7 +19,7 @@ from conduit_dagster.connectors.spark.lander import SnapshotLander
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.expressions import Clock
-from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions
 
 ALL = Limit(10**9, 10**12)
@@ -165,3 +167,43 @@ def test_a_projects_folder_is_no_pattern(tmp_path: Path, spark: SparkSession, re
     splits = made.split(made.initial(), position, 1)
     found = [record.after["i"] for one in splits for block in made.read(one, ReadOptions()) for record in block.records]
     assert sorted(found) == [1, 2]
+
+
+_REBASE = "spark.sql.parquet.datetimeRebaseModeIn"
+
+
+@pytest.fixture
+def julian(spark: SparkSession) -> Iterator[None]:
+    """Spark's settings for files of Spark 2."""
+    for way in ("Write", "Read"):
+        spark.conf.set(f"{_REBASE}{way}", "LEGACY")
+    yield
+    for way in ("Write", "Read"):
+        spark.conf.unset(f"{_REBASE}{way}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("julian")
+@pytest.mark.parametrize("read", ["batch", "stream"])
+def test_days_of_the_julian_calendar_do_not_land(tmp_path: Path, read: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text('{"day": "0001-01-01"}\n')
+    kind: Any = SOURCES.find("spark:json", {})
+    context = ConnectorContext("p", "in", str(tmp_path), Clock(7), "exactly-once")
+    made = kind(kind.Settings.model_validate({"path": "in", "read": read, "schema": "day DATE"}), context)
+    with pytest.raises(FatalError) as raised:
+        made.latest(made.initial(), ALL)
+    assert raised.value.code == "spark.legacy_calendar"
+    assert f"{_REBASE}Write: CORRECTED" in (raised.value.fix or "")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("julian")
+def test_a_destination_of_spark_has_the_days_that_were_staged(tmp_path: Path, spark: SparkSession) -> None:
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", [{"day": "0001-01-01"}])
+    settings = {"path": "./out", "columns": "day:date"}
+    out = {"id": "out", "type": "destination", "plugin": "spark:json", "settings": settings}
+    lab.pipeline(connectors=[source(), out], processors=[DECODE])
+    assert lab.run().error is None
+    assert [path.read_text() for path in (tmp_path / "out").glob("*.json")] == ['{"day":"0001-01-01"}\n']

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -23,6 +23,9 @@ from conduit_dagster.sdk import (
     Writer,
     WriterTask,
 )
+
+# what is staged never has days of the Julian calendar, whatever Spark's own settings say of files
+_AS_STAGED: Final = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
 
 
 class SparkDestination(StagedDestination):
@@ -97,7 +100,7 @@ class SparkDestination(StagedDestination):
                 if self.settings.register_:
                     # makes it the current thread's session, the only one where a writer looks up Python data sources
                     spark.createDataFrame([], "nothing INT")
-                self._save(spark.read.parquet(*urls), delivery)
+                self._save(spark.read.options(**_AS_STAGED).parquet(*urls), delivery)
         return delivery.target
 
     def _save(self, frame: Any, delivery: Delivery) -> None:

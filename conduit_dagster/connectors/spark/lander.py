@@ -6,8 +6,8 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,7 +17,7 @@ from conduit_dagster.connectors.spark.driver_session import asked, literal
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.msgspec_warmup import learn
-from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.sdk.context import resolved
 from conduit_dagster.spark.jobs import JobCancelled
@@ -32,6 +32,7 @@ _CHECKPOINT: Final = "checkpoint"
 _LOG: Final = "_spark_metadata"
 _COMPACT: Final = ".compact"
 _OF_FILES: Final = frozenset({"avro", "binaryFile", "csv", "json", "orc", "parquet", "text", "xml"})
+_REBASE: Final = ("spark.sql.parquet.datetimeRebaseModeInWrite", "spark.sql.parquet.int96RebaseModeInWrite")
 _LOOK: Final = 1
 """Seconds between checks for a forced stop of the pipeline."""
 
@@ -65,8 +66,23 @@ class Lander(ABC):
         root = self._context.root
         return resolved(path, literal(root) if self._format in _OF_FILES else root)
 
-    def _asked(self, doing: str) -> AbstractContextManager[tuple[SparkSession, threading.Event]]:
-        return asked(self._context, self._format, doing, self._settings.register_)
+    @contextmanager
+    def _asked(self, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
+        with asked(self._context, self._format, doing, self._settings.register_) as (spark, cancelled):
+            _require_calendar(spark)
+            yield spark, cancelled
+
+
+def _require_calendar(spark: SparkSession) -> None:
+    """Raise ``FatalError`` if Spark would land days of the Julian calendar, which are other days when they are read."""
+    legacy = [key for key in _REBASE if (spark.conf.get(key) or "").upper() == "LEGACY"]
+    if legacy:
+        raise FatalError(
+            f"with {' and '.join(legacy)}=LEGACY, days before 1582-10-15 would land as other days",
+            code="spark.legacy_calendar",
+            place="spark.conf",
+            fix=f"set in conduit.yaml: spark: {{conf: {{{', '.join(f'{key}: CORRECTED' for key in legacy)}}}}}",
+        )
 
 
 class SnapshotLander(Lander):
