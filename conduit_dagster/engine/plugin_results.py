@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import MISCOUNTED, Limit, Position, Record, Source, Split
+from conduit_dagster.sdk import MISCOUNTED, Limit, Position, Record, Refusal, Rejected, Source, Split
 from conduit_dagster.sdk.promises import is_built_in
 
 T = TypeVar("T")
@@ -32,6 +32,25 @@ def splits_of(node: str, source: Source, start: Position, end: Position, n: int)
     if wrong := [split for split in found if not isinstance(split, Split)]:
         raise invalid_result(node, "split()", wrong[0], wanted)
     return found
+
+
+def refused_by(node: str, error: Exception, records: int) -> list[Refusal]:
+    """Return the records that an error of ``publish`` names, of a delivery with this many; none if it names no record.
+
+    Raises ``FatalError`` (``plugin.result_invalid``) if one is not in the delivery: another would become a dead letter.
+    """
+    named = error.refusals if isinstance(error, Rejected) else []
+    for one in named:
+        if one.place not in range(records):
+            raise FatalError(
+                f"publish() rejected record {one.place!r} of a delivery of {records}",
+                code="plugin.result_invalid",
+                node=node,
+                fix=f"make it count the delivery's records from 0 to {records - 1}",
+            )
+        if not hasattr(one.nack, "message"):
+            raise invalid_result(node, "Rejected of publish()", one.nack, "a Nack")
+    return named
 
 
 def add_miscounted(known: set[str], failures: Iterable[tuple[str, str]]) -> bool:

@@ -24,6 +24,7 @@ from conduit_dagster.engine.delivery_progress import (
     with_refused,
 )
 from conduit_dagster.engine.offset_updates import before_next, offset_of
+from conduit_dagster.engine.plugin_results import refused_by
 from conduit_dagster.engine.refusals import RefusalOutcome, Refusals, RefusedRecord
 from conduit_dagster.engine.restage import DeliveryRecords
 from conduit_dagster.engine.step_context import StepContext
@@ -68,7 +69,7 @@ class Redelivery:
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
             # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)
             raise to_error(error, self._node, self._redaction) from shown_cause(error, self._redaction)
-        named = _named(error)
+        named = refused_by(self._node, error, whole.take)
         if whole.take > 1:
             # refused records are nacked once the delivery is claimed; until then they remain to be sent like the others
             self._split(whole, [whole] if named else pieces(whole, self._bisect), self._cause(error))
@@ -129,7 +130,7 @@ class Redelivery:
     def _failed(self, child: DeliveryChild, delivery: Delivery, error: Exception) -> None:
         if is_outage(error):
             raise blame(error, self._node) from error
-        named, is_alone = _named(error), child.take == 1
+        named, is_alone = refused_by(self._node, error, delivery.records), child.take == 1
         if is_alone and isinstance(error, AlreadyClaimed):
             named = [Refusal(0, _LOST_REASON)]
         if is_alone and not named:
@@ -242,10 +243,6 @@ class Redelivery:
 
     def _before(self, following: tuple[str, int] | None) -> Offsets:
         return before_next(self._shipment.plan, self._shipment.decision, following)
-
-
-def _named(error: Exception) -> list[Refusal]:
-    return error.refusals if isinstance(error, Rejected) else []
 
 
 def _reach(child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:

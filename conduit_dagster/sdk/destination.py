@@ -37,7 +37,9 @@ class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault o
     """
 
     def __init__(self, place: int, nack: Nack, more: Sequence[Refusal] = ()) -> None:
-        super().__init__(f"record {place}: {nack.message}" + (f", and {len(more)} more" if more else ""))
+        # what is no nack is reported by the engine, with the node
+        said = getattr(nack, "message", nack)
+        super().__init__(f"record {place}: {said}" + (f", and {len(more)} more" if more else ""))
         self.place = place
         self.nack = nack
         self.more = more

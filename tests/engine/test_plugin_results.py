@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lab.support import Lab, destination, processor, source
+from lab.support import Lab, destination, processor, queue, source
 
 SOURCE = """
 from conduit_dagster.record import Record
@@ -112,3 +112,25 @@ def test_a_block_that_is_no_list_nacks_its_records(lab: Lab, given: str) -> None
     lab.write("in.jsonl", ["a"])
     lab.pipeline(connectors=[source(), destination()], processors=[processor("a", "mine")])
     assert _told(lab) == ("processor.result_type", True, "p:a")
+
+
+REFUSES = """
+from conduit_dagster.sdk import DriverDestination, Nack, Rejected
+
+class Refuses(DriverDestination):
+    name = "refuses"
+
+    def deliver(self, records, delivery):
+        raise Rejected({given})
+"""
+
+
+@pytest.mark.parametrize("given", ["-1, Nack('no', 'no')", "3, Nack('no', 'no')", "'1', Nack('no', 'no')", "0, 'no'"])
+def test_a_refusal_of_a_record_that_is_none_of_the_delivery(lab: Lab, given: str) -> None:
+    """Counted from the end, -1 made the last record a dead letter, and the others were sent."""
+    lab.write("plugins/refuses.py", [REFUSES.format(given=given)])
+    lab.write("in.jsonl", [{"i": i} for i in range(3)])
+    out = destination() | {"plugin": "refuses", "settings": {}}
+    lab.pipeline(connectors=[source(), out], **{"dead-letter-queue": queue()})
+    assert _told(lab) == ("plugin.result_invalid", True, "p:out")
+    assert lab.letters() == []
