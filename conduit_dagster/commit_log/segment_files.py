@@ -134,6 +134,9 @@ Manifest = Callable[[int, int | None], Sequence[LogPart]]
 class MissingPartError(FatalError):
     """Raised for a missing file of the manifest: it is lost, or compaction has replaced it."""
 
+    part = ""
+    """The file's name in the manifest: in the error's texts a part of it may be masked."""
+
 
 def read(
     folder: LogFolder,
@@ -176,7 +179,7 @@ def read_current(
         except MissingPartError as missing:
             parts = manifest(start, stop)
             # compaction leaves a file for every range, a deletion of the pipeline none
-            if not parts or any(_place(folder, part) == missing.place for part in parts):
+            if not parts or any(part.name == missing.part for part in parts):
                 raise
 
 
@@ -257,12 +260,14 @@ def _open(folder: LogFolder, part: LogPart) -> Any:
             continue
         except OSError as error:
             raise from_os_error(error, "reading the commit log") from error
-    raise MissingPartError(
+    missing = MissingPartError(
         f"the log's file with offsets {part.first} to {part.next - 1} is missing",
         code="log.missing",
         place=_place(folder, part),
         fix=_fix(part),
     )
+    missing.part = part.name
+    raise missing
 
 
 @contextmanager

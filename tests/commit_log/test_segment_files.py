@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,11 @@ from lab.small_disk import no_file_beyond
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import decode_batch, decode_entries, encode_block
-from conduit_dagster.commit_log.segment_files import MissingPartError, PartFile, read, verify
+from conduit_dagster.commit_log.segment_files import MissingPartError, PartFile, read, read_current, verify
 from conduit_dagster.commit_log.segment_layout import Last, LogFolder, hidden
 from conduit_dagster.record import COLLECTION, Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.secret_values import remember
 from conduit_dagster.state.log_store import LogPart
 
 if TYPE_CHECKING:
@@ -257,6 +259,21 @@ def test_a_missing_file_is_named(log: LogLab) -> None:
         assert caught.value.code == "log.missing"
         assert part.name in str(caught.value.place)
         assert "offsets 1 to 2" in caught.value.message
+
+
+def test_a_missing_file_whose_name_holds_a_secret_is_named_too(log: LogLab) -> None:
+    """A password is a part of its name: who follows the manifest must not take it for one that was replaced."""
+    (part,) = log.append(["a"])
+    storage.remove(storage.join(log.folder.segment(0), part.name))
+    remember([part.name[:8]])
+    looks = iter(range(3))
+
+    def manifest(start: int, stop: int | None) -> Sequence[LogPart]:
+        next(looks)  # ends a reader that never gives up
+        return log.parts()
+
+    with pytest.raises(MissingPartError, match="offsets 0 to 0"):
+        list(read_current(log.folder, manifest))
 
 
 def test_a_folder_in_the_place_of_a_file_is_an_outage(local_log: LogLab) -> None:
