@@ -124,7 +124,7 @@ class Publisher:
             destination.publish(shipment.whole())
             return None
         whole = DeliveryChild(0, shipment.staged.records)
-        sent = send_directly(self._context, shipment.plan, shipment.staged, whole, {})
+        sent = send_directly(self._context, shipment.plan, shipment.staged, whole, {}, once=True)
         if sent.error is None and not sent.nacks:
             return None
         redaction = self._context.pipeline.redaction

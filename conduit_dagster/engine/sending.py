@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.engine.acks import Acked, AckFile, Acks, newest
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close, compile_encoded
 from conduit_dagster.engine.delivery_progress import as_delivery
@@ -59,6 +60,8 @@ class SendJob(msgspec.Struct, frozen=True):
     token: str
     hashes: dict[str, str] = {}
     generations: dict[str, int] = {}
+    once: bool = False
+    """Whether nothing is sent twice (at-most-once): then only the job's first execution sends."""
 
 
 class Sent(msgspec.Struct):
@@ -85,6 +88,8 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
     assert isinstance(destination, DirectDestination)
     acks = Acks(job.first)
     try:
+        if job.once and not _is_first(job):
+            return _sent_before(job)
         made = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.idempotency))
         node = node_id(pipeline.program.pipeline, job.consumer)
         sender = require_methods(node, "sender()", made, Sender, ("send", "finish", "close"))
@@ -99,6 +104,18 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
             close("sender", job.consumer, sender.close)
     nacks = [(place, nack.code, hide(nack.message)) for place, nack in sorted(acks.nacks.items())]
     return Sent(_recordable(acks), nacks, error, bulk)
+
+
+def _is_first(job: SendJob) -> bool:
+    """Return whether no other execution of the job has begun: Spark repeats a task whose executor was lost."""
+    return storage.put_new(storage.join(job.delivery.staging, f"begun-{job.token}"), b"begun\n")
+
+
+def _sent_before(job: SendJob) -> Sent:
+    """Return the result of an execution that may not send: an earlier one has sent something, and acked this much."""
+    acked = next(iter(newest(job.delivery.staging, job.token)), Acked(job.first))
+    lost = TransientError("the task that sent them was lost, and nothing is sent twice", code="spark.job_failed")
+    return Sent(acked, [], task_error(lost, "sending"))
 
 
 def _recordable(acks: Acks) -> Acked:
@@ -226,8 +243,9 @@ def send_directly(
     piece: DeliveryChild,
     skipped: dict[str, int],
     flushed: Callable[[Acked], bool] = lambda _: True,
+    once: bool = False,
 ) -> Sent:
-    """Send a piece of a staged delivery, by a Spark job of one task.
+    """Send a piece of a staged delivery, by a Spark job of one task; with ``once`` never any of it twice.
 
     ``skipped``: by namespace, the place of the last record that an earlier job's destination acked. ``flushed`` is
     called with the acks as they become durable. It returns False if it could not store them, and is then called again
@@ -236,7 +254,7 @@ def send_directly(
     token, interval = secrets.token_hex(8), context.settings.flush_interval
     job = SendJob(
         delivery.consumer, plan.step, plan.clock_ns, delivery, piece.skip, piece.take, skipped, piece.single, interval,
-        token, plan.hashes, generations(plan),
+        token, plan.hashes, generations(plan), once,
     )  # fmt: skip
     task, ended = partial(send_task, context.program, msgspec.msgpack.encode(job)), threading.Event()
     follow = partial(_follow, delivery.staging, job, flushed, ended)

@@ -15,6 +15,8 @@ from lab.support import DECODE, Crashes, Lab, destination, processor, queue, sou
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.sending import send_task
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.tables import steps
 
@@ -80,6 +82,27 @@ def test_at_most_once_drops_the_rest_of_a_delivery_that_fails(lab: Lab) -> None:
     script.says()
     assert lab.run().error is None
     assert script.sent() == [list(range(20, 30)), list(range(30, 40))]
+
+
+def test_at_most_once_sends_nothing_again_when_spark_repeats_a_task(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a cluster, where an executor is lost that has sent and not reported; at-least-once sends it again."""
+    each = Jobs.each
+
+    def repeated(jobs: Jobs, count: int, task: Any, queries: Any = None) -> list[bytes]:
+        if getattr(task, "func", None) is send_task:
+            each(jobs, count, task, queries)
+        return each(jobs, count, task, queries)
+
+    monkeypatch.setattr(Jobs, "each", repeated)
+    script = Script(lab)
+    build(lab, "at-most-once", scripted())
+    result = lab.run()
+    assert result.error is not None
+    assert "10 records of step 1 are dropped (at-most-once)" in result.error.message
+    assert script.sent() == [list(range(10))]
+    build(lab, "at-least-once", scripted())
+    assert lab.run().error is None
+    assert Counter(script.values()) == Counter([*range(10, 40)] * 2)
 
 
 @pytest.mark.parametrize("depth", [2, 3])
