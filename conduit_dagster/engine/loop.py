@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -152,7 +153,7 @@ class StepLoop:
 
         Then report the step. ``started``: on the monotonic clock. ``delivered``: number of records delivered to each
         consumer that did not get its whole delivery. ``void``: consumers that were retired while their delivery was
-        open.
+        open. Raises the error of a source that fails to take its ack, once the step is reported.
         """
         context = self.context
         reached("before-done", context.name)
@@ -162,14 +163,25 @@ class StepLoop:
             names = [name for name in named if plan.only in ("", name) and name not in void]
             context.store.done(plan, decision, after_step(plan, decision), names)
         reached("after-done", context.name)
-        for span in plan.ranges:
-            context.ack(span)
+        failed = self._ack(plan)
         reached("after-ack", context.name)
         context.state.finished(plan, decision)
         seconds = time.monotonic() - started
-        self._report(StepReport.of(plan, decision, nacks, self.refusals.take_rows(), delivered, seconds))
+        report = StepReport.of(plan, decision, nacks, self.refusals.take_rows(), delivered, seconds)
+        self._report(replace(report, is_acked=failed is None))
         self.restaged.discard()
         context.processor_states.forget(plan.memory, decision.memory)
+        if failed is not None:
+            raise failed
+
+    def _ack(self, plan: Plan) -> ConduitError | None:
+        """Ack a step to its sources; return the error of one that fails: the step is done all the same, and counts."""
+        try:
+            for span in plan.ranges:
+                self.context.ack(span)
+        except ConduitError as error:
+            return error
+        return None
 
 
 class InFlightSteps:

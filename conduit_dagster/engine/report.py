@@ -39,6 +39,8 @@ class StepReport:
     nacked: dict[str, int]
     dead_letters: list[NackRow]
     """The newest few."""
+    is_acked: bool = True
+    """Whether all of its sources took their ack; the next start repeats it."""
 
     @staticmethod
     def of(

@@ -87,7 +87,7 @@ class RunStatusWriter:
 
     def step_done(self, step: StepReport) -> None:
         """Note that a step is done: the first record that is acked end to end ends a recovery."""
-        if self._recovering and any(count.read > count.nacked for count in step.sources.values()):
+        if self._recovering and step.is_acked and any(count.read > count.nacked for count in step.sources.values()):
             self._recovered()
 
     def end_recovery(self) -> None:

@@ -118,6 +118,19 @@ def test_a_replay_closes_the_destinations_that_it_has_used(lab: Lab) -> None:
     assert set(lab.lines("opened")) <= set(lab.lines("closed"))
 
 
+def test_a_step_counts_although_its_ack_fails(lab: Lab) -> None:
+    """It is done, and no later run counts it."""
+    settings = {"records": "30", "fail-on": "ack", "after": "10", "times": "once"}
+    numbers = {"id": "in", "type": "source", "plugin": "chaos", "settings": settings}
+    lab.pipeline(connectors=[numbers, destination()], delivery={"batch-size": 10})
+    result = lab.run()
+    assert result.error is not None
+    assert (result.progress.read, result.progress.delivered["out"]) == (20, 20)
+    rest = lab.run()
+    assert (rest.error, rest.progress.read) == (None, 10)
+    assert len(lab.lines("out.jsonl")) == 30
+
+
 def test_a_library_that_raises_past_exception_is_a_failure(lab: Lab) -> None:
     """As Rust's panics do."""
     with_plugin(lab, PANIC)
