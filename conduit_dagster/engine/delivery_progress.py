@@ -27,6 +27,8 @@ class Shipment:
     progress: DeliveryProgress = field(default_factory=DeliveryProgress)
     is_recovered: bool = False
     """Whether an earlier run prepared it: source and code may have changed since."""
+    dropped: int = 0
+    """Number of its records that failed, and are never sent again (at-most-once)."""
 
     @property
     def consumer(self) -> str:
@@ -35,8 +37,8 @@ class Shipment:
 
     @property
     def delivered(self) -> int:
-        """Number of records that the destination has once all are handled: those neither refused nor marked."""
-        return self.staged.records - self.progress.refused
+        """Number of records that the destination has once all are handled: those not refused, marked or dropped."""
+        return self.staged.records - self.progress.refused - self.dropped
 
     @property
     def left(self) -> list[DeliveryChild]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Limit
+from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.steps import Decision, LoggedRange, Plan, Range
 from conduit_dagster.state.store import PipelineStore
 
@@ -98,12 +99,22 @@ class StepLoop:
         plan, staged, resolution, refused = self._resolved(plan, staged)
         decision = prepare(self.context, self.stager, plan, staged, resolution)
         shipments = [Shipment(plan, decision, delivery) for delivery in decision.deliveries]
-        self.publisher.publish(shipments)
-        partly = {one.consumer: one.delivered for one in shipments if one.progress.refused}
+        failed = self._publish(decision, shipments)
+        partly = {one.consumer: one.delivered for one in shipments if one.delivered < one.staged.records}
         self.complete(plan, decision, resolution.nacks, started, partly)
         self.stager.discard(staged.staging)
-        if refused is not None:
-            raise refused
+        if error := failed or refused:
+            raise error
+
+    def _publish(self, decision: Decision, shipments: Sequence[Shipment]) -> ConduitError | None:
+        """Publish a step. Return the error of an at-most-once step: it is done, and what failed of it is dropped."""
+        try:
+            self.publisher.publish(shipments)
+        except ConduitError as error:
+            if not decision.once or isinstance(error, LeaseLost):
+                raise
+            return error
+        return None
 
     def _resolved(self, plan: Plan, staged: Staged) -> tuple[Plan, Staged, Resolution, ConduitError | None]:
         """Resolve a step, cutting it before each record that must not be handled."""

@@ -135,6 +135,7 @@ class Publisher:
 
     def _drop(self, shipment: Shipment, records: int, cause: ConduitError) -> None:
         self._context.store.deliveries.dropped(shipment.plan.step, shipment.consumer, records, cause.message)
+        shipment.dropped = records
         cause.message = f"{records} records of step {shipment.plan.step} are dropped (at-most-once): {cause.message}"
 
     # -- after a crash ------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.sending import send_task
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.state.overview import consumer_rows, source_rows
 from conduit_dagster.state.tables import steps
 
 ROWS = [{"i": i} for i in range(40)]
@@ -82,6 +83,29 @@ def test_at_most_once_drops_the_rest_of_a_delivery_that_fails(lab: Lab) -> None:
     script.says()
     assert lab.run().error is None
     assert script.sent() == [list(range(20, 30)), list(range(30, 40))]
+
+
+def test_an_at_most_once_step_counts_although_its_delivery_fails(lab: Lab) -> None:
+    """It is done, and no later run counts it: so the run's own counts are those of the store."""
+    script = Script(lab)
+    refusing = processor("no", "error", "after.i == 12", message="twelve")
+    lab.pipeline(
+        connectors=[source(), scripted(), destination("good")],
+        processors=[DECODE, refusing],
+        delivery={"strategy": "at-most-once", "batch-size": 10},
+        **{"dead-letter-queue": queue()},
+    )
+    script.says(outage=[13])
+    result = lab.run()
+    assert result.error is not None and "9 records of step 2 are dropped" in result.error.message
+    progress = result.progress
+    assert (progress.read, progress.nacked, progress.dead_lettered) == (20, 1, 1)
+    assert progress.delivered == {"out": 10, "good": 19}
+    with lab.store() as database:
+        (stored,) = source_rows(database, "p")
+        delivered = {row["id"]: row["delivered"] for row in consumer_rows(database, "p")}
+    assert (stored["records"], stored["nacked"], stored["acked"]) == (20, 1, 19)
+    assert delivered == {"dead_letters": 1, **progress.delivered}
 
 
 def test_at_most_once_sends_nothing_again_when_spark_repeats_a_task(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
