@@ -21,7 +21,7 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split
-from conduit_dagster.state.log_store import LogPart, LogState, LogStore
+from conduit_dagster.state.log_store import ActiveSegment, LogPart, LogState, LogStore
 
 
 class Append(NamedTuple):
@@ -61,6 +61,8 @@ class Appender:
         self._name, self._sources = context.name, context.pipeline.sources
         self._failure: ConduitError | None = None
         self._is_entered = False
+        self._active: dict[str, ActiveSegment] = {}
+        """By source: only this run appends, and a segment of small appends has a hundred thousand files."""
         self._miscounted = set[str]()
         """Sources whose splits were miscounted: this run logs their ranges as one split each."""
         self.rolled = True
@@ -124,10 +126,13 @@ class Appender:
 
     def to(self, node: SourceNode, start: Position, end: Position, offset: int) -> Append:
         """Return the append of a source range that ends in the log right before ``offset``."""
-        segment = self._store.transactions.read(
-            lambda connection: self._log.segment_for_append(connection, node.id, self._settings.segment_bytes)
-        )
+        segment = self._active_of(node.id).for_append(offset, self._settings.segment_bytes)
         return Append(node, start, end, offset, segment, LogFolder(self._base, self._name, node.id))
+
+    def _active_of(self, source: str) -> ActiveSegment:
+        if source not in self._active:
+            self._active[source] = self._store.transactions.read(partial(self._log.active, source=source))
+        return self._active[source]
 
     def state(self, source: str) -> LogState:
         """Return the log state of a source: its position and next offset."""
@@ -190,6 +195,8 @@ class Appender:
 
         self._store.transactions.run(work)
         for append, parts in written:
+            source = append.node.id
+            self._active[source] = self._active[source].with_parts(append.segment, parts)
             for part in parts:
                 append.folder.publish_name(append.segment, part.name)
             self.rolled = self.rolled or (append.segment == append.offset and append.offset > 0)

@@ -63,6 +63,21 @@ class Segment(NamedTuple):
     """Whether it is the newest segment, the only one that is appended to."""
 
 
+class ActiveSegment(NamedTuple):
+    """The segment that is appended to."""
+
+    first: int
+    bytes: int
+
+    def for_append(self, offset: int, size: int) -> int:
+        """Return the segment of an append at ``offset``: this one, or a new one once it has ``size`` bytes."""
+        return self.first if self.bytes < size else offset
+
+    def with_parts(self, segment: int, parts: Sequence[LogPart]) -> ActiveSegment:
+        """Return the segment that is appended to after an append of these files to ``segment``."""
+        return ActiveSegment(segment, sum(part.bytes for part in parts) + (self.bytes if segment == self.first else 0))
+
+
 class LogStore:
     """The manifest of one pipeline's logs. Only the pipeline's owner may change it."""
 
@@ -74,19 +89,20 @@ class LogStore:
         row = connection.execute(sa.select(logs).where(*self._log(source))).mappings().first()
         return LogState(0, None) if row is None else LogState(row["next_offset"], json.loads(row["position"]))
 
-    def segment_for_append(self, connection: sa.Connection, source: str, size: int = DEFAULT_SEGMENT_BYTES) -> int:
-        """Return the next append's segment: the active one, or a new one once the active one has ``size`` bytes.
+    def active(self, connection: sa.Connection, source: str) -> ActiveSegment:
+        """Return the segment that is appended to; without a file yet the one that the next append begins."""
+        part = log_parts.c
+        newest = sa.select(part.segment).where(*self._parts(source)).order_by(part.first.desc()).limit(1)
+        first = connection.execute(newest).scalar_one_or_none()
+        if first is None:
+            return ActiveSegment(self.state(connection, source).next_offset, 0)
+        mine = (*self._parts(source), part.first >= first, part.segment == first)
+        size = connection.execute(sa.select(sa.func.sum(part.bytes)).where(*mine)).scalar_one()
+        return ActiveSegment(first, int(size))
 
-        Source: CASES C19.
-        """
-        newest = sa.select(sa.func.max(log_parts.c.segment)).where(*self._parts(source)).scalar_subquery()
-        mine = (*self._parts(source), log_parts.c.segment == newest)
-        first, bytes_ = connection.execute(
-            sa.select(sa.func.max(log_parts.c.segment), sa.func.sum(log_parts.c.bytes)).where(*mine)
-        ).one()
-        if first is not None and int(bytes_) < size:
-            return int(first)
-        return self.state(connection, source).next_offset
+    def segment_for_append(self, connection: sa.Connection, source: str, size: int = DEFAULT_SEGMENT_BYTES) -> int:
+        """Return the next append's segment. Reads all files of the active one; source: CASES C19."""
+        return self.active(connection, source).for_append(self.state(connection, source).next_offset, size)
 
     def position_before(self, connection: sa.Connection, source: str, offset: int) -> Any:
         """Return the source's position after the last file that ends at or before ``offset``; None if no file does."""
@@ -111,10 +127,16 @@ class LogStore:
 
     def parts(self, connection: sa.Connection, source: str, start: int = 0, stop: int | None = None) -> list[LogPart]:
         """Return the files that overlap ``start <= offset < stop``, in order."""
-        where = [*self._parts(source), log_parts.c.next > start]
+        part = log_parts.c
+        where = [*self._parts(source), part.next > start]
+        if start:
+            # files don't overlap: the index need not be read before the one in which the range begins
+            at_start = sa.select(part.first).where(*self._parts(source), part.first <= start)
+            first = at_start.order_by(part.first.desc()).limit(1).scalar_subquery()
+            where.append(part.first >= sa.func.coalesce(first, start))
         if stop is not None:
-            where.append(log_parts.c.first < stop)
-        rows = connection.execute(sa.select(log_parts).where(*where).order_by(log_parts.c.first)).mappings()
+            where.append(part.first < stop)
+        rows = connection.execute(sa.select(log_parts).where(*where).order_by(part.first)).mappings()
         return [_part(row) for row in rows]
 
     def segments(self, connection: sa.Connection, source: str) -> list[Segment]:

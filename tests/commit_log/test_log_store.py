@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Callable
+from itertools import count
+
 import pytest
+import sqlalchemy as sa
 from lab.commit_log_lab import PIPELINE, SOURCE, LogLab
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.delivery_store import offsets_of, set_offsets
-from conduit_dagster.state.log_store import LogState, Segment
+from conduit_dagster.state.log_store import LogPart, LogState, Segment
 
 
 def state(log: LogLab) -> LogState:
@@ -45,6 +50,30 @@ def test_a_range_names_the_files_that_overlap_it(log: LogLab) -> None:
     assert [p.first for p in log.parts(2, 2)] == []
     assert [p.first for p in log.parts(4)] == [4]
     assert log.parts() == log.parts(0, 6)
+
+
+def test_a_range_costs_the_same_in_a_long_log(log: LogLab) -> None:
+    """A log of small steps has a hundred thousand files, and each step asks for its own."""
+
+    def add(first: int, end: int) -> int:
+        """Add files without their bytes; return how much SQLite does to find the last one."""
+        parts = [LogPart(i, i + 1, 0, f"{i}", 1, 1, "") for i in range(first, end)]
+        log.run(lambda c: log.store.commit(c, SOURCE, parts, None))
+        return log.look(lambda c: _work(c, lambda: log.store.parts(c, SOURCE, end - 1, end)))
+
+    short = add(0, 100)
+    assert add(100, 5000) < 2 * short
+
+
+def _work(connection: sa.Connection, ask: Callable[[], object]) -> int:
+    """Return the number of instructions of SQLite's virtual machine."""
+    steps = count()
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    driver.set_progress_handler(lambda: next(steps) and 0, 1)
+    ask()
+    driver.set_progress_handler(None, 1)
+    return next(steps)
 
 
 def test_an_append_that_is_not_the_continuation_is_refused_and_changes_nothing(log: LogLab) -> None:

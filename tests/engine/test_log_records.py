@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from lab.kills import hooked
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster import storage
+from conduit_dagster.state.log_store import ActiveSegment, LogStore
 
 ROWS = [{"i": i} for i in range(100)]
 
@@ -110,6 +113,29 @@ def test_c19_a_full_segment_is_closed(lab: Lab) -> None:
     assert lab.run().error is None
     segments = sorted(path.name for path in (lab.root / ".conduit" / "log" / "p" / "in").iterdir())
     assert segments == [f"segment={first:020d}" for first in (0, 20, 40, 60, 80)]
+
+
+def test_a_run_adds_up_its_segments_once(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment of small steps has a hundred thousand files: no step may ask for all of them."""
+    active, asked, size = LogStore.active, list[str](), 20_000
+
+    def counted(store: LogStore, connection: sa.Connection, source: str) -> ActiveSegment:
+        asked.append(source)
+        return active(store, connection, source)
+
+    monkeypatch.setattr(LogStore, "active", counted)
+    for rows in (ROWS[:50], ROWS[50:]):
+        lab.write("in.jsonl", rows, mode="w" if rows[0] == ROWS[0] else "a")
+        build(lab, **{"batch-size": 5, "log-segment-size": size, "log-retention": {"time": "1h"}})
+        assert lab.run().error is None
+    assert asked == ["in", "in"]
+    with lab.store() as database, database.connect() as connection:
+        parts = LogStore("p").parts(connection, "in")
+    assert len(parts) == 20
+    segments = [list(some) for _, some in groupby(parts, lambda part: part.segment)]
+    sizes = [[part.bytes for part in some] for some in segments]
+    assert len(sizes) > 1
+    assert all(sum(some) >= size > sum(some[:-1]) for some in sizes[:-1])
 
 
 ONCE = '''
