@@ -16,7 +16,7 @@ from conduit_dagster.engine.stage_job import Ledger
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Destination
+from conduit_dagster.sdk import Destination, Source
 from conduit_dagster.state.connector_registrations import inside
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.steps import LoggedRange, Plan, ProcessorState, Range
@@ -26,6 +26,12 @@ def planned_target(destination: Destination) -> dict[str, str | None]:
     """Return the identity of a destination in a prepared step; a path inside the project is relative to it."""
     address = destination.address
     return {"plugin": destination.name, "target": address and inside(address, destination.context.root)}
+
+
+def next_offset(source: Source, known: SourceState) -> int:
+    """Return the offset of a source's next record."""
+    # a log entry keeps its offset, even if a rewind has moved the source
+    return known.position if isinstance(source, LogSource) else known.records
 
 
 class PlanCursor:
@@ -175,8 +181,7 @@ class StepPlanner:
         end = latest_of(source_node.node, source_node.source, known.position, limit, horizon)
         if end == known.position:
             return None
-        # a log entry keeps its offset, even if a rewind has moved the source
-        offset = known.position if isinstance(source_node.source, LogSource) else known.records
+        offset = next_offset(source_node.source, known)
         return Range(source, known.generation, known.position, end, offset, source_node.origin)
 
     # -- cut step -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from conduit_dagster.engine.delivery_progress import Shipment, as_delivery, prog
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import joined_members
 from conduit_dagster.engine.open_work import settle_letters
-from conduit_dagster.engine.plan import planned_target
+from conduit_dagster.engine.plan import next_offset, planned_target
 from conduit_dagster.engine.registering import changed_source, register, retire
 from conduit_dagster.engine.restage import is_staged
 from conduit_dagster.engine.source_nodes import SourceNode
@@ -114,10 +114,11 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
         if plan.targets.get(name, planned_target(destination)) != planned_target(destination):
             return False
     for span in plan.ranges:
-        known = state.sources[span.source]
-        if pipeline.source_node(span.source).source.gives_up(span.start, span.end):
+        known, source = state.sources[span.source], pipeline.source_node(span.source).source
+        if source.gives_up(span.start, span.end):
             return False
-        if (known.generation, known.position) != (span.generation, span.start):
+        # the step before it may have other records than when this one was planned behind it
+        if (known.generation, known.position, next_offset(source, known)) != (span.generation, span.start, span.offset):
             return False
     # a stateful processor may have been added to the file since, or restored
     memory = loop.planner.memory()

@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 import pytest
-from lab.kills import at
+from lab.kills import Crash, at, crash, hooked
 from lab.scripted import Script, scripted
 from lab.stopping import forced_stop_once
-from lab.support import DECODE, Crashes, Lab, destination, queue, source
+from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
 from conduit_dagster.engine.run_options import RunOptions
@@ -175,6 +175,37 @@ def test_a_step_that_was_only_planned_gives_way_to_other_settings(lab: Lab, cras
     lab.pipeline(connectors=[corrected, destination()], delivery={"log": "records"})
     assert lab.run().error is None
     assert (lab.root / "out.jsonl").read_text().splitlines() == ["1,2", "3,4"]
+
+
+@pytest.mark.parametrize("header", [False, True])
+def test_offsets_go_on_without_gap_where_a_planned_step_has_other_records_now(lab: Lab, header: bool) -> None:
+    """Two steps are planned, none is prepared; then the first one has a record more or less than when it was staged."""
+    planned, count = threading.Event(), 0
+
+    def build(header: bool) -> None:
+        numbers = source()
+        numbers["settings"]["header"] = str(header).lower()
+        refusing = processor("no", "error", message="no")
+        more = {"delivery": {"batch-size": 3, "max-in-flight": 2}, "dead-letter-queue": queue()}
+        lab.pipeline(connectors=[numbers, destination()], processors=[refusing], **more)
+
+    def hook(point: str, _: str) -> None:
+        nonlocal count
+        count += point == "after-plan"
+        if count == 2:
+            planned.set()
+        if point == "before-prepare":
+            assert planned.wait(120)
+            crash()
+
+    lab.write("in.jsonl", [f"line {i}" for i in range(12)])
+    build(header)
+    with hooked(hook), pytest.raises(Crash):
+        lab.run()
+    build(not header)
+    assert lab.run().error is None
+    letters = [int(row["metadata"]["conduit.dlq.offset"]) for row in lab.documents("dead.jsonl")]
+    assert letters == list(range(12 if header else 11))
 
 
 def test_a_runs_jobs_are_known_whoever_had_the_lease_since(lab: Lab) -> None:
