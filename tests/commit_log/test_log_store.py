@@ -63,6 +63,8 @@ def test_a_range_costs_the_same_in_a_long_log(log: LogLab) -> None:
 
     short = add(0, 100)
     assert add(100, 5000) < 2 * short
+    behind = [log.look(lambda c, at=at: _work(c, lambda: log.store.position_before(c, SOURCE, at))) for at in (4999, 1)]
+    assert behind[1] < 2 * behind[0]
 
 
 def _work(connection: sa.Connection, ask: Callable[[], object]) -> int:
