@@ -42,9 +42,8 @@ class SourceErrors:
         if state[:3] == "57P":
             return self._transient("postgres.unreachable", _said(error), "is the server up? nothing was lost")
         if state == "55000":
-            return self._fatal(
-                "postgres.slot_unusable", _said(error), "see docs/connectors/postgres.md, Troubleshooting"
-            )
+            fix = f"SELECT * FROM pg_replication_slots says more; if {self._slot} can't be read any more, drop it, then"
+            return self._fatal("postgres.slot_unusable", _said(error), f"{fix} {START_OVER}")
         if state == "55006":
             return self._transient(
                 "postgres.slot_active", _said(error), "end the other reader, or give each a slot of its own"
@@ -64,8 +63,10 @@ class SourceErrors:
 
     def slot_lost(self) -> ConduitError:
         """Return the error for a slot invalidated by the server."""
-        message = f"the server has given up the replication slot {self._slot}: it kept more WAL than is allowed"
-        fix = f"SELECT pg_drop_replication_slot('{self._slot}'); raise max_slot_wal_keep_size; then {START_OVER}"
+        why = "it kept more WAL, or was idle for longer, than is allowed"
+        message = f"the server has given up the replication slot {self._slot}: {why}"
+        raised = "raise max_slot_wal_keep_size or idle_replication_slot_timeout"
+        fix = f"SELECT pg_drop_replication_slot('{self._slot}'); {raised}; then {START_OVER}"
         return self._fatal("postgres.slot_lost", message, fix)
 
     def slot_moved(self, confirmed: str, position: str) -> ConduitError:
