@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,20 @@ from conduit_dagster.sdk import Limit
 # -- one file or another --------------------------------------------------------------------------------------------
 
 
-def test_an_inode_that_is_given_to_the_next_file(tmp_path: Path, log: Path) -> None:
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder on a disk: in memory no inode is given again."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="conduit-") as folder:
+        yield Path(folder)
+
+
+def test_an_inode_that_is_given_to_the_next_file(disk: Path) -> None:
     """It begins and ends like the previous file, which was read and removed: it is read as well."""
-    inbox = tmp_path / "in"
+    inbox = disk / "in"
     inbox.mkdir()
     write(inbox / "1.jsonl", OLD)
     inode = (inbox / "1.jsonl").stat().st_ino
-    source = Reader(tmp_path, "in/")
+    source = Reader(disk, "in/")
     assert source.step() == OLD
     time.sleep(0.02)  # a file's birth time has the resolution of the kernel's clock tick
     (inbox / "1.jsonl").unlink()

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
+from conduit_dagster.connectors.spark.driver_session import current_session
 from conduit_dagster.connectors.spark.lander import SnapshotLander
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
@@ -174,12 +175,13 @@ _REBASE = "spark.sql.parquet.datetimeRebaseModeIn"
 
 @pytest.fixture
 def julian(spark: SparkSession) -> Iterator[None]:
-    """Spark's settings for files of Spark 2."""
-    for way in ("Write", "Read"):
-        spark.conf.set(f"{_REBASE}{way}", "LEGACY")
+    """Spark's settings for files of Spark 2. The current session may be another test's."""
+    places = [(one, f"{_REBASE}{way}") for one in (spark, current_session()) for way in ("Write", "Read")]
+    for session, key in places:
+        session.conf.set(key, "LEGACY")
     yield
-    for way in ("Write", "Read"):
-        spark.conf.unset(f"{_REBASE}{way}")
+    for session, key in places:
+        session.conf.unset(key)
 
 
 @pytest.mark.slow
