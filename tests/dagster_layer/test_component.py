@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from dagster_layer.commands import call
 from dagster_layer.project_folder import Folder
+from lab.choice import some
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +72,8 @@ def _dg(folder: Folder, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.usefixtures("connected")
-def test_a_project_that_exists_takes_pipelines_in(folder: Folder) -> None:
+@pytest.mark.parametrize("mistakes", some([False], [True]))
+def test_a_project_that_exists_takes_pipelines_in(folder: Folder, mistakes: bool) -> None:
     """Listed, scaffolded, checked and run by the project's own executor with an asset behind it."""
     defs = folder.root / "src" / "theirs" / "defs"
     defs.mkdir(parents=True)
@@ -84,7 +86,8 @@ def test_a_project_that_exists_takes_pipelines_in(folder: Folder) -> None:
     assert code == 0, said
     ingest = defs / "ingest"
     assert {"defs.yaml", "conduit.yaml", "pipelines", "data"} <= {one.name for one in ingest.iterdir()}
-    _mistakes_are_told(folder, ingest)
+    if mistakes:
+        _mistakes_are_told(folder, ingest)
     (ingest / "defs.yaml").write_text(DEFS + INLINE)
     (defs / "report.py").write_text(REPORT)
     listed = json.loads(_last_line(_dg(folder, "list", "defs", "--json")[1]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.choice import some
 from lab.spark_formats import build, given, taken
 from lab.stopping import forced_stop_once
 from lab.support import Lab, destination
@@ -122,7 +123,7 @@ def test_a_forced_stop_ends_what_spark_does_for_a_connector(lab: Lab, waits: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("waits", ["stream", "append"])
+@pytest.mark.parametrize("waits", some(["stream"], ["append"]))
 def test_a_forced_stop_on_spark_connect(
     tmp_path: Path, connect_server: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], waits: str
 ) -> None:

@@ -75,5 +75,5 @@ def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
         return ()
     if WHOLE or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies
-    both = kind == "file" and scenario.name in ("two", "nacks", "join")
+    both = kind == "file" and scenario.name == "two"
     return ("exactly-once", "at-most-once") if both else scenario.strategies[:1]

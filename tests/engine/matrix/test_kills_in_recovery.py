@@ -8,6 +8,7 @@ from engine.matrix.kill_cases import Case, Combination
 from engine.matrix.kill_destinations import PLACES
 from engine.matrix.kill_plan import outcome
 from engine.matrix.kill_round import World
+from lab.choice import in_matrix
 
 pytestmark = pytest.mark.slow
 
@@ -26,6 +27,7 @@ def test_killed_again_during_recovery(world: World) -> None:
     _judge(world, cases)
 
 
+@in_matrix
 def test_killed_again_and_again(world: World) -> None:
     """Six runs die one after the other, each further on in the same step."""
     deaths = ("after-prepare", "after-lease", "before-publish", "after-publish", "after-delivered", "before-done")
