@@ -216,7 +216,7 @@ class _Specs:
         try:
             settings = processor.settings if kind is None else kind.travelling(processor.settings, self.root)
         except ConduitError as error:
-            error.node = error.node or node
+            error.set_node(node)
             raise
         return ProcessorSpec(
             node, processor.plugin, dict(settings), processor.condition or "", processor.namespace or ""

@@ -255,7 +255,7 @@ def _naming(node: str) -> Generator[None]:
     try:
         yield
     except ConduitError as error:
-        error.node = error.node or node
+        error.set_node(node)
         raise
 
 

@@ -50,7 +50,7 @@ def refused_letter(sent: Sent, node: str, redaction: Redaction) -> ConduitError 
         # the queue may accept it later: treat it like any other failed dead-letter write (CASES B7)
         message = f"the dead-letter queue did not take a record: {reason(sent.nacks[0], redaction)}"
         error = TransientError(message, code="dead_letters.write_failed", fix="fix the queue; nothing was lost")
-    error.node = error.node or node
+    error.set_node(node)
     return error
 
 
@@ -76,9 +76,7 @@ def split_error(error: object, node: str) -> TransientError:
 
 def lone_error(source: str, offset: int, where: str, error: object, node: str) -> TransientError:
     """Return the error that stops the run at a single record that fails without being refused."""
-    pipeline, _, consumer = node.partition(":")
-    of, name = f"{shlex.quote(pipeline)} {shlex.quote(consumer)}", shlex.quote(source)
-    mark = f"conduit-dagster offsets mark {of} --offset {offset} --source {name}"
+    mark = f"conduit-dagster offsets mark PIPELINE CONNECTOR --offset {offset} --source {shlex.quote(source)}"
     return TransientError(
         f"one record fails: {error}",
         code="delivery.record_failed",

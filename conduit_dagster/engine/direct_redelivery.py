@@ -69,7 +69,7 @@ class DirectRedelivery(Redelivery):
 
     def _not_sent(self, child: DeliveryChild, error: ConduitError, bulk: bool) -> None:
         shipment = self._shipment
-        error.node = error.node or self._node
+        error.set_node(self._node)
         if not bulk:
             raise error
         cause = None if self._redaction else error

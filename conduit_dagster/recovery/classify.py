@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -171,18 +170,7 @@ def survivable(error: BaseException) -> Exception | None:
 
 
 def blame(error: BaseException, node: str, code: str = "connector.failed") -> ConduitError:
-    """Return a plugin's error as a ``ConduitError`` that names its node; transient, under ``code``, if unclassified.
-
-    In its fix the words ``PIPELINE`` and ``CONNECTOR`` become those of the node, so that a command can be typed as it
-    stands.
-    """
+    """Return a plugin's error as a ``ConduitError`` that names its node; transient, under ``code``, if unclassified."""
     known = classify(error, doing=f"{node} failed" if isinstance(error, OSError) else "", code=code)
-    known.node = known.node or node
-    known.fix = known.fix and _named(known.fix, known.node)
+    known.set_node(node)
     return known
-
-
-def _named(fix: str, node: str) -> str:
-    pipeline, _, below = node.partition(":")
-    names = {"PIPELINE": pipeline, "CONNECTOR": below.partition(":")[0]}
-    return re.sub(r"\b(PIPELINE|CONNECTOR)\b", lambda found: shlex.quote(names[found[1]] or found[1]), fix)

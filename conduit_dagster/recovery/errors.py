@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import re
+import shlex
 from typing import Final
 
 from conduit_dagster.recovery.codes import class_of, is_code
@@ -13,14 +15,16 @@ from conduit_dagster.store_files import StoreError
 MARK: Final = "conduit-error: "
 """Prefix of the note that carries an error through wrappers that keep only its text."""
 
+_NAMES: Final = re.compile(r"\b(?:PIPELINE|CONNECTOR)\b")
+
 
 class ConduitError(Exception):
     """An error that stops a pipeline, reported once and clearly.
 
     ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); any other value is omitted, and the
     message mentions it. ``place``: location of the error (a file, a connector, a position). ``fix``: the next thing to
-    do; a connector writes PIPELINE and CONNECTOR for its own pipeline and itself. Secrets known to this process are
-    masked in all three.
+    do; PIPELINE and CONNECTOR in it become those of ``node``, so that a command can be typed as it stands. Secrets
+    known to this process are masked in all three.
     """
 
     fatal = False
@@ -44,9 +48,19 @@ class ConduitError(Exception):
         self.code = str(code)
         self.place = hide(place) if isinstance(place, str) else place
         self.fix = hide(fix) if isinstance(fix, str) else fix
-        self.node = node
+        self.node: str | None = None
+        if node:
+            self.set_node(node)
         # Spark workers, py4j and Dagster keep only an exception's text, but all of it, including notes
         self.add_note(MARK + self._as_json())
+
+    def set_node(self, node: str) -> None:
+        """Set the node unless it has one, and put its pipeline and connector in place of those words in the fix."""
+        self.node = self.node or node
+        pipeline, _, below = self.node.partition(":")
+        names = {"PIPELINE": pipeline, "CONNECTOR": below.partition(":")[0]}
+        if isinstance(self.fix, str):
+            self.fix = _NAMES.sub(lambda found: shlex.quote(names[found[0]] or found[0]), self.fix)
 
     def fields(self) -> dict[str, str | None]:
         """Return code, message, node, place and fix, by name."""

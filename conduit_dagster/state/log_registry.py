@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from typing import Any
 
 import sqlalchemy as sa
@@ -155,8 +154,8 @@ def _not_read_up(pipeline: str, source: str) -> FatalError:
 
 def _logged_otherwise(pipeline: str, source: str, joined: bool) -> FatalError:
     what = "passed its processors for a join, and would pass them again"
-    fix = "set fan-in: join again, and run until they are joined, or skip them with"
-    fix += f" conduit-dagster positions rewind {shlex.quote(pipeline)} {shlex.quote(source)}"
+    fix = "set fan-in: join again, and run until they are joined, or skip them with conduit-dagster positions rewind"
+    fix += " PIPELINE CONNECTOR"
     if joined:
         what, fix = "did not pass its processors, as a join needs them", "set fan-in back and run with --once"
     return FatalError(

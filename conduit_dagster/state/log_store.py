@@ -17,9 +17,6 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.row_statements import insert, put
 from conduit_dagster.state.tables import log_parts, logs
 
-DEFAULT_SEGMENT_BYTES = 1_000_000_000
-"""Size at which a segment is closed and a new one becomes active (reference 4)."""
-
 
 class LogPart(msgspec.Struct, frozen=True):
     """One file of the log."""
@@ -70,7 +67,10 @@ class ActiveSegment(NamedTuple):
     bytes: int
 
     def for_append(self, offset: int, size: int) -> int:
-        """Return the segment of an append at ``offset``: this one, or a new one once it has ``size`` bytes."""
+        """Return the segment of an append at ``offset``: this one, or a new one once it has ``size`` bytes.
+
+        Source: CASES C19.
+        """
         return self.first if self.bytes < size else offset
 
     def with_parts(self, segment: int, parts: Sequence[LogPart]) -> ActiveSegment:
@@ -90,7 +90,10 @@ class LogStore:
         return LogState(0, None) if row is None else LogState(row["next_offset"], json.loads(row["position"]))
 
     def active(self, connection: sa.Connection, source: str) -> ActiveSegment:
-        """Return the segment that is appended to; without a file yet the one that the next append begins."""
+        """Return the segment that is appended to; without a file yet the one that the next append begins.
+
+        Reads all files of the segment.
+        """
         part = log_parts.c
         newest = sa.select(part.segment).where(*self._parts(source)).order_by(part.first.desc()).limit(1)
         first = connection.execute(newest).scalar_one_or_none()
@@ -99,10 +102,6 @@ class LogStore:
         mine = (*self._parts(source), part.first >= first, part.segment == first)
         size = connection.execute(sa.select(sa.func.sum(part.bytes)).where(*mine)).scalar_one()
         return ActiveSegment(first, int(size))
-
-    def segment_for_append(self, connection: sa.Connection, source: str, size: int = DEFAULT_SEGMENT_BYTES) -> int:
-        """Return the next append's segment. Reads all files of the active one; source: CASES C19."""
-        return self.active(connection, source).for_append(self.state(connection, source).next_offset, size)
 
     def position_before(self, connection: sa.Connection, source: str, offset: int) -> Any:
         """Return the source's position after the last file that ends at or before ``offset``; None if no file does."""

@@ -74,8 +74,8 @@ class LogLab:
         publish: bool = True,
     ) -> list[LogPart]:
         """Append one record per namespace, in this many files of one segment. ``nacked``: offsets."""
-        segment = self.look(lambda c: self.store.segment_for_append(c, self.source, size))
         first = self.look(lambda c: self.store.state(c, self.source)).next_offset
+        segment = self.look(lambda c: self.store.active(c, self.source)).for_append(first, size)
         share = -(-len(namespaces) // files)
         parts = [
             self.write(segment, first + start, namespaces[start : start + share], nacked)

@@ -197,11 +197,9 @@ class _Import:
 
     def _written(self) -> Iterator[LogPart]:
         size = self._lock.bound.config.delivery.log_segment_size
-        segment = self._lock.store.transactions.read(
-            lambda connection: self._log.segment_for_append(connection, self._source, size)
-        )
+        active = self._lock.store.transactions.read(lambda connection: self._log.active(connection, self._source))
         # the first segment of an empty log begins with the file
-        segment = self._first if segment == self._logged().next_offset else segment
+        segment = active.for_append(self._first, size) if active.bytes else self._first
         entries, first = self._imported.entries(), self._first
         while first <= self._last:
             made = self._part(segment, first, entries, size)

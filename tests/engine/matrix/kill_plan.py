@@ -33,7 +33,8 @@ def kills(of: Combination, passed: Counter[str]) -> list[Case]:
     ]
     if WHOLE or of.scenario == "one":
         return every
-    shared = [case for case in every if _point(case) in reachable(SCENARIOS["one"], of.strategy)]
+    of_one = reachable(SCENARIOS["one"], of.strategy)
+    shared = [case for case in every if _point(case) in of_one]
     # so that two scenarios leave out different ones
     left_out = shared[sum(map(ord, of.scenario)) % 2 :: 2]
     return [case for case in every if case not in left_out]
