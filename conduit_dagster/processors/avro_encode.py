@@ -67,7 +67,8 @@ class AvroEncode(AvroProcessor):
     are left out. An integer that `float` or `double` can't hold exactly is nacked, and so is a text that is no UUID
     where the schema wants one; a fraction is rounded to `float`.
     With `autoRegister` fields are ordered by name, integers are `long`, and a null is a nullable string: records of one
-    shape may give different schemas.
+    shape may give different schemas. A record whose schema the registry does not take, such as one that is incompatible
+    with the subject's earlier ones, is nacked.
 
     Without an external registry the schemas are files of the project. An unreachable registry is an outage: the step is
     repeated.

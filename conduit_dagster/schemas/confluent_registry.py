@@ -16,13 +16,15 @@ from urllib3.util import Retry, Timeout
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.schemas.schema_registry import Schema, UnknownSchemaError
+from conduit_dagster.schemas.schema_registry import RefusedSchemaError, Schema, UnknownSchemaError
 
 _TYPE = "application/vnd.schemaregistry.v1+json"
 _SECONDS = 10.0
 _SHOWN: Final = 200
 _BUSY: Final = (408, 425, 429)
 _LOGIN: Final = (401, 403, 407)
+_NOT_TAKEN: Final = (409, 422)
+"""An incompatible schema, and an invalid one: other records of the subject may have schemas that it takes."""
 _UNKNOWN: Final = range(40401, 40500)
 """Codes of the API for an unknown subject, version or schema; a URL that does not exist has none of them."""
 
@@ -94,7 +96,7 @@ class ConfluentRegistry:
     def register(self, subject: str, text: str) -> Schema:
         """Return the schema under this subject, registering it as the newest version if it is new.
 
-        Raises ``FatalError`` (``schemas.refused``) if the registry refuses it.
+        Raises :class:`RefusedSchemaError` if the registry does not take it.
         """
         found = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", _Number, {"schema": text})
         return Schema(found.id, text)
@@ -124,11 +126,13 @@ class ConfluentRegistry:
             )
         if not said.message and answer.status not in _LOGIN:
             return self._foreign(answer)
+        if answer.status in _NOT_TAKEN:
+            return RefusedSchemaError(f"the registry does not take the schema: {answer.status} {_excerpt(answer)}")
         return FatalError(
             f"the schema registry refuses: {answer.status} {_excerpt(answer)}",
             code="schemas.refused",
             place=self._url + path,
-            fix="check the login and the subject's compatibility",
+            fix="check the login and its rights on the subject",
         )
 
     def _foreign(self, answer: urllib3.BaseHTTPResponse) -> TransientError:

@@ -92,6 +92,10 @@ class UnknownSchemaError(Exception):
     """Raised if the registry does not have the schema."""
 
 
+class RefusedSchemaError(Exception):
+    """Raised if the registry does not take a schema: it is invalid, or incompatible with the subject's earlier ones."""
+
+
 class SchemaRegistry(Protocol):
     """Store of schemas by id and subject. Each method raises ``TransientError`` if the registry is unreachable."""
 
@@ -104,7 +108,10 @@ class SchemaRegistry(Protocol):
         ...
 
     def register(self, subject: str, text: str) -> Schema:
-        """Return the schema under this subject, registering it as the newest version if it is new."""
+        """Return the schema under this subject, registering it as the newest version if it is new.
+
+        Raises :class:`RefusedSchemaError`.
+        """
         ...
 
 

@@ -18,7 +18,7 @@ from processors.avro_runs import AUTO, WIRE, decode, encode
 from processors.conftest import make
 
 from conduit_dagster.processors.avro_encode import AvroEncode
-from conduit_dagster.record import Record
+from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.schemas.schema_registry import FolderRegistry
 
@@ -51,7 +51,7 @@ def test_the_registry_is_asked_once_and_let_in_by_its_login(registry_server: Reg
     [
         (503, TransientError, "schemas.unreachable"),
         (401, FatalError, "schemas.refused"),
-        (409, FatalError, "schemas.refused"),
+        (403, FatalError, "schemas.refused"),
     ],
 )
 def test_a_registry_that_fails_is_no_records_fault(
@@ -61,6 +61,19 @@ def test_a_registry_that_fails_is_no_records_fault(
     with pytest.raises(kind) as error:
         encode(Record("1", {}, {"a": 1}), registry_server.url("user:secret@"))
     assert error.value.code == code and "secret" not in f"{error.value} {error.value.place}"
+
+
+@pytest.mark.parametrize("status", [409, 422])
+def test_a_schema_that_the_registry_does_not_take_is_its_records_fault(
+    registry_server: RegistryServer, status: int
+) -> None:
+    """Those of other records it may take."""
+    processor = make("avro.encode", {**AUTO, "url": registry_server.url()})
+    [first] = processor.process_block([Record("1", {}, {"a": 1})])
+    registry_server.answer = status
+    known, new = processor.process_block([Record("2", {}, {"a": 2}), Record("3", {}, {"a": "text"})])
+    assert isinstance(first, Record) and isinstance(known, Record)
+    assert isinstance(new, Nack) and new.code == "avro.refused_schema" and str(status) in new.message
 
 
 def test_a_login_may_hold_any_character(registry_server: RegistryServer) -> None:

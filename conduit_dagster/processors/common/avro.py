@@ -29,6 +29,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.schemas.confluent_registry import Access, ConfluentRegistry
 from conduit_dagster.schemas.schema_registry import (
     FolderRegistry,
+    RefusedSchemaError,
     Schema,
     SchemaRegistry,
     UnknownSchemaError,
@@ -123,12 +124,15 @@ class AvroProcessor(Processor):
 def asking(ask: Callable[..., Schema], *arguments: Any) -> Schema:
     """Return the registry's answer.
 
-    Raises :class:`ProcessError` for an unknown schema; a request that the registry refuses stops the step.
+    Raises :class:`ProcessError` for an unknown schema and for one that the registry does not take; any other request
+    that it refuses, such as one with a wrong login, stops the step.
     """
     try:
         return ask(*arguments)
     except UnknownSchemaError as error:
         raise ProcessError(str(error), code="avro.unknown_schema") from None
+    except RefusedSchemaError as error:
+        raise ProcessError(str(error), code="avro.refused_schema") from None
     except FatalError as error:
         raise StepError(error.message, code=error.code, place=error.place, fix=error.fix) from None
 
