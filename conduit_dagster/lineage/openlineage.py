@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from threading import Thread
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ from conduit_dagster.engine.run_options import Ended, Listen, ignore_run
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.extras import install_command
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Dataset
-from conduit_dagster.secret_values import hide
+from conduit_dagster.sdk import Destination, Source
+from conduit_dagster.secret_values import hide, masked
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -34,7 +34,8 @@ log = structlog.get_logger("conduit.lineage")
 def listener_of(project: Project) -> Listen:
     """Return the listener configured in the project's settings; one that does nothing if none is configured.
 
-    Raises ``FatalError`` (``lineage.not_installed``) if the client is missing.
+    Raises ``FatalError`` if the client is missing (``lineage.not_installed``), or refuses its own configuration
+    (``lineage.config_invalid``).
     """
     settings = project.settings.lineage
     if not settings.openlineage:
@@ -48,8 +49,16 @@ def listener_of(project: Project) -> Listen:
             place=str(project.root / "conduit.yaml"),
             fix=f"{install_command('lineage')}, or set lineage.openlineage: false",
         ) from None
-    # the client's own configuration sets the destination of events: OPENLINEAGE_URL, openlineage.yml and so on
-    emitter = _Emitter(OpenLineageClient())
+    try:
+        # the client's own configuration sets the destination of events: OPENLINEAGE_URL, openlineage.yml and so on
+        emitter = _Emitter(OpenLineageClient())
+    except Exception as error:  # noqa: BLE001  # of any transport, whichever is configured
+        raise FatalError(
+            f"the OpenLineage client refuses its configuration: {masked(str(error)) or type(error).__name__}",
+            code="lineage.config_invalid",
+            place=str(project.root / "conduit.yaml"),
+            fix="correct OPENLINEAGE_URL or openlineage.yml, or set lineage.openlineage: false",
+        ) from None
     namespace = settings.namespace or project.root.name
     return lambda bound, origin, progress: _LineageRun(emitter, namespace, bound, origin).begin(progress)
 
@@ -126,29 +135,36 @@ class _LineageRun:
         from openlineage.client.event_v2 import InputDataset
         from openlineage.client.facet_v2 import input_statistics_input_dataset as facet
 
-        nodes = {node.id: node.source.dataset for node in self._bound.compiled.sources}
+        nodes = self._bound.compiled.sources
         return [
-            InputDataset(*_named(one), {"inputStatistics": facet.InputStatisticsInputDatasetFacet(read.get(name, 0))})
-            for name, one in nodes.items()
-            if one is not None
+            InputDataset(*named, {"inputStatistics": facet.InputStatisticsInputDatasetFacet(read.get(name, 0))})
+            for name, named in _named([(node.id, node.node, node.source) for node in nodes])
         ]
 
     def _outputs(self, delivered: Mapping[str, int]) -> list[OutputDataset]:
         from openlineage.client.event_v2 import OutputDataset
         from openlineage.client.facet_v2 import output_statistics_output_dataset as facet
 
-        nodes = {node.id: node.destination.dataset for node in self._bound.compiled.outputs}
+        nodes = self._bound.compiled.outputs
         return [
             OutputDataset(
-                *_named(one), {"outputStatistics": facet.OutputStatisticsOutputDatasetFacet(delivered.get(name, 0))}
+                *named, {"outputStatistics": facet.OutputStatisticsOutputDatasetFacet(delivered.get(name, 0))}
             )
-            for name, one in nodes.items()
-            if one is not None
+            for name, named in _named([(node.id, node.node, node.destination) for node in nodes])
         ]
 
 
-def _named(dataset: Dataset) -> tuple[str, str]:
-    return dataset.namespace, dataset.name
+def _named(nodes: Sequence[tuple[str, str, Source | Destination]]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield id, and namespace and name, of each connector with a data set. ``nodes``: id, node and connector."""
+    for name, node, connector in nodes:
+        try:
+            dataset = connector.dataset
+            named = None if dataset is None else (dataset.namespace, dataset.name)
+        except Exception as error:  # noqa: BLE001  # a plugin's code: records are worth more
+            log.warning("a connector could not name its data set", node=node, cause=hide(str(error)))
+            continue
+        if named is not None:
+            yield name, named
 
 
 def _run_id(origin: RunOrigin) -> str:

@@ -14,8 +14,13 @@ from dagster_layer.project_folder import Folder
 from structlog.testing import capture_logs
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.file.destination import FileDestination
+from conduit_dagster.engine.bound_pipeline import open_catalogue
+from conduit_dagster.engine.report import RunProgress, RunResult
+from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.policy import PipelineStatus
 
 Event = dict[str, Any]
 
@@ -131,3 +136,35 @@ def test_a_missing_client_is_one_clear_error(folder: Folder, monkeypatch: pytest
         listener_of(Project.find(folder.root, {}))
     assert refused.value.code == "lineage.not_installed"
     assert "conduit-dagster[lineage]" in (refused.value.fix or "")
+
+
+@pytest.mark.usefixtures("events")
+def test_a_configuration_that_the_client_refuses_is_one_clear_error(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TYPE", "LOG_FILE_PATH", "APPEND"):
+        monkeypatch.delenv(f"OPENLINEAGE__TRANSPORT__{name}")
+    monkeypatch.setenv("OPENLINEAGE_URL", "marquez:5000")
+    with pytest.raises(FatalError) as refused:
+        listener_of(Project.find(folder.root, {}))
+    assert refused.value.code == "lineage.config_invalid"
+    assert "marquez:5000" in refused.value.message
+    assert "OPENLINEAGE_URL" in (refused.value.fix or "")
+
+
+def test_a_connector_that_can_not_name_its_data_set_is_left_out(
+    folder: Folder, events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: FileDestination) -> None:
+        raise RuntimeError("no name today")
+
+    monkeypatch.setattr(FileDestination, "dataset", property(fail))
+    folder.numbers()
+    project = Project.find(folder.root, {})
+    [bound] = open_catalogue(project).bound
+    with capture_logs() as logged:
+        ended = listener_of(project)(bound, RunOrigin(), RunProgress())
+        ended(RunResult(bound.id, PipelineStatus.STOPPED, "system", None, RunProgress(), drained=True))
+    start, end = _read(events)
+    assert (len(start["inputs"]), end["outputs"]) == (1, [])
+    assert {(line["node"], line["cause"]) for line in logged} == {("numbers:out", "no name today")}
