@@ -12,6 +12,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import stamina
 
+from conduit_dagster.daemon_threads import below, has_ended, in_daemon
 from conduit_dagster.public_network import PrivateAddressError, public_handlers
 from conduit_dagster.recovery.codes import class_of
 from conduit_dagster.recovery.errors import TransientError
@@ -28,7 +29,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 class Webhook:
-    """One receiver. ``timeout``: seconds, for the connection and for the answer each."""
+    """One receiver. ``timeout``: seconds, for the connection and for the answer each, and twice that for both."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout: float = 5.0, allow_private: bool = True) -> None:
         self._url, self._timeout = url, timeout
@@ -37,14 +38,21 @@ class Webhook:
         self.host: str = urlsplit(url).hostname or ""
 
     def send(self, body: Mapping[str, Any]) -> None:
-        """Post ``body``; retry within about 15 s if that may help. It may arrive more than once.
+        """Post ``body``; retry if that may help. Takes 20 s at most. It may arrive more than once.
 
         Raises ``TransientError`` (``alerts.unreachable``, ``alerts.refused``).
         """
         data = json.dumps(body, ensure_ascii=False).encode()
         for attempt in stamina.retry_context(_may_help, attempts=_ATTEMPTS, timeout=_IN_ALL, wait_initial=_WAIT):
             with attempt:
-                self._post(data)
+                self._post_in_time(data)
+
+    def _post_in_time(self, data: bytes) -> None:
+        """Post, and abandon a request that takes too long as a whole: each piece of an answer may come in time."""
+        posted = in_daemon(lambda: self._post(data), below("alert"))
+        if not has_ended(posted, 2 * self._timeout):
+            raise self._failed(f"it gave no whole answer within {2 * self._timeout:g} s")
+        posted.result()
 
     def _post(self, data: bytes) -> None:
         try:

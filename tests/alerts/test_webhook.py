@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
+import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
 
 from conduit_dagster import public_network
+from conduit_dagster.alerts import webhook as webhook_module
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.recovery.errors import TransientError
 
@@ -87,6 +91,26 @@ def test_a_server_that_never_answers(receiver) -> None:
         silent.listen()
         webhook = Webhook(f"http://localhost:{silent.getsockname()[1]}/hooks/s3cr3t", HEADERS, timeout=0.2)
         assert refusal(webhook).code == "alerts.unreachable"
+
+
+def test_a_server_whose_answer_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of it comes in time: the tick would last until Dagster ends it, and tell of nothing that it sent."""
+    monkeypatch.setattr(webhook_module, "_ATTEMPTS", 1)
+    with socket.create_server(("localhost", 0)) as slow:
+
+        def answer() -> None:
+            connection, _ = slow.accept()
+            with connection, suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+                for _ in range(100):
+                    connection.sendall(b"x")
+                    time.sleep(0.05)
+
+        threading.Thread(target=answer, daemon=True).start()
+        webhook = Webhook(f"http://localhost:{slow.getsockname()[1]}/hooks/s3cr3t", HEADERS, timeout=0.2)
+        error = refusal(webhook)
+    assert error.code == "alerts.unreachable"
+    assert error.message.endswith("it gave no whole answer within 0.4 s")
 
 
 @pytest.mark.parametrize("url", ["http://localhost:1/hooks/s3cr3t /x", "http://me:s3cr3t@localhost:1/hooks"])
