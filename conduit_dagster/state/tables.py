@@ -58,7 +58,7 @@ class SafeKey(SafeText):
         return whole[: self.longest - len(digest)] + digest
 
 
-VERSION = 4
+VERSION = 5
 """Increase it with every change to a table, together with a revision in ``migrations/versions`` that makes the change.
 """
 
@@ -296,4 +296,5 @@ history = Table(
     Column("event", String(64), nullable=False),
     Column("detail", Text, nullable=False),  # JSON
     Index("conduit_history_by_pipeline", "pipeline", "id"),
+    Index("conduit_history_by_event", "event", "pipeline", "id"),
 )

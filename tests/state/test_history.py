@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import sqlalchemy as sa
 from lab.waiting import at_once
 
 from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.database import open_database
 from conduit_dagster.state.history import (
     REMEMBERED,
     HistoryRetention,
@@ -21,6 +25,7 @@ from conduit_dagster.state.history import (
     gone,
     prune,
     record_event,
+    restarts_of,
     retain,
     said,
 )
@@ -177,6 +182,37 @@ def test_a_pipeline_is_provisioned_once_deprovisioned_once_and_comes_back(
     assert gone(database) == set()
     told = [(one.event, one.detail.get("file")) for one in events(database, "p", 100) if "provision" in one.event]
     assert told == [("provisioned", "a.yaml"), ("deprovisioned", "a.yaml"), ("provisioned", "b.yaml")]
+
+
+def test_a_long_history_is_not_searched_for_what_is_rare(tmp_path: Path) -> None:
+    """``top`` asks every second which pipelines are away, and alerts and scrapes every thirty."""
+    engine = open_database(f"sqlite:///{tmp_path}/state.db")
+    rare = [(f"p{i}", "provisioned", 1) for i in range(10)]
+
+    def restarts(name: str) -> int | None:
+        with engine.connect() as connection:
+            return restarts_of(connection, name)
+
+    write(engine, rare)
+    short = _work(engine, lambda: gone(engine)), _work(engine, lambda: restarts("p1"))
+    write(engine, [(f"p{i % 10}", "started", 1) for i in range(5000)])
+    assert _work(engine, lambda: gone(engine)) < 2 * short[0]
+    assert _work(engine, lambda: restarts("p1")) < 2 * short[1]
+    engine.dispose()
+
+
+def _work(engine: sa.Engine, ask: Callable[[], object]) -> int:
+    """Return the number of instructions of SQLite's virtual machine."""
+    steps = count()
+    with engine.connect() as connection:
+        driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    driver.set_progress_handler(lambda: next(steps) and 0, 1)
+    ask()  # in the same connection, the only one of the pool
+    driver.set_progress_handler(None, 1)
+    done = next(steps)
+    assert done > 0
+    return done
 
 
 def test_of_many_that_find_a_file_gone_one_says_it(database: sa.Engine, store: PipelineStore) -> None:

@@ -213,6 +213,7 @@ def test_letters_of_a_store_of_version_1_count_as_indexed(database: sa.Engine, d
         connection.exec_driver_sql("DROP INDEX conduit_dead_letters_by_part")
         connection.exec_driver_sql("DROP INDEX conduit_dead_letters_by_end")
         connection.exec_driver_sql("ALTER TABLE conduit_dead_letter_parts DROP COLUMN indexed")
+        connection.exec_driver_sql("DROP INDEX conduit_history_by_event")
         connection.exec_driver_sql("DROP TABLE conduit_launches")
         connection.exec_driver_sql("DROP TABLE conduit_kept_values")
         connection.exec_driver_sql("ALTER TABLE conduit_step_deliveries RENAME TO conduit_deliveries")
@@ -232,6 +233,7 @@ def test_a_store_of_version_2_gets_a_table_of_values(database: sa.Engine, databa
     position = '{"seen": 1, "files": []}'
     row = {"pipeline": "p", "source": "in", "next_offset": 1, "position": position}
     with database.begin() as connection:
+        connection.exec_driver_sql("DROP INDEX conduit_history_by_event")
         connection.exec_driver_sql("DROP TABLE conduit_launches")
         connection.exec_driver_sql("DROP TABLE conduit_kept_values")
         connection.exec_driver_sql("ALTER TABLE conduit_step_deliveries RENAME TO conduit_deliveries")
