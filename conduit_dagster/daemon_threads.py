@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+K = TypeVar("K")
 T = TypeVar("T")
 IN_RUN, BY_HAND = 2.0, 10.0
 """Seconds to wait for an answer of a connector: between the steps of a run, and for a command or a scrape."""
@@ -75,6 +77,8 @@ class Worker(Generic[T]):
 
 
 _unanswered: dict[int, Future[Any]] = {}
+_QUICK = 0.05
+"""Seconds that a query has for itself before the next one begins beside it: threads slow down quick queries."""
 
 
 def answer_within(asked: object, query: Callable[[], T], seconds: float) -> T:
@@ -83,11 +87,43 @@ def answer_within(asked: object, query: Callable[[], T], seconds: float) -> T:
     Raises ``TimeoutError`` after ``seconds``, and at once while the previous query to ``asked`` is still unanswered:
     a connector that hangs delays its caller once.
     """
-    answer = _unanswered.pop(id(asked), None)
-    if answer is None or answer.done():
-        answer = in_daemon(query, f"ask-{type(asked).__name__}")
-        if has_ended(answer, seconds):
-            return answer.result()
-    # its thread keeps the connector, so that no other one gets the same id
-    _unanswered[id(asked)] = answer
+    answer = _ask(asked, query)
+    if answer is not None and _is_answered(asked, answer, seconds):
+        return answer.result()
     raise TimeoutError(f"no answer within {seconds:g} s")
+
+
+def answers_within(queries: Mapping[K, tuple[object, Callable[[], T]]], seconds: float) -> dict[K, T]:
+    """Return the answers of queries to many connectors, as far as they come within ``seconds`` for all together.
+
+    ``queries``: each with its connector. One that fails has no answer.
+    """
+    until, open_, found = time.monotonic() + seconds, dict[K, tuple[object, Future[T]]](), dict[K, T]()
+    for key, (asked, query) in queries.items():
+        answer = _ask(asked, query)
+        if answer is not None:
+            open_[key] = asked, answer
+            # the first half of the time is for queries one by one, the second for those that are not quick
+            has_ended(answer, max(0.0, min(_QUICK, until - seconds / 2 - time.monotonic())))
+    for key, (asked, answer) in open_.items():
+        is_answered = _is_answered(asked, answer, max(0.0, until - time.monotonic()))
+        if is_answered and answer.exception() is None:
+            found[key] = answer.result()
+    return found
+
+
+def _ask(asked: object, query: Callable[[], T]) -> Future[T] | None:
+    """Begin a query; return None, beginning none, while the previous one to ``asked`` is still unanswered."""
+    previous = _unanswered.get(id(asked))
+    if previous is not None and not previous.done():
+        return None
+    _unanswered.pop(id(asked), None)
+    return in_daemon(query, f"ask-{type(asked).__name__}")
+
+
+def _is_answered(asked: object, answer: Future[T], seconds: float) -> bool:
+    is_answered = has_ended(answer, seconds)
+    if not is_answered:
+        # its thread keeps the connector, so that no other one gets the same id
+        _unanswered[id(asked)] = answer
+    return is_answered

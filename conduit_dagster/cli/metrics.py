@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from conduit_dagster.cli.verb import Outcome, Paths, current_catalogue, current_project, usage_error, verb
+from conduit_dagster.daemon_threads import BY_HAND
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import sqlalchemy as sa
     from prometheus_client.registry import Collector
 
-    from conduit_dagster.metrics.collectors import Lags, LiveMetrics, MetricsServer, StoredMetrics
+    from conduit_dagster.metrics.collectors import Lags, LiveMetrics, MetricsServer, SourceId, StoredMetrics
     from conduit_dagster.metrics.source_lag import SourceLag
 
 Address = Annotated[
@@ -22,6 +25,8 @@ Address = Annotated[
 RunAddress = Annotated[
     str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at /metrics.")
 ]
+_SCRAPE: Final = 3.0
+"""Seconds that the sources have to tell their lag at a scrape: Prometheus gives a whole page up after ten."""
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -35,30 +40,29 @@ def metrics(address: Address = None, paths: Paths = None) -> Outcome:
     project = current_project()
     configure_logs(project.settings.log)
     if address is not None:
-        return _serve(address, _stored(project_store(project), paths))
+        return _serve(address, _stored(project_store(project), paths, _SCRAPE))
     store = existing_store(project)
     if store is None:
         return Outcome("", {"metrics": []})
-    return _page(_stored(store, paths))
+    return _page(_stored(store, paths, BY_HAND))
 
 
-def _stored(store: sa.Engine, paths: list[str]) -> StoredMetrics:
+def _stored(store: sa.Engine, paths: list[str], seconds: float) -> StoredMetrics:
+    """``seconds``: how long all sources together have to tell their lag."""
     from conduit_dagster.metrics.collectors import StoredMetrics
 
-    return StoredMetrics(store, _lags(paths))
+    return StoredMetrics(store, _lags(paths, seconds))
 
 
-def _lags(paths: list[str]) -> Lags:
+def _lags(paths: list[str], seconds: float) -> Lags:
     """Return a function that asks sources for their lag, as the pipelines' files define them now."""
-    from conduit_dagster.daemon_threads import BY_HAND
-    from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, source_lag
+    from conduit_dagster.metrics.source_lag import source_lags
 
     catalogue = current_catalogue(paths)
     known = {(bound.id, node.id): node.source for bound in catalogue.bound for node in bound.compiled.sources}
 
-    def lags(pipeline: str, source: str, position: Any) -> SourceLag:
-        reader = known.get((pipeline, source))
-        return UNKNOWN_LAG if reader is None else source_lag(reader, position, BY_HAND)
+    def lags(positions: Mapping[SourceId, Any]) -> Mapping[SourceId, SourceLag]:
+        return source_lags({key: (known[key], at) for key, at in positions.items() if key in known}, seconds)
 
     return lags
 

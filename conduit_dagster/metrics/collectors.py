@@ -157,8 +157,10 @@ class LiveMetrics(Collector):
         return families([tally.facts() for tally in list(self._tallies)])
 
 
-Lags = Callable[[str, str, Any], SourceLag]
-"""Pipeline, source and position to lag."""
+SourceId = tuple[str, str]
+"""Pipeline and source."""
+Lags = Callable[[Mapping[SourceId, Any]], Mapping[SourceId, SourceLag]]
+"""Positions of sources to their lags, as far as they are known in time."""
 _SLACK = 1000
 
 
@@ -175,12 +177,18 @@ class StoredMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, for a scrape."""
         recoveries, away = recovery_rows(self._database), gone(self._database)
-        rows = overview.pipeline_rows(self._database)
+        pipelines = [row for name, row in overview.pipeline_rows(self._database).items() if name not in away]
+        found = overview.every_source_row(self._database)
+        sources = {one["id"]: found.get(one["id"], []) for one in pipelines}
+        # all together: sources that hang one after the other would take longer than a scrape may
+        lags = self._lags({(name, row["id"]): row["position"] for name, rows in sources.items() for row in rows})
         return families(
-            [self._facts(row, recoveries.get(name, NEVER)) for name, row in rows.items() if name not in away]
+            [self._facts(one, recoveries.get(one["id"], NEVER), sources[one["id"]], lags) for one in pipelines]
         )
 
-    def _facts(self, row: dict[str, Any], recovery: RecoveryState) -> PipelineFacts:
+    def _facts(
+        self, row: dict[str, Any], recovery: RecoveryState, sources: overview.Rows, lags: Mapping[SourceId, SourceLag]
+    ) -> PipelineFacts:
         pipeline, status = row["id"], row["status"]
         consumers = overview.consumer_rows(self._database, pipeline)
         restart_at = (
@@ -191,7 +199,7 @@ class StoredMetrics(Collector):
         return PipelineFacts(
             pipeline,
             status,
-            {one["id"]: self._source(pipeline, one) for one in overview.source_rows(self._database, pipeline)},
+            {one["id"]: self._source(pipeline, one, lags.get((pipeline, one["id"]), UNKNOWN_LAG)) for one in sources},
             {one["id"]: self._destination(pipeline, one) for one in consumers if one["kind"] == "data"},
             next((one["delivered"] for one in consumers if one["kind"] == "dlq"), None),
             restarts,
@@ -199,8 +207,7 @@ class StoredMetrics(Collector):
             last,
         )
 
-    def _source(self, pipeline: str, row: dict[str, Any]) -> SourceFacts:
-        lag = self._lags(pipeline, row["id"], row["position"])
+    def _source(self, pipeline: str, row: dict[str, Any], lag: SourceLag) -> SourceFacts:
         acked = self._steady("acked", pipeline, row["id"], row["acked"])
         return SourceFacts(row["records"], acked, row["filtered"], row["nacked"], lag)
 

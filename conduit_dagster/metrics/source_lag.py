@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple, TypeVar
 
-from conduit_dagster.daemon_threads import IN_RUN, answer_within
+from conduit_dagster.daemon_threads import IN_RUN, answer_within, answers_within
 from conduit_dagster.sdk import Position, Source
+
+K = TypeVar("K")
 
 
 class SourceLag(NamedTuple):
@@ -30,11 +34,21 @@ def lag_amount(source: Source, position: Position) -> int | None:
 
 def source_lag(source: Source, position: Position, seconds: float = IN_RUN) -> SourceLag:
     """Return the lag of a source at a position, as far as it answers within ``seconds``."""
-
-    def query() -> SourceLag:
-        return SourceLag(source.lag(position), source.lag_unit, source.lag_seconds(position))
-
     try:
-        return answer_within(source, query, seconds)
+        return answer_within(source, partial(_query, source, position), seconds)
     except Exception:  # noqa: BLE001  # any plugin's code
-        return UNKNOWN_LAG._replace(unit=source.lag_unit)
+        return _unknown(source)
+
+
+def source_lags(places: Mapping[K, tuple[Source, Position]], seconds: float) -> dict[K, SourceLag]:
+    """Return the lags of many sources at their positions, all together within ``seconds``."""
+    queries = {key: (source, partial(_query, source, position)) for key, (source, position) in places.items()}
+    return {key: _unknown(source) for key, (source, _) in places.items()} | answers_within(queries, seconds)
+
+
+def _query(source: Source, position: Position) -> SourceLag:
+    return SourceLag(source.lag(position), source.lag_unit, source.lag_seconds(position))
+
+
+def _unknown(source: Source) -> SourceLag:
+    return UNKNOWN_LAG._replace(unit=source.lag_unit)

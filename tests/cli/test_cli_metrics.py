@@ -7,21 +7,27 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from lab.server_process import free_port
+from lab.waiting import wait_until
 
+from conduit_dagster.cli import metrics
 from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.file.source import FileSource
+from conduit_dagster.metrics.families import page
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
-from conduit_dagster.state.tables import sources
+from conduit_dagster.state.tables import pipelines, sources
 
 READ = 'conduit_pipeline_records_read_total{pipeline="orders",source="in"} 7.0\n'
 
@@ -84,6 +90,40 @@ def test_the_lag_is_asked_of_the_source_in_the_file(run, known: Path) -> None:
     page = run("metrics").out
     assert "conduit_source_lag" not in page
     assert READ in page
+
+
+def test_sources_that_hang_do_not_take_the_page_one_after_the_other(
+    run, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prometheus gives a page up after ten seconds, and with it the status of every pipeline."""
+    database = open_store(Project.find(known, {}).state_url, known / ".conduit")
+    for name in ("second", "third"):
+        with database.begin() as connection:
+            for table in (pipelines, sources):
+                [row] = connection.execute(sa.select(table).where(table.c.pipeline == "orders")).mappings()
+                connection.execute(table.insert().values({**row, "pipeline": name}))
+        text = (known / "pipelines" / "orders.yaml").read_text()
+        (known / "pipelines" / f"{name}.yaml").write_text(text.replace("orders", name))
+    database.dispose()
+    together = threading.Barrier(3)
+    monkeypatch.setattr(FileSource, "lag", lambda self, position: (together.wait(2.0) and 5) or 5)
+    lags = [line for line in run("metrics").out.splitlines() if line.startswith("conduit_source_lag{")]
+    assert len(lags) == 3
+    assert all(line.endswith(" 5.0") for line in lags)
+
+
+def test_a_source_that_hangs_is_left_out_and_the_rest_is_there(known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(FileSource, "lag", lambda self, position: ended.wait(60) and 5)
+    database = open_store(Project.find(known, {}).state_url, known / ".conduit")
+    stored = metrics._stored(database, [], 0.1)
+    for _ in range(2):  # it is not asked again while it hangs
+        text = page(stored.collect())
+        assert READ in text
+        assert "conduit_source_lag{" not in text
+    ended.set()
+    wait_until(lambda: "conduit_source_lag{" in page(stored.collect()), "the source answers again", 10)
+    database.dispose()
 
 
 def test_the_same_as_json(run, known: Path) -> None:

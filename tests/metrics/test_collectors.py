@@ -13,9 +13,9 @@ from lab.support import DECODE, Lab, destination, source
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
-from conduit_dagster.metrics.collectors import LiveMetrics, PipelineMetrics, StoredMetrics
+from conduit_dagster.metrics.collectors import LiveMetrics, PipelineMetrics, SourceId, StoredMetrics
 from conduit_dagster.metrics.families import PipelineFacts, page
-from conduit_dagster.metrics.source_lag import UNKNOWN_LAG, SourceLag, source_lag
+from conduit_dagster.metrics.source_lag import SourceLag, source_lag
 from conduit_dagster.recovery.policy import FRESH, Policy
 from conduit_dagster.sdk import Source
 from conduit_dagster.state.connector_registrations import SourceUnit
@@ -162,8 +162,8 @@ def read(metrics: StoredMetrics) -> dict[tuple[str, ...], float]:
     }
 
 
-def no_lag(*_: Any) -> SourceLag:
-    return UNKNOWN_LAG
+def no_lag(*_: Any) -> dict[SourceId, SourceLag]:
+    return {}
 
 
 def test_counts_are_the_stores(database: sa.Engine, store: PipelineStore) -> None:
@@ -171,7 +171,7 @@ def test_counts_are_the_stores(database: sa.Engine, store: PipelineStore) -> Non
     deliver(database, "out", 5)
     deliver(database, "dead_letters", 2)
     found = read(
-        StoredMetrics(database, lambda *about: SourceLag(7, "files") if about == ("p", "in", 4) else UNKNOWN_LAG)
+        StoredMetrics(database, lambda at: {("p", "in"): SourceLag(7, "files")} if at == {("p", "in"): 4} else {})
     )
     assert found["pipeline_records_read_total", "p", "in"] == 10
     assert found["pipeline_records_acked_total", "p", "in"] == 8
