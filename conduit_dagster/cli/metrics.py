@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -51,14 +52,18 @@ def _stored(store: sa.Engine, paths: list[str], seconds: float) -> StoredMetrics
     """``seconds``: how long all sources together have to tell their lag."""
     from conduit_dagster.metrics.collectors import StoredMetrics
 
-    return StoredMetrics(store, _lags(paths, seconds))
+    return StoredMetrics(store, _lags(store, paths, seconds))
 
 
-def _lags(paths: list[str], seconds: float) -> Lags:
+def _lags(store: sa.Engine, paths: list[str], seconds: float) -> Lags:
     """Return a function that asks sources for their lag, as the pipelines' files define them now."""
+    from conduit_dagster.engine.registering import attach_kept_to_look
     from conduit_dagster.metrics.source_lag import source_lags
 
     catalogue = current_catalogue(paths)
+    for bound in catalogue.bound:
+        with suppress(Exception):  # any plugin's code: its lag is then unknown
+            attach_kept_to_look(bound.compiled, store)
     known = {(bound.id, node.id): node.source for bound in catalogue.bound for node in bound.compiled.sources}
 
     def lags(positions: Mapping[SourceId, Any]) -> Mapping[SourceId, SourceLag]:

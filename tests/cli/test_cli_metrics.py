@@ -92,6 +92,16 @@ def test_the_lag_is_asked_of_the_source_in_the_file(run, known: Path) -> None:
     assert READ in page
 
 
+def test_the_lag_is_asked_of_a_source_that_keeps_lists_in_the_store(
+    run, known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position of a folder of many files refers to them."""
+    found = dict[object, object]()
+    monkeypatch.setattr(FileSource, "attach_kept", lambda self, kept: found.update({self: kept.get("0" * 64)}))
+    monkeypatch.setattr(FileSource, "lag", lambda self, position: 5 if found[self] is None else 6)
+    assert 'conduit_source_lag{pipeline="orders",source="in",unit="bytes"} 5.0\n' in run("metrics").out
+
+
 def test_sources_that_hang_do_not_take_the_page_one_after_the_other(
     run, known: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
