@@ -6,7 +6,8 @@ import copy
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 import dagster as dg
 import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import ACKS
 from conduit_dagster.assets.offset_gaps import offset_gaps
@@ -23,6 +25,8 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunProgress, StepReport
+from conduit_dagster.engine.run_status import AWAY
+from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons
 from conduit_dagster.state.history import Event, events, said
 from conduit_dagster.state.overview import consumer_rows, source_rows
@@ -94,7 +98,8 @@ class Observer:
         """A separate instance: the engine's own is in use."""
         attach_kept_to_look(self.pipeline, database)
         self._lock = threading.Lock()
-        self._open_before = sum(row["letters"] for row in self._reasons())
+        with self._answering():
+            self._open_before = sum(row["letters"] for row in self._reasons())
         self._progress, self._batch, self._acked = RunProgress(), 0.0, time.monotonic()
         self._first_seen: float | None = None
         """Time at which records were first seen waiting; None while nothing waits."""
@@ -110,7 +115,18 @@ class Observer:
         return self._progress.steps
 
     def snapshot(self) -> RunSnapshot:
-        """Take a snapshot of the store and the sources."""
+        """Take a snapshot of the store and the sources. Raises ``ConduitError`` if the store does not answer."""
+        with self._answering():
+            return self._snapshot()
+
+    @contextmanager
+    def _answering(self) -> Generator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise unreachable(self._database, error, AWAY) from None
+
+    def _snapshot(self) -> RunSnapshot:
         with self._lock:
             progress, batch, acked, now = self._progress, self._batch, self._acked, time.monotonic()
         sources = {row["id"]: row for row in source_rows(self._database, self.bound.id)}

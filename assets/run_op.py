@@ -36,6 +36,7 @@ from conduit_dagster.state.status_store import AutomaticStart
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = structlog.get_logger("conduit.dagster")
 _DEFAULTS = {"materialize_every": "30s", "end_after": "24h", "max_ack_lag": "5m"}
 _DRAIN = (
     "End when the sources are drained. Without it the pipeline's own job does what its file says, and any "
@@ -282,7 +283,12 @@ class _Run:
             watcher = StopWatcher((self._context.instance, self._context.run.run_id), stop, signals, self._end_after)
             self._reporter.begin()
             result = self._move(spark, watcher)
-            yield from self._reporter.end(result)
+            try:
+                yield from self._reporter.end(result)
+            except ConduitError as lost:
+                log.warning("the last events could not be written", pipeline=self._bound.id, cause=str(lost))
+                self._conclude(result, watcher.terminated)  # what ended the run comes first
+                raise failure(lost) from None
         self._conclude(result, watcher.terminated)
 
     def _move(self, spark: "SparkSession", watcher: StopWatcher) -> RunResult:

@@ -35,6 +35,7 @@ from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.redaction import MASK
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.field_reference import Reference
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.secret_values import hide
 
 log = structlog.get_logger("conduit.dagster")
@@ -225,7 +226,10 @@ class RunReporter:
 
     def begin(self) -> None:
         """Log every check at once; otherwise the UI shows it as in progress for as long as the run lasts."""
-        self._check(self._verdicts(self._observer.snapshot(), None))
+        try:
+            self._check(self._verdicts(self._observer.snapshot(), None))
+        except ConduitError as error:  # the run itself reports what is wrong with the state store
+            log.warning("events could not be written", pipeline=self._bound.id, cause=str(error))
 
     def tick(self) -> None:
         """Write after the first step, then at most once per interval. Called a few times a second."""
@@ -257,6 +261,7 @@ class RunReporter:
 
         The assets written by a successful run are yielded as outputs, so that downstream assets in the same run begin
         after it. A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
+        Raises ``ConduitError`` if the state store does not answer.
         """
         snapshot = self._observer.snapshot()
         self._check_sources(snapshot, result)

@@ -12,6 +12,11 @@ from dagster import DagsterEventType as EventType
 from dagster_layer.project_folder import Folder
 from pyspark.sql import SparkSession
 
+from conduit_dagster.engine.report import RunProgress, RunResult
+from conduit_dagster.engine.restart_loop import RestartLoop
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.policy import PipelineStatus
+
 pytestmark = pytest.mark.usefixtures("spark")
 Evaluations = Callable[[dg.ExecuteInProcessResult], dict[str, list[bool]]]
 
@@ -297,4 +302,23 @@ def test_a_store_that_cannot_be_opened_is_one_clear_failure(folder: Folder) -> N
     (folder.root / "conduit.yaml").write_text("state: {url: 'mysql://u@h/d'}\n")
     facts = _failure(folder.run())
     assert (facts["conduit/error_code"], facts["conduit/fatal"]) == ("state.url", True)
+    assert facts["conduit/fix"]
+
+
+@pytest.mark.parametrize("error", [FatalError("too many", code="nacks.threshold_exceeded", fix="fewer"), None])
+def test_a_store_that_is_away_at_the_end_of_a_run_hides_no_error(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, error: FatalError | None
+) -> None:
+    """Nor does it show a stack trace, of which a sensor can't tell whether a restart helps."""
+
+    def end(loop: RestartLoop, *_: object) -> RunResult:
+        with loop._database.begin() as connection:
+            connection.exec_driver_sql("DROP TABLE conduit_sources")
+        status = PipelineStatus.STOPPED if error is None else PipelineStatus.DEGRADED
+        return RunResult("numbers", status, "", error, RunProgress(), drained=error is None)
+
+    folder.numbers()
+    monkeypatch.setattr(RestartLoop, "once", end)
+    facts = _failure(folder.run())
+    assert facts["conduit/error_code"] == ("state.replaced" if error is None else error.code)
     assert facts["conduit/fix"]
