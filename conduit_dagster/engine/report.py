@@ -20,6 +20,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.policy import PipelineStatus, RestartHistory, Wait
 from conduit_dagster.sdk import Strategy
 from conduit_dagster.state.history import events
+from conduit_dagster.state.overview import last_done_ns
 from conduit_dagster.state.steps import Decision, Plan, SourceCount
 
 _SAMPLE = 20
@@ -245,7 +246,8 @@ def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int,
 
 def _failing_since(database: sa.Engine, pipeline: str) -> int | None:
     found: int | None = None
-    for event in reversed(events(database, pipeline, _LOOKS)):
+    # a start by hand has no event for its first success
+    for event in reversed(events(database, pipeline, _LOOKS, last_done_ns(database, pipeline))):
         if event.event == "failed":
             found = event.at_ns
         elif event.event in ("recovered", "stopped"):

@@ -18,6 +18,7 @@ from conduit_dagster.state.tables import (
     offsets,
     pipelines,
     sources,
+    steps,
 )
 
 
@@ -148,6 +149,14 @@ def collection_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
     with reading(engine) as connection:
         ordered = mine.order_by(collections.c.source, collections.c.namespace)
         return [dict(row) for row in connection.execute(ordered).mappings()]
+
+
+def last_done_ns(engine: sa.Engine, pipeline: str) -> int:
+    """Return when the newest step was done, in ns since the epoch; 0 if none is known."""
+    mine = (steps.c.pipeline == pipeline, steps.c.state == "done", steps.c.done_ns > 0)
+    newest = sa.select(steps.c.done_ns).where(*mine).order_by(steps.c.step.desc()).limit(1)
+    with reading(engine) as connection:
+        return connection.execute(newest).scalar_one_or_none() or 0
 
 
 def log_names(engine: sa.Engine, pipeline: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,16 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import open_catalogue
-from conduit_dagster.engine.report import FailureStory, RunResult
+from conduit_dagster.engine.report import FailureStory, RunResult, story_of
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.status_store import RunStart
+from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import steps
 
 GOOD, BAD = {"i": 1}, "not json"
 
@@ -59,6 +64,32 @@ def test_it_begins_with_the_first_failure_that_no_success_followed(lab: Lab, spa
     later = told(run(lab, spark))
     assert later.since_ns > first.since_ns
     assert later.since.endswith(" UTC")
+
+
+def test_a_success_after_a_start_by_hand_ends_a_series_of_failures(tmp_path: Path) -> None:
+    """It has no event of its own in the history, as a restart's success has."""
+    database = open_database(f"sqlite:///{tmp_path}/state.db")
+    lease = acquire(database, "p", 30.0)
+    status = PipelineStore(database, lease).status
+    error = {"code": "x.y", "message": "it broke", "node": "p:in", "place": None, "fix": None, "fatal": True}
+
+    def failed_since(run: str) -> int:
+        status.begin(RunStart(run))
+        status.failed(error, Policy(), run)
+        story = story_of(database, "p", "at-least-once", 0)
+        assert story is not None
+        return story.since_ns
+
+    first = failed_since("a")
+    assert failed_since("b") == first
+    done = {"pipeline": "p", "step": 1, "state": "done", "plan": "{}", "decision": "", "planned_ns": 1}
+    with database.begin() as connection:
+        connection.execute(steps.insert().values(**done, done_ns=time.time_ns()))
+    later = failed_since("c")
+    assert later > first
+    assert failed_since("d") == later
+    lease.release()
+    database.dispose()
 
 
 @pytest.mark.parametrize(
