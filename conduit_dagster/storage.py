@@ -15,7 +15,15 @@ from typing import IO, Any, Protocol, Self
 from urllib.parse import quote
 
 from conduit_dagster.private_home import PRIVATE_FILE, is_private, private_folder
-from conduit_dagster.store_files import NoSuchBucketError, create_stored, has_folders, open_stored, store_of
+from conduit_dagster.store_files import (
+    NoSuchBucketError,
+    create_stored,
+    has_folders,
+    move_stored,
+    open_stored,
+    remove_stored,
+    store_of,
+)
 
 
 class _Appends(Protocol):
@@ -261,7 +269,7 @@ def remove_folder(url: str) -> None:
             shutil.rmtree(path)  # raises what kept the first one from removing all
         return
     with suppress(FileNotFoundError), store_of(url) as (fs, name):
-        fs.rm(name, recursive=True)
+        remove_stored(fs, name)
 
 
 def folders(url: str) -> list[str]:
@@ -298,7 +306,7 @@ def rename(old: str, new: str) -> None:
         path.rename(Path(local_path(new) or new))
         return
     with store_of(old) as (fs, name), store_of(new) as (_, into):
-        fs.mv(name, into)
+        move_stored(fs, name, into)
 
 
 def copy(old: str, new: str) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import io
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
 _BUFFER: Final = 1 << 20
+_PATTERN: Final = frozenset("*?[")
 _MISSING: Final = "there is no such file or folder"
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
 _LOGIN: Final = ("Credential", "Token", "Unauthorized", "Forbidden")
@@ -88,6 +89,32 @@ def create_stored(url: str) -> IO[bytes]:
     with store_of(url) as (fs, name):
         opened: Any = _StoredFile(fs.open(name, "xb"), url)
         return opened
+
+
+def move_stored(fs: Any, old: str, new: str) -> None:
+    """Rename a file of a store; a store without renames copies it, and removes the old one."""
+    from fsspec import AbstractFileSystem
+
+    if type(fs).mv is not AbstractFileSystem.mv:
+        fs.mv(old, new)
+        return
+    # fsspec's own mv takes a name with *, ? or [ for a pattern, and moves the files that match
+    fs.cp_file(old, new)
+    fs.rm_file(old)
+
+
+def remove_stored(fs: Any, name: str) -> None:
+    """Remove a folder of a store with its contents. May raise ``FileNotFoundError`` if it does not exist."""
+    if not _PATTERN.intersection(name):
+        fs.rm(name, recursive=True)
+        return
+    # as above: rm would remove the folders that match
+    for left, found in sorted(fs.find(name, withdirs=True, detail=True).items(), reverse=True):
+        with suppress(FileNotFoundError):  # a folder without an entry of its own ends with its last file
+            if found["type"] != "directory":
+                fs.rm_file(left)
+            elif has_folders(fs.unstrip_protocol(left)):
+                fs.rmdir(left)
 
 
 class _StoredFile(io.RawIOBase):

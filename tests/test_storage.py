@@ -180,6 +180,22 @@ def test_what_another_process_writes_after_a_listing_is_seen(store: type[_Listin
     assert (storage.files(folder), storage.folders(folder)) == (["old"], [])
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run?", "run*"])
+def test_a_name_in_a_store_is_no_pattern(name: str) -> None:
+    """fsspec takes it for one, and removed or moved the files of others."""
+    base = f"memory://{secrets.token_hex(8)}"
+    other, own = f"{base}/run1/step", f"{base}/{name}/step"
+    for folder in (other, own):
+        for file in ("part", "in/part"):
+            assert storage.put_new(f"{folder}/{file}", folder.encode())
+    storage.rename(f"{own}/part", f"{own}/moved")
+    assert (storage.files(own), storage.size(f"{own}/moved")) == (["moved"], len(own))
+    storage.remove_folder(own)
+    storage.remove_folder(own)
+    assert (storage.files(own), storage.folders(own)) == ([], [])
+    assert (storage.files(other), storage.files(f"{other}/in")) == (["part"], ["part"])
+
+
 def _write_elsewhere(store: type[_ListingStore], url: str) -> None:
     store(skip_instance_cache=True).pipe_file(url, b"new")
 
