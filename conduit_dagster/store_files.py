@@ -105,10 +105,9 @@ def move_stored(fs: Any, old: str, new: str) -> None:
 
 def remove_stored(fs: Any, name: str) -> None:
     """Remove a folder of a store with its contents. May raise ``FileNotFoundError`` if it does not exist."""
-    if not _PATTERN.intersection(name):
+    if not _PATTERN.intersection(name):  # as above: rm would remove the folders that match
         fs.rm(name, recursive=True)
-        return
-    # as above: rm would remove the folders that match
+    # s3fs does not tell which of many objects S3 refuses to remove; one that is removed by itself raises the reason
     for left, found in sorted(fs.find(name, withdirs=True, detail=True).items(), reverse=True):
         with suppress(FileNotFoundError):  # a folder without an entry of its own ends with its last file
             if found["type"] != "directory":

@@ -227,6 +227,28 @@ def test_nothing_is_missing_in_a_store_that_does_not_answer() -> None:
                 ask(url)
 
 
+class _KeepingStore(MemoryFileSystem):
+    """Removes nothing; as S3's client it says so only of a file that is removed by itself."""
+
+    protocol = "keeping"
+
+    def rm(self, path: str, **_: Any) -> None:
+        pass
+
+    def rm_file(self, path: str) -> None:
+        raise PermissionError(f"Access Denied: {path}")
+
+
+def test_a_folder_of_a_store_that_stays_is_told() -> None:
+    """A deleted pipeline's records would stay, and staging grow, without a word."""
+    fsspec.register_implementation("keeping", _KeepingStore, clobber=True)
+    folder = f"keeping://{secrets.token_hex(8)}"
+    assert storage.put_new(f"{folder}/step/part", b"data")
+    with pytest.raises(OSError, match="Access Denied") as kept:
+        storage.remove_folder(folder)
+    assert from_os_error(kept.value, "can't remove").code == "file.no_permission"
+
+
 class _BlockStore(MemoryFileSystem):
     """Counts reads: each copies a whole block in fsspec's object stores, and so does each line."""
 
