@@ -12,6 +12,7 @@ _BUFFER: Final = 1 << 20
 _PATTERN: Final = frozenset("*?[")
 _MISSING: Final = "there is no such file or folder"
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
+_TAKEN: Final = ("PreconditionFailed", "412")
 _LOGIN: Final = ("Credential", "Token", "Unauthorized", "Forbidden")
 _AWAY: Final = ("Connect", "Timeout", "HTTPClientError")
 
@@ -116,6 +117,13 @@ def remove_stored(fs: Any, name: str) -> None:
                 fs.rmdir(left)
 
 
+def _refused_name(error: Exception) -> FileExistsError | None:
+    """Return the error of a new file whose name is taken; s3fs knows it only where S3's answer repeats the header."""
+    answer = getattr(error.__cause__, "response", None)
+    is_taken = isinstance(answer, dict) and answer.get("Error", {}).get("Code") in _TAKEN
+    return FileExistsError(str(error)) if is_taken else None
+
+
 class _StoredFile(io.RawIOBase):
     """An open file of a store; its errors are the same as those of the store itself."""
 
@@ -166,6 +174,6 @@ class _StoredFile(io.RawIOBase):
         try:
             self._file.close()
         except Exception as error:
-            raise store_error(error, self._url) from error
+            raise store_error(_refused_name(error) or error, self._url) from error
         finally:
             super().close()

@@ -219,6 +219,33 @@ def test_an_error_of_a_store_says_what_the_store_said(error: Exception, code: st
     assert str(error.args[-1]) in ours.message and ours.fix != ""
 
 
+class _TakenName(io.BytesIO):
+    """A new file of S3, which looks for an existing one when it is closed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error: Exception | None = error
+
+    def close(self) -> None:
+        error, self._error = self._error, None
+        super().close()
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("more", [{"Condition": "If-None-Match"}, {}])
+def test_a_name_that_is_taken_is_no_error_at_any_s3(more: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Amazon's answer repeats the header; that of other servers does not."""
+    translate = pytest.importorskip("s3fs.errors").translate_boto_error
+    refused = pytest.importorskip("botocore.exceptions").ClientError
+    answer = {"Error": {"Code": "PreconditionFailed", "Message": "a precondition did not hold", **more}}
+    taken = translate(refused(answer, "PutObject"))
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFileSystem, "open", lambda *_, **__: _TakenName(taken))
+        with pytest.raises(FileExistsError):
+            storage.create("memory://taken/file").close()
+
+
 def test_nothing_is_missing_in_a_store_that_does_not_answer() -> None:
     """A prepared step's staging would count as lost."""
     with failing_store(EndpointConnectionError("could not connect")) as url:
