@@ -264,7 +264,7 @@ def _open(folder: LogFolder, part: LogPart) -> Any:
         f"the log's file with offsets {part.first} to {part.next - 1} is missing",
         code="log.missing",
         place=_place(folder, part),
-        fix=_fix(part),
+        fix=_fix(folder, part),
     )
     missing.part = part.name
     raise missing
@@ -286,12 +286,12 @@ def _corrupt(folder: LogFolder, part: LogPart, why: str) -> FatalError:
         f"the log's file with offsets {part.first} to {part.next - 1} is damaged: {why}",
         code="log.corrupt",
         place=_place(folder, part),
-        fix=_fix(part),
+        fix=_fix(folder, part),
     )
 
 
-def _fix(part: LogPart) -> str:
-    given_up = f"set every consumer's offset to {part.next - 1} at least"
+def _fix(folder: LogFolder, part: LogPart) -> str:
+    given_up = folder.rewind(part.next)
     return f"put the file back from a copy; without one, these entries can only be given up: {given_up}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,13 @@ class LogFolder:
     """URL of all logs."""
     pipeline: str
     source: str
+    reader: str = ""
+    """Arguments of ``positions rewind`` up to the offset, for who reads the log, if that is not the source itself."""
+
+    def rewind(self, offset: int | str) -> str:
+        """Return the command with which its reader goes on from an offset, and gives up what is before it."""
+        reader = self.reader or f"{shlex.join([self.pipeline, self.source])} --to-offset"
+        return f"conduit-dagster positions rewind {reader} {offset} --force"
 
     @property
     def url(self) -> str:

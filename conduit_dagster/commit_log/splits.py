@@ -29,11 +29,11 @@ class Read(Protocol):
 class LogManifest:
     """The current files of one source's log."""
 
-    def __init__(self, read: Read, pipeline: str, source: str, base: str) -> None:
+    def __init__(self, read: Read, pipeline: str, source: str, base: str, reader: str = "") -> None:
         self._read = read
         self._store = LogStore(pipeline)
         self.source = source
-        self.folder = LogFolder(base, pipeline, source)
+        self.folder = LogFolder(base, pipeline, source, reader)
 
     def state(self) -> LogState:
         """Return the state of the log's end."""
@@ -131,6 +131,7 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
         "base": folder.base,
         "pipeline": folder.pipeline,
         "source": folder.source,
+        "reader": folder.reader,
         # readers of entries need no positions, which may be large
         "parts": [msgspec.to_builtins(msgspec.structs.replace(part, position=None)) for part in mine],
     }
@@ -159,14 +160,18 @@ def read_whole(
 def _gap(split: Split, offset: int, behind: int) -> FatalError:
     """Return the error for a log that lacks entries from ``offset`` on, somewhere before ``behind``."""
     del behind
-    detail = split.detail
+    detail, folder = split.detail, _folder(split)
     return FatalError(
         f"the log of {detail['source']} lacks offset {offset}; a step reads {split.start} to {detail['to'] - 1} of it",
         code="log.gap",
-        place=LogFolder(detail["base"], detail["pipeline"], detail["source"]).url,
-        fix="put the log's files back; or go on behind what is missing, and lose it: "
-        f"conduit-dagster positions rewind {detail['pipeline']} {detail['source']} --to-offset N --force",
+        place=folder.url,
+        fix=f"put the log's files back; or go on behind what is missing, and lose it: {folder.rewind('N')}",
     )
+
+
+def _folder(split: Split) -> LogFolder:
+    detail = split.detail
+    return LogFolder(detail["base"], detail["pipeline"], detail["source"], detail.get("reader", ""))
 
 
 def _read_log(split: Split, keys: bool) -> Iterator[Block]:
@@ -174,8 +179,7 @@ def _read_log(split: Split, keys: bool) -> Iterator[Block]:
     from conduit_dagster.commit_log.entries import DECODED, decode_batch, decode_rows
     from conduit_dagster.commit_log.segment_files import read
 
-    detail = split.detail
-    folder = LogFolder(detail["base"], detail["pipeline"], detail["source"])
+    detail, folder = split.detail, _folder(split)
     parts = msgspec.convert(detail["parts"], list[LogPart])
     for batch in read(folder, parts, split.start, detail["to"], DECODED):
         decoded = decode_batch(batch, keys)

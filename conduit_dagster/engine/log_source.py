@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ class LogSource(Source):
     name = "logged"
     sets_metadata = True
     gives_json = True
+    reader = ""
+    """Arguments of ``positions rewind`` up to the offset, if this is not the source itself."""
 
     def __init__(self, real: Source) -> None:
         super().__init__(real.settings, real.context)
@@ -97,6 +100,7 @@ class CatchUpSource(LogSource):
     def __init__(self, real: Source, source: str, consumer: str) -> None:
         super().__init__(real)
         self.source, self.consumer = source, consumer
+        self.reader = f"{shlex.join([real.context.pipeline, source])} --into {shlex.quote(consumer)} --to-offset"
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Return the end of the log, but not beyond ``horizon``, where the regular steps take over."""

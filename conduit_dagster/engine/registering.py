@@ -182,7 +182,7 @@ def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> 
             source.attach(store.replays, folder, late, every)
     for source_node in pipeline.inputs:
         for name, source in _logged(source_node).items():
-            source.attach(LogManifest(store.transactions.read, pipeline.program.pipeline, name, base))
+            source.attach(LogManifest(store.transactions.read, pipeline.program.pipeline, name, base, source.reader))
 
 
 def _logged(source_node: SourceNode) -> Mapping[str, LogSource]:

@@ -229,7 +229,7 @@ def test_a_damaged_file_is_named(local_log: LogLab, how: str) -> None:
     assert caught.value.code == "log.corrupt"
     assert part.name in str(caught.value.place)
     assert "offsets 1 to 100" in caught.value.message
-    assert "100 at least" in str(caught.value.fix)
+    assert "--to-offset 101 --force" in str(caught.value.fix)
 
 
 def test_every_bit_of_a_file_is_checked(local_log: LogLab) -> None:
@@ -259,6 +259,8 @@ def test_a_missing_file_is_named(log: LogLab) -> None:
         assert caught.value.code == "log.missing"
         assert part.name in str(caught.value.place)
         assert "offsets 1 to 2" in caught.value.message
+        assert log.folder.rewind(3) in str(caught.value.fix)
+        assert "--to-offset 3 --force" in log.folder.rewind(3)
 
 
 def test_a_missing_file_whose_name_holds_a_secret_is_named_too(log: LogLab) -> None:

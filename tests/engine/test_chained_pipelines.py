@@ -210,6 +210,7 @@ def test_a_file_of_the_log_that_is_lost_is_no_gap_that_is_passed_over(lab: Lab) 
     result = lab.run()
     assert result.error is not None and result.error.fatal
     assert result.error.code == "log.missing"
+    assert "conduit-dagster positions rewind p in --to 100 --force" in (result.error.fix or "")
     assert lab.documents("out.jsonl") == []
 
 

@@ -321,6 +321,18 @@ def test_what_is_left_can_be_given_up(lab: Lab) -> None:
     assert again(lab, at(40), force=True)["changed"] is False
 
 
+def test_a_lost_file_of_the_log_says_how_to_go_on_without_it(lab: Lab) -> None:
+    """The command is for the one destination: a rewind of the source would leave out records of all."""
+    again(lab, at(10))
+    for file in (lab.root / ".conduit" / "log" / "p" / "in").rglob("*.parquet"):
+        file.unlink()
+    error = lab.run().error
+    assert error is not None and error.code == "log.missing"
+    assert "conduit-dagster positions rewind p in --into second --to-offset 15 --force" in (error.fix or "")
+    again(lab, at(40), force=True)
+    assert lab.run().error is None
+
+
 def test_deduplicate_is_refused_while_something_is_left(lab: Lab) -> None:
     again(lab, at(38))
     once = processor("once", "deduplicate", key="after.i", **{"window.records": "9"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -40,7 +41,9 @@ class LogReadMode(ReadMode):
 
     @property
     def _manifest(self) -> LogManifest:
-        return LogManifest(self._project.read, *self._log, self._project.project.log_url)
+        # --to-offset is for sources whose records are logged in their own pipeline
+        reader = f"{shlex.join(self._reader.split(':'))} --to"
+        return LogManifest(self._project.read, *self._log, self._project.project.log_url, reader)
 
     # -- how far ------------------------------------------------------------------------------------------------
 
