@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from conduit_dagster.cli.verb import Outcome, current_project, usage_error, verb
+from conduit_dagster.config.findings import nearest
 from conduit_dagster.recovery.errors import from_os_error
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def _made(folder: Path) -> Outcome:
 
 def _plugin(kind: str, name: str) -> Outcome:
     if kind not in _PLUGINS:
-        raise usage_error(f"init makes a connector or a processor, not a {kind}", "init", f"init processor {name}")
+        fix = f"init {nearest(kind, _PLUGINS) or 'connector|processor'} {name}"
+        raise usage_error(f"init makes a connector or a processor, not a {kind}", "init", fix)
     if not _NAME.fullmatch(name):
         fix = "small letters, digits, dots and hyphens, such as trim.text"
         raise usage_error(f"{name} is not a valid plugin name", "plugin_name", fix)

@@ -45,6 +45,10 @@ def test_what_is_made_runs_in_a_real_pipeline(run: Any, lab: Lab) -> None:
     assert [node for node, *_ in lab.letters()] == ["p:cap"]
 
 
+def test_what_to_make_is_found_in_spite_of_a_typing_mistake(run: Any, lab: Lab) -> None:
+    assert error(run("init", "conector", "cap", "--json"))["fix"] == "init connector cap"
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
