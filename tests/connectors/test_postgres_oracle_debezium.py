@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from lab.choice import in_matrix
 from lab.debezium import Debezium, Event
 from lab.debezium_records import TheirChange, changes, compare
 from lab.maven_jars import NoJarsError
@@ -95,6 +96,7 @@ def require_same(theirs: Sequence[TheirChange], ours: Sequence[Record], history:
     assert not found, "\n".join(found[:20])
 
 
+@in_matrix
 def test_a_random_history_is_told_the_same(reading: PostgresReading, tmp_path: Path) -> None:
     """Ours in many small steps, long after everything happened; theirs in one go, while it happens."""
     with PostgresHistory(reading.url, 1) as history:
