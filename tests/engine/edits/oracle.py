@@ -122,6 +122,9 @@ class Oracle:
         self._generations[self.unit] = generation
         if self.logged:
             self._offset = self._whole_from()
+            # what a run that was killed left to be sent to one destination ends where all get the records again
+            for expected in self.living.values():
+                expected.upto = min(expected.upto, self._offset)
         else:
             self.at[self.unit] = self.begins[self.unit]
 

@@ -331,3 +331,14 @@ def test_edits_of_folders(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_at(monkeypatch, 1)
     monkeypatch.setattr(Editing, "folders", True)
     _explore(make)
+
+
+def test_a_rewind_ends_what_a_killed_run_left_for_one(make: Make) -> None:
+    """Found by the machine above, with a log from whose beginning all destinations are sent everything again."""
+    state = EditedPipeline(make)
+    state.begin(
+        batch=4, kind="file", log="records", rewinds=True, nacked=None, refused=None, count=13, crash="after-log:2"
+    )
+    state.leave(more=4, pick=0, first="after-log:1", second="after-log:1", is_back=False, crash="after-plan:1")
+    state.rewind(more=0, crash="")
+    state.teardown()
