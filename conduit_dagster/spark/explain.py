@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 
 from conduit_dagster.recovery.error_text import said_by
@@ -18,14 +17,6 @@ def explain(error: BaseException) -> str:
     if (said := said_by(text)) is not None:
         return " ".join(said.error.message.split("\n"))
     return _raised_in_worker(text) or _ended_worker(text) or _java_cause(text) or type(error).__name__
-
-
-def hush_errors() -> None:
-    """Keep PySpark from printing each error of a query that it raises, as JSON with Java's stack trace."""
-    from pyspark.logger import PySparkLogger
-
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def is_sparks(error: BaseException) -> bool:

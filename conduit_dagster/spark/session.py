@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from conduit_dagster.spark.classic import has_classic, inside_submit, jvm_ended, open_classic
 from conduit_dagster.spark.connect import close_client, is_connect, open_connect
-from conduit_dagster.spark.explain import hush_errors
+from conduit_dagster.spark.pyspark_loggers import guard_loggers, hush_errors
 from conduit_dagster.spark.shared import close_current, close_shared, leave_shared, open_shared
 from conduit_dagster.spark.spark_settings import LOCAL, SHARED, SparkSettings
 from conduit_dagster.spark.sql.sql_session import close_sql_session, forget_sql_session, origin_of
@@ -45,6 +45,7 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
     determines ``verbose`` and Java. A session that has expired, or whose JVM or shared server was killed, is replaced,
     so call this again when restarting a pipeline. The caller's SIGINT handler is kept.
     """
+    guard_loggers()
     if not settings.verbose:
         hush_errors()
     if settings.shared:
