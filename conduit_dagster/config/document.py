@@ -81,6 +81,9 @@ def read_source(path: Path, file: str) -> ConfigText | Finding:
         return too_large(file) if len(data) > MAX_BYTES else source_of(data.decode("utf-8"), file)
     except UnicodeDecodeError as error:
         return unreadable(file, f"the file is not UTF-8: byte {error.start} cannot be read", "save it as UTF-8")
+    except FileNotFoundError as error:
+        fix = "check the path, or what it links to; conduit-dagster init makes a project with pipelines"
+        return unreadable(file, f"the file cannot be read: {error.strerror}", fix)
     except IsADirectoryError:
         return unreadable(file, "a folder, not a file", "name a file in it")
     except (OSError, ValueError) as error:
