@@ -29,11 +29,11 @@ class Read(Protocol):
 class LogManifest:
     """The current files of one source's log."""
 
-    def __init__(self, read: Read, pipeline: str, source: str, base: str, reader: str = "") -> None:
+    def __init__(self, read: Read, folder: LogFolder) -> None:
         self._read = read
-        self._store = LogStore(pipeline)
-        self.source = source
-        self.folder = LogFolder(base, pipeline, source, reader)
+        self._store = LogStore(folder.pipeline)
+        self.source = folder.source
+        self.folder = folder
 
     def state(self) -> LogState:
         """Return the state of the log's end."""

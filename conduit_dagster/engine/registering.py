@@ -7,6 +7,7 @@ from functools import partial
 
 import sqlalchemy as sa
 
+from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.commit_log.splits import LogManifest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import archive_folder
@@ -182,7 +183,8 @@ def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> 
             source.attach(store.replays, folder, late, every)
     for source_node in pipeline.inputs:
         for name, source in _logged(source_node).items():
-            source.attach(LogManifest(store.transactions.read, pipeline.program.pipeline, name, base, source.reader))
+            log = LogFolder(base, pipeline.program.pipeline, name, source.reader)
+            source.attach(LogManifest(store.transactions.read, log))
 
 
 def _logged(source_node: SourceNode) -> Mapping[str, LogSource]:

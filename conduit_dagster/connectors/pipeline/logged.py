@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.commit_log.splits import LogManifest, behind, cut, reach, read_whole, relocated
 from conduit_dagster.connectors.pipeline.published import ProjectView
 from conduit_dagster.connectors.pipeline.read_mode import ReadMode, log_gap, log_gone, relabel
@@ -43,7 +44,7 @@ class LogReadMode(ReadMode):
     def _manifest(self) -> LogManifest:
         # --to-offset is for sources whose records are logged in their own pipeline
         reader = f"{shlex.join(self._reader.split(':'))} --to"
-        return LogManifest(self._project.read, *self._log, self._project.project.log_url, reader)
+        return LogManifest(self._project.read, LogFolder(self._project.project.log_url, *self._log, reader))
 
     # -- how far ------------------------------------------------------------------------------------------------
 
