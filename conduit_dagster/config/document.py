@@ -73,6 +73,10 @@ def source_of(text: str, file: str) -> ConfigText:
     return ConfigText(file, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
 
 
+_MISSING = "check the path, or what it links to; conduit-dagster init makes a project with pipelines"
+_REFUSED = "check the path and its permissions"
+
+
 def read_source(path: Path, file: str) -> ConfigText | Finding:
     """Read a file, or return a finding if that fails. Never reads beyond the limit: a device must not hang it."""
     try:
@@ -81,14 +85,12 @@ def read_source(path: Path, file: str) -> ConfigText | Finding:
         return too_large(file) if len(data) > MAX_BYTES else source_of(data.decode("utf-8"), file)
     except UnicodeDecodeError as error:
         return unreadable(file, f"the file is not UTF-8: byte {error.start} cannot be read", "save it as UTF-8")
-    except FileNotFoundError as error:
-        fix = "check the path, or what it links to; conduit-dagster init makes a project with pipelines"
-        return unreadable(file, f"the file cannot be read: {error.strerror}", fix)
     except IsADirectoryError:
         return unreadable(file, "a folder, not a file", "name a file in it")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return unreadable(file, f"the file cannot be read: {reason}", "check the path and its permissions")
+        is_missing = isinstance(error, FileNotFoundError)
+        return unreadable(file, f"the file cannot be read: {reason}", _MISSING if is_missing else _REFUSED)
 
 
 def unreadable(file: str, message: str, fix: str) -> Finding:
