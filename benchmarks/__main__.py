@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from benchmarks.bench import Bench
 from benchmarks.measures import MEASURES
 from benchmarks.other_engines import Engine, recognise
 from benchmarks.results import Results, draw
+from conduit_dagster.processes import try_lock
 
 # comparisons with another engine need its binary: --against
 _NAMES = [name for name in MEASURES if not name.startswith(AGAINST)]
@@ -21,10 +24,16 @@ _PICTURE = "throughput.png"
 
 
 def main() -> None:
-    """Print tables; write results.json and a picture, and on request a page's tables."""
+    """Parse the arguments, and run the measures unless others are running."""
     arguments = _arguments()
     engines = {engine.name: engine for engine in map(recognise, arguments.against)}
     names = _chosen(arguments.only, [f"{AGAINST}{name.lower()}" for name in engines])
+    with _alone(arguments.work):
+        _run(arguments, engines, names)
+
+
+def _run(arguments: argparse.Namespace, engines: dict[str, Engine], names: list[str]) -> None:
+    """Print tables; write results.json and a picture, and on request a page's tables."""
     bench = _bench(arguments, engines)
     out = Path(arguments.out or (bench.work / "quick" if arguments.quick else "benchmarks/results"))
     results = Results(out)
@@ -40,6 +49,17 @@ def main() -> None:
         draw(results.measures, page.parent / "images" / _PICTURE)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+@contextmanager
+def _alone(work: str) -> Iterator[None]:
+    """Refuse a second benchmark in a folder: each would replace the other's files, and slow it down."""
+    lock = Path(f"{work.rstrip('/')}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        if not try_lock(file):
+            raise SystemExit(f"another benchmark is running in {work}: wait until it has ended")
+        yield
 
 
 def _arguments() -> argparse.Namespace:

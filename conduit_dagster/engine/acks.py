@@ -103,8 +103,8 @@ class Acks:
     def ack_up_to(self, place: int) -> None:
         """Ack this record and every record before it."""
         with self._lock:
-            for known in [p for p in self._namespace if p <= place]:
-                self.ack(known)
+            while (first := self._all.next) is not None and first.place <= place:
+                self.ack(first.place)
 
     def nack(self, place: int, nack: Nack) -> None:
         """Mark a record as refused. Nothing after the first nack counts as handled until the nack is recorded."""

@@ -116,6 +116,7 @@ class Publisher:
             self._drop(shipment, *left)
             raise left[1]
         reached("after-publish", self._context.name)
+        self._context.store.deliveries.published_once(shipment.plan.step, shipment.consumer)
 
     def _attempt(self, shipment: Shipment) -> tuple[int, ConduitError] | None:
         """Return how many records were not delivered, and why; None if all were."""

@@ -33,6 +33,8 @@ from conduit_dagster.state.overview import collection_rows
 from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, DeliveryProgress, Plan, StagedDelivery
 
+log = structlog.get_logger("conduit.engine")
+
 AckedSources = frozenset[tuple[str, int]]
 """Sources that were acked, each with the generation of the ack."""
 
@@ -46,6 +48,7 @@ def start_up(loop: StepLoop, plans: bool = True) -> None:
     planned is dropped (DELIVERY.md, When the pipeline changes).
     """
     context = loop.context
+    _tell_cut_off(context)
     retire(context.pipeline, context.store)
     context.reload()
     acked = recover(loop, plans)
@@ -55,6 +58,13 @@ def start_up(loop: StepLoop, plans: bool = True) -> None:
     # a new or changed source must learn its generation before an old owner can ack it under the previous one
     acknowledge(context, acked)
     settle_letters(context)
+
+
+def _tell_cut_off(context: StepContext) -> None:
+    """Warn of records that may be missing since the last run was killed while it delivered them (at-most-once)."""
+    for one in context.store.deliveries.end_cut_off():
+        told = {"step": one.step, "destination": one.consumer, "at_most": one.records}
+        log.warning("the last run was cut off while it delivered (at-most-once): records may be missing", **told)
 
 
 def acknowledge(context: StepContext, acked: AckedSources = frozenset()) -> AckedSources:
@@ -209,9 +219,6 @@ def _retargeted(
     every = [changed.get(delivery.consumer, delivery) for delivery in decision.deliveries]
     context.store.retarget(plan, msgspec.structs.replace(decision, deliveries=every))
     return [changed.get(staged.consumer, staged) for staged in missing]
-
-
-log = structlog.get_logger("conduit.engine")
 
 
 def resume_sources(context: StepContext) -> None:

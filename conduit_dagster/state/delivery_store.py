@@ -14,8 +14,17 @@ from conduit_dagster.state.dead_letters import MissedCopy, add_letters, add_miss
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.row_statements import insert, put, update
-from conduit_dagster.state.steps import DeadLetter, DeliveryProgress, LastInNamespace, LateLetter, LetterPart, Plan
-from conduit_dagster.state.tables import collections, consumers, dead_letters, deliveries, offsets, sources
+from conduit_dagster.state.steps import (
+    DeadLetter,
+    Decision,
+    DeliveryProgress,
+    LastInNamespace,
+    LateLetter,
+    LetterPart,
+    Plan,
+    decode,
+)
+from conduit_dagster.state.tables import collections, consumers, dead_letters, deliveries, offsets, sources, steps
 
 EVERYTHING = "*"
 """The namespace of a source's overall offset."""
@@ -109,6 +118,19 @@ class NackBatch(NamedTuple):
     """Copies of records that have a letter in this step."""
     counts: Mapping[str, int]
     """By source, how many of them are nacks."""
+
+
+ONCE = "once"
+"""State of an at-most-once delivery from its step's prepare to the end of its publishing."""
+
+
+class CutOff(NamedTuple):
+    """At-most-once delivery that a killed process was publishing."""
+
+    step: int
+    consumer: str
+    records: int
+    """Number of its records; nobody knows how many of them were delivered."""
 
 
 class DeliveryStore:
@@ -232,15 +254,50 @@ class DeliveryStore:
 
         return self._transactions.read(work)
 
+    # -- at-most-once -------------------------------------------------------------------------------------------
+
+    def published_once(self, step: int, consumer: str) -> None:
+        """Note that an at-most-once delivery is published, so that no later run takes it for a cut-off one."""
+        self._run(lambda connection: _end_once(connection, self._id, step, consumer))
+
     def dropped(self, step: int, consumer: str, records: int, cause: str) -> None:
         """Discard the rest of a failed at-most-once delivery; count it and record it in the history."""
         detail = {"step": step, "consumer": consumer, "records": records, "cause": cause[:500]}
 
         def work(connection: sa.Connection) -> None:
+            _end_once(connection, self._id, step, consumer)
             update(connection, consumers, {"pipeline": self._id, "consumer": consumer}, add={"delivered": -records})
             record_event(connection, self._id, "dropped", **detail)
 
         self._run(work)
+
+    def end_cut_off(self) -> list[CutOff]:
+        """End the at-most-once deliveries that a killed process was publishing, and record each in the history."""
+
+        def work(connection: sa.Connection) -> list[CutOff]:
+            found = _cut_off(connection, self._id)
+            for one in found:
+                _end_once(connection, self._id, one.step, one.consumer)
+                record_event(connection, self._id, "cut_off", **one._asdict())
+            return found
+
+        return self._run(work) if self._transactions.read(lambda connection: _cut_off(connection, self._id)) else []
+
+
+def _end_once(connection: sa.Connection, pipeline: str, step: int, consumer: str) -> None:
+    update(connection, deliveries, {**_delivery(pipeline, step, consumer), "state": ONCE}, {"state": "done"})
+
+
+def _cut_off(connection: sa.Connection, pipeline: str) -> list[CutOff]:
+    own = (steps.c.pipeline == deliveries.c.pipeline) & (steps.c.step == deliveries.c.step)
+    chosen = sa.select(deliveries.c.step, deliveries.c.consumer, steps.c.decision).join(steps, own)
+    mine = (deliveries.c.pipeline == pipeline, deliveries.c.state == ONCE)
+    found = connection.execute(chosen.where(*mine).order_by(deliveries.c.step, deliveries.c.consumer))
+    return [CutOff(step, consumer, _records(decode(text, Decision), consumer)) for step, consumer, text in found]
+
+
+def _records(decision: Decision, consumer: str) -> int:
+    return next(delivery.records for delivery in decision.deliveries if delivery.consumer == consumer)
 
 
 def put_progress(

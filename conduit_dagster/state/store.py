@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from conduit_dagster.state.connector_registrations import Registry
 from conduit_dagster.state.dead_letter_replays import LetterReplays, close_letters
 from conduit_dagster.state.dead_letters import insert_parts
-from conduit_dagster.state.delivery_store import DeliveryStore, Offsets, move_collections, move_offsets
+from conduit_dagster.state.delivery_store import ONCE, DeliveryStore, Offsets, move_collections, move_offsets
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.kept_values import KeptStore, forget_unused
 from conduit_dagster.state.lease import Lease, Transactions
@@ -156,7 +156,7 @@ class PipelineStore:
 
     def _delivery(self, plan: Plan, delivery: StagedDelivery, once: bool) -> dict[str, Any]:
         # an empty delivery is already done
-        state = "open" if delivery.parts and not once else "done"
+        state = (ONCE if once else "open") if delivery.parts else "done"
         own = {"pipeline": self._id, "step": plan.step, "consumer": delivery.consumer, "skip": 0}
         return {**own, "hash": delivery.hash, "state": state, "handled": 0, "pending": "", "staged": ""}
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from lab.kills import hooked
+from lab.operating import events
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
@@ -68,6 +69,9 @@ def test_d17_at_most_once_delivers_nothing_twice(lab: Lab, crashes: Crashes, poi
             ("mid-publish", "folder"): 10}.get((point, layout), 0)  # fmt: skip
     assert found == [*range(20 - lost), *range(20, 40)]
     assert lab.run().progress.read == 0
+    # who was killed before the delivery's end was noted can't know what arrived
+    cut_off = [] if point in ("after-plan", "after-stage", "after-ack") else [("out", 2, 10)]
+    assert [(row["consumer"], row["step"], row["records"]) for row in events(lab, "cut_off")] == cut_off
 
 
 def test_at_most_once_drops_the_rest_of_a_delivery_that_fails(lab: Lab) -> None:
