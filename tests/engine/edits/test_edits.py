@@ -1,7 +1,8 @@
 """Random edits of a pipeline, with a crash in almost any run, against an oracle (``oracle.py``): a state machine.
 
-``EDITS=200 EDITS_SEED=7`` runs two hundred examples and repeats them. One that fails is shortened, and printed as calls
-of the rules below: they may be put into a test of their own (``EditedPipeline(make)``, the calls, ``teardown()``).
+``EDITS=200 EDITS_SEED=7`` runs two hundred examples. A seed repeats them in a run of the same test files only, because
+Hypothesis takes constants from the modules that are loaded. One that fails is shortened, and printed as calls of the
+rules below: they may be put into a test of their own (``EditedPipeline(make)``, the calls, ``teardown()``).
 
 What an example can do: append to one of two files, rotate it, switch the source between them, rewind it, or replay dead
 letters; add and remove destinations, with and without ``start-from: log``; change what is dropped, nacked, and refused
