@@ -128,6 +128,8 @@ _SETTING = "CONDUIT_STATE_URL or state.url in conduit.yaml"
 _CONNECT: dict[str, Any] = {
     "connect_timeout": 10,
     "application_name": "conduit-dagster",
+    # whatever the database's encoding, or a role's setting: with SQL_ASCII the driver would return bytes
+    "client_encoding": "UTF8",
     # a peer that vanished without closing the connection is detected after 10 to 25 s, on both sides
     "keepalives_idle": 10,
     "keepalives_interval": 5,

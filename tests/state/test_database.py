@@ -12,8 +12,10 @@ from lab.waiting import at_once
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state import tables
-from conduit_dagster.state.claim import claim_store
+from conduit_dagster.state.claim import claim_store, open_store
 from conduit_dagster.state.database import make_engine, open_database, reading
+from conduit_dagster.state.history import events, record_event
+from conduit_dagster.state.lease import Transactions, acquire
 from conduit_dagster.state.row_statements import insert_if_absent
 
 # waits for its input to close, so that all of them open the store at the same moment
@@ -251,4 +253,44 @@ def test_options_of_the_url_stand_beside_ours(postgres_url: str) -> None:
         names = ("search_path", "lock_timeout", "idle_in_transaction_session_timeout")
         assert [connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names] == ["mine", "10s", "10s"]
         assert sa.inspect(connection).has_table(tables.meta.name, schema="mine")
+    engine.dispose()
+
+
+def in_encoding(url: str, encoding: str) -> str:
+    """Return the URL of a new database with this encoding beside the database at ``url``."""
+    place = sa.make_url(url)
+    name = f"{place.database}_{encoding.lower()}"
+    with make_engine(url).connect() as connection:
+        outside = connection.execution_options(isolation_level="AUTOCOMMIT")
+        outside.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}'")
+    return place.set(database=name).render_as_string(hide_password=False)
+
+
+def test_a_database_without_a_locale_holds_a_store(postgres_url: str, tmp_path: Path) -> None:
+    """A server that was initialised without a locale has the encoding SQL_ASCII, in which the driver gives bytes."""
+    url = in_encoding(postgres_url, "SQL_ASCII")
+    engine = open_store(url, tmp_path)
+    lease = acquire(engine, "orders", 5.0)
+    detail = {"to": "stop", "by": "Ωμέγα"}
+    Transactions(engine, lease).run(lambda connection: record_event(connection, "orders", "asked", **detail))
+    assert [event.detail for event in events(engine, "orders", 5)] == [detail]
+    lease.release()
+    engine.dispose()
+    open_store(url, tmp_path).dispose()
+
+
+def test_a_store_is_not_created_where_characters_are_missing(postgres_url: str) -> None:
+    url = in_encoding(postgres_url, "LATIN1")
+    with pytest.raises(FatalError, match="encoding is LATIN1; expected UTF8") as caught:
+        open_database(url)
+    assert caught.value.code == "state.unusable"
+
+
+def test_the_encoding_of_a_role_is_not_that_of_a_store(postgres_url: str) -> None:
+    with make_engine(postgres_url).begin() as connection:
+        name = sa.make_url(postgres_url).database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET client_encoding = 'LATIN1'")
+    engine = open_database(postgres_url)
+    with engine.connect() as connection:
+        assert connection.execute(sa.select(sa.literal("Ω"))).scalar_one() == "Ω"
     engine.dispose()

@@ -16,6 +16,10 @@ from conduit_dagster.state import tables
 VERSION_TABLE = "conduit_migrations"
 _LOCK = 0x636F6E64756974  # "conduit": PostgreSQL's advisory lock around creating and migrating
 
+_ENCODINGS = ("UTF8", "SQL_ASCII")
+"""PostgreSQL's encodings that take every character; SQL_ASCII, of a server without a locale, keeps the bytes of UTF-8.
+"""
+
 _revisions = sa.Table(
     VERSION_TABLE,
     sa.MetaData(),
@@ -39,11 +43,12 @@ def migrate(connection: sa.Connection, place: str) -> None:
     """Create or migrate the tables in the connection's transaction: an interrupted migration changes nothing.
 
     Raises ``FatalError``: ``state.version`` for a store written by a newer program, ``state.unusable`` if others have
-    tables of these names. ``place`` names the store.
+    tables of these names, or the encoding of a new store's database lacks characters. ``place`` names the store.
     """
     _lock(connection)
     found = require_not_newer(connection, place)
     if found == 0:
+        _require_every_character(connection, place)
         _require_free_names(connection, place)
         tables.metadata.create_all(connection, checkfirst=False)
         _revisions.create(connection)
@@ -64,6 +69,20 @@ def _lock(connection: sa.Connection) -> None:
     # on SQLite the transaction itself began with the write lock
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+
+
+def _require_every_character(connection: sa.Connection, place: str) -> None:
+    if connection.dialect.name != "postgresql":
+        return
+    found = str(connection.exec_driver_sql("SHOW server_encoding").scalar_one())
+    if found not in _ENCODINGS:
+        raise FatalError(
+            f"the database's encoding is {found}; expected UTF8: names and messages hold any character",
+            code="state.unusable",
+            place=place,
+            fix="name a database that was created with TEMPLATE template0 ENCODING 'UTF8' in CONDUIT_STATE_URL or"
+            " state.url",
+        )
 
 
 def _require_free_names(connection: sa.Connection, place: str) -> None:
