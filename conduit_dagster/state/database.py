@@ -187,7 +187,7 @@ def make_engine(url: str) -> sa.Engine:
 def _connect_timed(_dialect: Any, _record: Any, args: list[Any], settings: dict[str, Any]) -> Any:
     from conduit_dagster.state.timed_connection import TimedConnection  # imports the driver, which SQLite does not need
 
-    return TimedConnection.connect(*args, **settings)
+    return TimedConnection.connect_durably(*args, **settings)
 
 
 def _parse(url: str) -> sa.URL:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import psycopg
+
+# with synchronous_commit off, a crash of the server would lose transactions whose steps are published
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 T = TypeVar("T")
 
@@ -20,6 +23,19 @@ class TimedConnection(psycopg.Connection[Any]):
 
     seconds: ClassVar[float] = 30.0
     """The timeout: as long as SQLite waits for its lock; a server waits 10 s for one."""
+
+    @classmethod
+    def connect_durably(cls, *args: Any, **settings: Any) -> Self:
+        """Connect; what is committed survives a crash of the server, also where its default is that it may not."""
+        connection = cls.connect(*args, **settings)
+        try:
+            connection.autocommit = True
+            connection.execute(_DURABLE)
+            connection.autocommit = False
+        except psycopg.Error:
+            connection.close()
+            raise
+        return connection
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **more: Any) -> T:
         """Wait like the base class, which calls this for each statement and each end of a transaction."""

@@ -294,3 +294,17 @@ def test_the_encoding_of_a_role_is_not_that_of_a_store(postgres_url: str) -> Non
     with engine.connect() as connection:
         assert connection.execute(sa.select(sa.literal("Ω"))).scalar_one() == "Ω"
     engine.dispose()
+
+
+@pytest.mark.parametrize(("given", "used"), [("off", "on"), ("local", "local")])
+def test_what_is_committed_survives_a_crash_whatever_the_databases_default(
+    postgres_url: str, given: str, used: str
+) -> None:
+    with make_engine(postgres_url).begin() as connection:
+        name = sa.make_url(postgres_url).database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = {given}")
+    engine = open_database(postgres_url)
+    for connected in (engine.connect(), engine.begin(), reading(engine)):
+        with connected as connection:
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == used
+    engine.dispose()
