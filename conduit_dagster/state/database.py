@@ -21,6 +21,15 @@ _SQLITE = frozenset({5, 6, 7, 8, 10, 13, 14, 15})
 _READ_ONLY = "25006"  # after a failover the address may still lead to a standby
 _DAMAGED = frozenset({11, 26})  # SQLITE_CORRUPT and NOTADB
 _NO_TABLE = "42P01"
+_POOLER = "unsupported startup parameter"  # PgBouncer's words; the driver tells no code of a connection that fails
+_RIGHTS = (
+    "give the user all rights on its tables and the right to create some, or name another store in"
+    " CONDUIT_STATE_URL or state.url"
+)
+_PASS_ON = (
+    "name the server itself in CONDUIT_STATE_URL or state.url, or let PgBouncer take the parameter:"
+    " ignore_startup_parameters = options"
+)
 
 
 def is_outage(error: BaseException) -> bool:
@@ -72,6 +81,8 @@ def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> C
         return (engine and _migrated(engine)) or replaced(place or "", "lost its tables")
     if _is_refused(error):
         return _unusable(place, error)
+    if _POOLER in cause_of(error):
+        return _unusable(place, error, _PASS_ON)
     return TransientError(
         f"{doing}: {cause_of(error)}",
         code="state.unreachable",
@@ -100,14 +111,8 @@ def _is_refused(error: BaseException) -> bool:
     return code is not None and not is_outage(error)
 
 
-def _unusable(place: str | None, error: BaseException) -> FatalError:
-    return FatalError(
-        f"the state store can't be used: {cause_of(error)}",
-        code="state.unusable",
-        place=place,
-        fix="give the user all rights on its tables and the right to create some, or name another store in"
-        " CONDUIT_STATE_URL or state.url",
-    )
+def _unusable(place: str | None, error: BaseException, fix: str = _RIGHTS) -> FatalError:
+    return FatalError(f"the state store can't be used: {cause_of(error)}", code="state.unusable", place=place, fix=fix)
 
 
 def _damaged(place: str | None, error: BaseException) -> FatalError:
@@ -130,6 +135,8 @@ _CONNECT: dict[str, Any] = {
     "application_name": "conduit-dagster",
     # whatever the database's encoding, or a role's setting: with SQL_ASCII the driver would return bytes
     "client_encoding": "UTF8",
+    # behind a pooler the name of a prepared statement may be that of another client's
+    "prepare_threshold": None,
     # a peer that vanished without closing the connection is detected after 10 to 25 s, on both sides
     "keepalives_idle": 10,
     "keepalives_interval": 5,

@@ -6,14 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from lab.waiting import at_once
+from sqlalchemy.exc import OperationalError
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state import tables
 from conduit_dagster.state.claim import claim_store, open_store
-from conduit_dagster.state.database import make_engine, open_database, reading
+from conduit_dagster.state.database import make_engine, open_database, reading, unreachable
 from conduit_dagster.state.history import events, record_event
 from conduit_dagster.state.lease import Transactions, acquire
 from conduit_dagster.state.row_statements import insert_if_absent
@@ -308,3 +310,21 @@ def test_what_is_committed_survives_a_crash_whatever_the_databases_default(
         with connected as connection:
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == used
     engine.dispose()
+
+
+def test_no_statement_is_prepared_on_the_server(postgres_url: str) -> None:
+    """Behind a pooler another client's statement of the same name could be executed."""
+    engine = open_database(postgres_url)
+    with engine.connect() as connection:
+        for _ in range(10):
+            connection.execute(sa.select(tables.meta.c.value).where(tables.meta.c.name == "project")).first()
+        assert connection.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+    engine.dispose()
+
+
+def test_a_pooler_that_refuses_the_limits_is_told_as_that() -> None:
+    """PgBouncer's answer, which it would repeat: no restart helps."""
+    said = "connection failed: FATAL:  unsupported startup parameter: options"
+    error = unreachable(None, OperationalError("", {}, psycopg.OperationalError(said)), "opening")
+    assert (error.code, error.fatal) == ("state.unusable", True)
+    assert "ignore_startup_parameters" in str(error.fix)
