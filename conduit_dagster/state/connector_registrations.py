@@ -81,13 +81,13 @@ class LastPosition(NamedTuple):
     position: Any
 
 
-def first_generation() -> int:
-    """Return the first generation of a source that is new to this store: the time, in seconds.
+def next_generation(highest: int | None) -> int:
+    """Return the generation after ``highest``, the highest that this store knows: the time in seconds, or one more.
 
-    A new store must not reuse the delivery hashes of a lost one: a destination that stores hashes would take the
-    deliveries for done, and their records would be lost silently.
+    A new store, or an older copy of one, must not reuse the delivery hashes of the lost one: a destination that stores
+    hashes would take the deliveries for done, and their records would be lost silently.
     """
-    return int(time.time())
+    return max(int(time.time()), (highest or 0) + 1)
 
 
 class Generations:
@@ -104,7 +104,7 @@ class Generations:
         """
         mine = (generations.c.pipeline == self._id, generations.c.source == source)
         highest = self._connection.execute(sa.select(sa.func.max(generations.c.generation)).where(*mine)).scalar()
-        generation = first_generation() if highest is None else highest + 1
+        generation = next_generation(highest)
         self._put(source, generation, unit, "")
         return generation
 

@@ -60,7 +60,8 @@ def test_to_start_reads_everything_again_under_a_new_generation(run, lab: Lab) -
     assert lab.run().error is None
     before, first = snapshot(lab), source_row(run)["generation"]
     facts = result(run("positions", "rewind", "p", "--to-start", "--dry-run", "--json"))
-    assert (facts["dry_run"], facts["generation"], facts["now"]) == (True, first + 1, {"seen": 0, "files": []})
+    assert (facts["dry_run"], facts["now"]) == (True, {"seen": 0, "files": []})
+    assert facts["generation"] > first
     assert snapshot(lab) == before
     assert result(run("positions", "rewind", "p", "in", "--to-start", "--json"))["changed"] is True
     assert source_row(run)["collections"] == []
@@ -69,8 +70,9 @@ def test_to_start_reads_everything_again_under_a_new_generation(run, lab: Lab) -
     # offsets count on over all generations
     assert offsets(lab)["out"] == 5
     (event,) = events(lab, "rewound")
-    assert (event["source"], event["generation"]) == ("in", first + 1)
-    assert result(run("positions", "rewind", "p", "--to-start", "--json"))["generation"] == first + 2
+    second = event["generation"]
+    assert (event["source"], second > first) == ("in", True)
+    assert result(run("positions", "rewind", "p", "--to-start", "--json"))["generation"] > second
 
 
 def test_back_to_a_position_and_forward_only_with_force(run, lab: Lab) -> None:

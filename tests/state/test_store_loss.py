@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.state import tables
 from conduit_dagster.state.claim import claim_of, existing_store, is_kept, open_store
+from conduit_dagster.state.connector_registrations import Generations
 from conduit_dagster.state.lease import Transactions, acquire
 
 
@@ -94,6 +96,28 @@ def test_an_older_copy_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
     assert error.code == "state.older"
     open_store(url, home, accept_new=True).dispose()
     used(url, home)
+
+
+def test_a_rewind_in_an_older_copy_takes_no_generation_of_the_lost_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A destination that stores hashes would take what is delivered again for what the lost store delivered."""
+
+    def rewound() -> int:
+        engine = open_store(f"sqlite:///{file}", tmp_path / "home", accept_new=True)
+        with engine.begin() as connection:
+            generation = Generations(connection, "p").new("in", "{}")
+        engine.dispose()
+        return generation
+
+    file = tmp_path / "state.db"
+    rewound()
+    shutil.copy(file, tmp_path / "backup.db")
+    lost = rewound()
+    shutil.copy(tmp_path / "backup.db", file)
+    later = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert rewound() > lost
 
 
 def test_the_newest_copy_is_taken_as_the_store(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.connector_registrations import next_generation
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
 
 _REASON = ("node", "code", "letters")
@@ -158,9 +159,8 @@ def replay(
 
 
 def _next_id(lock: PipelineLock) -> int:
-    # The time, like a source's first generation: a recreated store must not use an id twice. Never the id of an earlier
-    # replay, however close in time: a destination would take the new deliveries for the earlier ones.
-    return max(int(time.time()), lock.store.replays.last() + 1)
+    # its deliveries are named by it: a destination must not take them for those of an earlier replay
+    return next_generation(lock.store.replays.last())
 
 
 def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:

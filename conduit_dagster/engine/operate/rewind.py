@@ -25,6 +25,7 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Limit, Source
 from conduit_dagster.state.catch_ups import CatchUps
+from conduit_dagster.state.connector_registrations import next_generation
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 
@@ -154,7 +155,7 @@ def rewind(
         raise _forward(lock, move)
     generation = move.state.generation
     if not same:
-        generation = generation + 1 if dry_run else _apply(lock, move)
+        generation = next_generation(generation) if dry_run else _apply(lock, move)
     return _told(lock, move, same, generation)
 
 
