@@ -34,7 +34,7 @@ from conduit_dagster.state.database import (
 from conduit_dagster.state.history import HistoryRetention, retain
 from conduit_dagster.state.migrations import IS_CURRENT, require_not_newer
 from conduit_dagster.state.row_statements import insert_if_absent
-from conduit_dagster.state.sqlite_store import ACCEPT, replaced, sqlite_file
+from conduit_dagster.state.sqlite_store import ACCEPT, WITHOUT_OLD, replaced, sqlite_file
 from conduit_dagster.state.tables import meta, pipelines
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ IS_CLAIMED = sa.and_(
 _STORED_AND_CURRENT = _STORED.add_columns(IS_CURRENT)
 _AGE = sa.select(sa.func.coalesce(sa.func.sum(pipelines.c.heartbeat), 0))
 """Age of a store: the heartbeats of all pipelines. It only grows, with every transaction of a run."""
-_BACKUP = f"restore the store from a backup, or correct CONDUIT_STATE_URL or state.url; {ACCEPT}"
+_BACKUP = f"restore the store from a backup, {WITHOUT_OLD}, or correct CONDUIT_STATE_URL or state.url; {ACCEPT}"
 _IN_DAGSTER = " (for Dagster, once: conduit-dagster pipelines start PIPELINE --accept-new-state)"
 
 
@@ -241,7 +241,7 @@ def _older(engine: sa.Engine, home: Path, age: int, known: int) -> FatalError:
         f" ({home / _AGE_FILE}). What was done since would be done again",
         code="state.older",
         place=place_of(engine),
-        fix="put the newest file back, with its -wal file; if this backup is the newest one: "
+        fix="put the newest file back, with its own -wal file if it has one; if this backup is the newest one: "
         "conduit-dagster run --accept-new-state" + _IN_DAGSTER,
     )
 

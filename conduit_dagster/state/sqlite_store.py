@@ -5,11 +5,13 @@ It is readable by its user only, and the same file for as long as the store is i
 
 from __future__ import annotations
 
+import atexit
 import os
 import sqlite3
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -21,6 +23,8 @@ _SMALLEST = 512
 """Size in bytes of the smallest SQLite database; the file of an opened store is never shorter."""
 _ATTEMPTS = 3
 ACCEPT = "if all data may be read and delivered again: conduit-dagster run --accept-new-state"
+WITHOUT_OLD = "a file of SQLite without the old -wal and -shm files beside it"
+"""How to put a backup back: SQLite would write what an old ``-wal`` file holds into it, and damage it."""
 
 
 READS = "conduit_reads"
@@ -59,7 +63,7 @@ def replaced(place: str, what: str) -> FatalError:
         " Nothing more is published",
         code="state.replaced",
         place=place,
-        fix=f"put it back as it was and run again, or restore a backup; {ACCEPT}",
+        fix=f"put it back as it was and run again, or restore a backup, {WITHOUT_OLD}; {ACCEPT}",
     )
 
 
@@ -71,6 +75,20 @@ def configure_sqlite(engine: sa.Engine) -> None:
         event.listen(engine, "begin", _begin)
     else:
         _StoreFile(engine, file)
+        _engines.add(engine)
+
+
+_engines: WeakSet[sa.Engine] = WeakSet()
+
+
+@atexit.register
+def _close() -> None:
+    """Close the stores' connections: the last one of all processes writes the ``-wal`` file's content into the store's.
+
+    Otherwise a copy of the store's file alone would lack the newest transactions, or all of them.
+    """
+    for engine in list(_engines):
+        engine.dispose()
 
 
 def _configure(connection: Any, _: Any) -> None:

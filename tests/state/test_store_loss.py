@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +128,26 @@ def test_the_newest_copy_is_taken_as_the_store(tmp_path: Path) -> None:
     used(f"sqlite:///{file}", home)
     shutil.copy(file, tmp_path / "backup.db")
     file.unlink()
+    (tmp_path / "backup.db").rename(file)
+    used(f"sqlite:///{file}", home)
+
+
+USE = """
+import gc, sys
+from pathlib import Path
+from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.lease import acquire
+acquire(open_store(sys.argv[1], Path(sys.argv[2])), "p", 10.0).release()
+gc.freeze()  # as a command does at its end: nothing is closed for being unreachable
+"""
+
+
+def test_once_all_processes_have_ended_the_file_alone_is_the_store(tmp_path: Path) -> None:
+    """A copy that is made then is a backup, and no old ``-wal`` file is there to damage one that is put back."""
+    file, home = tmp_path / "state.db", tmp_path / "home"
+    subprocess.run([sys.executable, "-c", USE, f"sqlite:///{file}", str(home)], check=True)
+    assert [found.name for found in tmp_path.glob("state.db*")] == ["state.db"]
+    shutil.copy(file, tmp_path / "backup.db")
     (tmp_path / "backup.db").rename(file)
     used(f"sqlite:///{file}", home)
 
