@@ -8,6 +8,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoFreeConnection
 
 from conduit_dagster.config.project_settings import POSTGRES_STORES, SQLITE_STORES
 from conduit_dagster.extras import not_installed
@@ -37,6 +38,8 @@ def is_outage(error: BaseException) -> bool:
 
     An error in a statement or in its data is not an outage.
     """
+    if isinstance(error, NoFreeConnection):
+        return True  # all connections of this process wait for a store that does not answer
     if not isinstance(error, DBAPIError):
         return False
     if error.connection_invalidated:
@@ -53,6 +56,8 @@ def place_of(engine: sa.Engine) -> str:
 
 def cause_of(error: BaseException) -> str:
     """Return the database driver's message on one line, without the statement and its values."""
+    if isinstance(error, NoFreeConnection):
+        return "all connections of this process are in use, and wait for its answers"
     said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return hide(" ".join(str(said).split()))
 

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from conduit_dagster.processes import identity, is_dead, is_running
@@ -320,7 +320,7 @@ class Transactions:
         while True:
             try:
                 return attempt()
-            except DBAPIError as error:
+            except SQLAlchemyError as error:
                 if loss_of(error):
                     raise unreachable(self._engine, error, "the state store can't be used") from error
                 if not is_outage(error):

@@ -156,6 +156,26 @@ def test_an_outage_is_waited_for(database: sa.Engine, lease: Lease, outage: Outa
     assert len(found) == 1
 
 
+def test_all_connections_of_a_process_in_use_are_an_outage(
+    database: sa.Engine, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that hangs holds up more pipelines of one process than it has connections: all of them wait for it."""
+    monkeypatch.setattr(database.pool, "_timeout", 0.1)
+    held = [database.connect() for _ in range(15)]
+    with pytest.raises(TransientError, match="all connections of this process are in use") as caught:
+        Transactions(database, lease, patience=0.3).run(note)
+    assert caught.value.code == "state.unreachable"
+
+    def interrupted() -> bool:  # requested once an attempt has failed
+        held.pop().close()
+        return False
+
+    Transactions(database, lease, patience=60, interrupted=interrupted).run(note)
+    assert len(notes(database)) == 1
+    for connection in held:
+        connection.close()
+
+
 def test_an_outage_inside_a_transaction_is_no_half_of_it(postgres_url: str, postgres_server: PostgresServer) -> None:
     database = open_database(postgres_url)
     lease = acquire(database, "p", 60.0)

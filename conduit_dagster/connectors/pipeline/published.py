@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file import file_state
@@ -58,7 +58,7 @@ class ProjectView:
         try:
             with reading(database) as connection:
                 return work(connection)
-        except DBAPIError as error:
+        except SQLAlchemyError as error:
             raise unreachable(database, error, "the state store does not answer") from error
 
 
