@@ -131,6 +131,11 @@ def is_drain(run: dg.DagsterRun) -> bool:
     return value is True
 
 
+def drain_config(job: str) -> dict[str, Any]:
+    """Return the config of a pipeline's own run that drains."""
+    return {"ops": {run_op_name(job): {"config": {"drain": True}}}}
+
+
 def _number(run: dg.DagsterRun, tag: str) -> int | None:
     number = "" if run.parent_run_id else run.tags.get(tag, "")
     return int(number) if number.isdecimal() else None

@@ -9,8 +9,9 @@ import dagster as dg
 from dagster._core.events import JobFailureData, RunFailureReason
 
 from conduit_dagster.assets.names import PROJECT_TAG
-from conduit_dagster.assets.run_op import asked_of, is_drain, restart_of
+from conduit_dagster.assets.run_op import asked_of, drain_config, is_drain, restart_of
 from conduit_dagster.assets.stopping import was_terminated
+from conduit_dagster.engine.run_status import ONCE
 from conduit_dagster.recovery.classify import from_dagster
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 
@@ -160,7 +161,14 @@ def _told(event: dg.DagsterEvent) -> ConduitError | None:
     return None if error is None else from_dagster(metadata, error.cls_name, error.to_string())
 
 
-def config_of(instance: dg.DagsterInstance, run_id: str, job: str) -> dict[str, Any]:
-    """Return the config of the run to repeat; empty if it no longer exists, or was a run of another job."""
+def config_of(instance: dg.DagsterInstance, run_id: str, job: str, running: bool) -> dict[str, Any]:
+    """Return the config of the run to repeat; empty if it no longer exists.
+
+    A run of another job, or of ``run --once``, only drained: what follows it drains too, unless the pipeline's file
+    says running (``running``).
+    """
     run = instance.get_run_by_id(run_id) if run_id else None
-    return {} if run is None or run.job_name != job else dict(run.run_config)
+    if run is not None and run.job_name == job:
+        return dict(run.run_config)
+    drained = run is not None or run_id.startswith(ONCE)
+    return drain_config(job) if drained and not running else {}

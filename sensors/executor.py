@@ -110,7 +110,7 @@ class DecisionExecutor:
     def _request(self, known: KnownPipeline, key: str, tags: dict[str, str], like: str) -> None:
         file = known.file
         tags = {"conduit/pipeline": short(file.pipeline), **NO_RETRIES, **tags}
-        config = self._fitting(file.job, config_of(self._instance, like, file.job))
+        config = self._fitting(file.job, config_of(self._instance, like, file.job, file.running))
         # a project that was moved, or has another state store, knows none of its earlier runs
         run_key = f"{self._project}:{key}"
         self.requests.append(dg.RunRequest(run_key=run_key, job_name=file.job, run_config=config, tags=tags))

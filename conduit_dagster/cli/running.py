@@ -26,7 +26,7 @@ from conduit_dagster.config.delivery import TIMED
 from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
-from conduit_dagster.engine.run_status import RunOrigin
+from conduit_dagster.engine.run_status import ONCE, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.metrics.source_lag import source_lag
@@ -191,7 +191,8 @@ class _Member:
         self._bound, self._once = bound, once
         drain = once or bound.config.trigger.kind != "continuous"
         # --once waits for the end, and a failure is final: no recovery
-        origin = RunOrigin(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}")
+        run = f"{ONCE if once else 'run-'}{secrets.token_hex(6)}"
+        origin = RunOrigin(None if once else _policy(project, bound), run)
         self._options = RunOptions.of(project, drain, origin, listener_of(project))
 
     def obey(self, stop: StopFlag) -> None:

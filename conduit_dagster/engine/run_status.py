@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 AWAY = "the state store does not answer"
 NO_FAILURE = ("lease.held", "lease.lost")
 """Codes that concern a run and not its pipeline: another run has it."""
+ONCE = "once-"
+"""Beginning of the ids of runs that ``run --once`` makes: they only drain."""
 log = structlog.get_logger("conduit.engine")
 
 

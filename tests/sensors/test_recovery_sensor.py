@@ -12,6 +12,7 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobO
 from lab.sensors_lab import GONE, Location
 
 from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG, asked_of
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.engine.run_status import RunDeath, report_failure
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import Policy
@@ -104,6 +105,19 @@ def test_a_restart_has_the_config_of_its_run_if_it_fits(
     location.tick()
     (request,) = location.tick()
     assert request.run_config == (config if kept else {})
+
+
+@pytest.mark.parametrize("run", ["r1", "once-1"])
+def test_a_drain_by_hand_that_was_killed_is_followed_by_a_drain(location: Location, run: str) -> None:
+    """Of a pipeline whose file says stopped, such as one that a user's own job runs: it ran on without end."""
+    location.write(status="stopped")
+    if run == "r1":
+        location.instance.add_run(dg.DagsterRun("__ASSET_JOB", run, status=dg.DagsterRunStatus.STARTED))
+    (bound,) = open_catalogue(location.project).bound
+    location.begin(run=run, digest=bound.digest, drains=True)
+    location.tick()
+    (request,) = location.tick()
+    assert request.run_config == {"ops": {"orders__run": {"config": {"drain": True}}}}
 
 
 def test_the_next_failure_has_another_key(location: Location) -> None:
