@@ -157,6 +157,14 @@ def status_observation(keys: AssetKeys, verdict: CheckResult) -> dg.AssetObserva
     return dg.AssetObservation(keys.of(ACKS), description=verdict.description, metadata=verdict.metadata)
 
 
+AssetEvent = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
+
+
+def status_events(keys: AssetKeys, verdict: CheckResult) -> list[AssetEvent]:
+    """Return the events that show a status which no run could report: the check, and the observation of the acks."""
+    return [as_evaluation(keys, verdict), status_observation(keys, verdict)]
+
+
 def letter_verdicts(bound: BoundPipeline, letters: int) -> Iterator[CheckResult]:
     """Yield the results of the checks that follow from the number of open dead letters alone."""
     text = f"{letters} open: conduit-dagster dlq list {bound.id}" if letters else "none is open"

@@ -9,10 +9,10 @@ import dagster as dg
 import sqlalchemy as sa
 
 from conduit_dagster.assets.asset_checks import (
+    AssetEvent,
     CheckResult,
-    as_evaluation,
     failed_verdict,
-    status_observation,
+    status_events,
     stopped_verdict,
 )
 from conduit_dagster.assets.names import ACKS, NO_RETRIES, short
@@ -32,7 +32,6 @@ _WHY = {
     "terminated": "terminated before it began",
     "called_off": "its pipeline was stopped, or ran, before it began",
 }
-AssetEvent = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
 class DecisionExecutor:
@@ -162,9 +161,7 @@ class DecisionExecutor:
             self._instance.report_run_canceled(run, f"{_WHY[cancelled.why]}; its process reports no end")
 
     def _show(self, known: KnownPipeline, verdict: CheckResult) -> None:
-        """Show a status that no run could report: as the check ``status`` and as an observation of the acks."""
-        keys = known.file.keys
-        self.events += [as_evaluation(keys, verdict), status_observation(keys, verdict)]
+        self.events += status_events(known.file.keys, verdict)
 
     def _observe(self, known: KnownPipeline, text: str, facts: dict[str, Any]) -> None:
         self.events.append(dg.AssetObservation(known.file.keys.of(ACKS), description=text, metadata=facts))

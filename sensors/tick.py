@@ -28,6 +28,7 @@ from conduit_dagster.sensors.known import (
     stored,
 )
 from conduit_dagster.sensors.launch_claims import LaunchClaims
+from conduit_dagster.sensors.stopped_checks import StoppedChecks
 from conduit_dagster.state.history import deprovision
 
 _POLL = 0.25
@@ -46,7 +47,7 @@ class Tick:
     ) -> None:
         """``keys``: asset keys of each pipeline, by the name of its job."""
         self._decide, self._watches_files = decide, watches_files
-        self._file_events = FileEvents()
+        self._file_events, self._stopped = FileEvents(), StoppedChecks()
         self._files, self._heartbeats = Files(project.root, keys), HeartbeatMonitor()
         # fixed, like the jobs' own tag: settings may change until the code location is loaded again
         self._project = project_name(project)
@@ -81,6 +82,7 @@ class Tick:
             time.sleep(_POLL)
         if self._watches_files:
             self._deprovision(database, seen or {})
+            executor.events.extend(self._stopped.of(context.instance, files, seen or {}))
             if (changed := self._files.take_changed()) is not None:
                 executor.events.extend(self._file_events.of(changed))
         if executor.requests or executor.events:

@@ -13,6 +13,7 @@ from lab.sensors_lab import GONE, Location
 
 from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG, asked_of
 from conduit_dagster.engine.bound_pipeline import open_catalogue
+from conduit_dagster.engine.operate.subject import stop
 from conduit_dagster.engine.run_status import RunDeath, report_failure
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import Policy
@@ -349,3 +350,20 @@ def test_a_restart_that_waits_in_dagsters_queue_is_left_there(
     location.instance.report_dagster_event(dg.DagsterEvent("PIPELINE_STARTING", run.job_name), run.run_id)
     location.tick()
     assert location.recovery().failure == 2
+
+
+@pytest.mark.parametrize("failed", ["recovering", "degraded"])
+def test_a_stop_in_a_shell_shows_in_dagster(location: Location, failed: str) -> None:
+    """The check announced a restart, and said how to have it now, for ever."""
+    location.write(recovery="{min-delay: 5m}" if failed == "recovering" else "{max-retries: 0}")
+    location.begin()
+    location.tick()
+    before, passed = _newest(location)
+    assert (before.metadata["status"].value, passed) == (failed, False)
+    location.tick("conduit_lifecycle")
+    assert stop(location.store, "orders", "operator", False, 10.0, 10.0)
+    location.tick("conduit_lifecycle")
+    shown, passed = _newest(location)
+    assert (shown.description, passed) == ("stopped by the user", True)
+    location.tick("conduit_lifecycle")
+    assert location.evaluated(dg.AssetKey(["orders", "acks"]), "status") == [True, False]
