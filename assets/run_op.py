@@ -231,7 +231,7 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
         found = broken or [finding for finding in catalogue.loaded.findings if finding.is_error]
         message = "\n".join(finding.render() for finding in found)
         if found and all(finding.code == "config.secret_failed" for finding in found):
-            fix = "it is tried again; see what the provider needs if it goes on"
+            fix = "see what the provider needs if it goes on"
             raise TransientError(message, code="secrets.unavailable", place=file, fix=fix)
         message = message or f"there is no pipeline {pipeline} in {file} any more"
         fix = "fix the file and run again; after adding or removing pipelines reload the code location"

@@ -131,6 +131,10 @@ def _last(instance: dg.DagsterInstance, record: dg.RunRecord, ahead: float) -> L
     )
 
 
+LOOK = "look for what ended it: memory, the system's log"
+"""What to do about a run that died, whether it is restarted or not."""
+
+
 def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
     """Return the error of a run with its class, as far as it was reported; a crashed process is transient."""
     for entry in instance.all_logs(run_id, of_type=_FAILURES):
@@ -139,7 +143,7 @@ def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
     return TransientError(
         f"run {run_id} ended without reporting a result",
         code="run.died",
-        fix="nothing to do: it is restarted; if it happens again, look for what ends it (memory, the system's log)",
+        fix=LOOK,
     )
 
 

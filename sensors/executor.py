@@ -20,7 +20,7 @@ from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, R
 from conduit_dagster.engine.report import PendingRestart
 from conduit_dagster.engine.run_status import NO_FAILURE, RunDeath, end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
-from conduit_dagster.sensors.dagster_runs import config_of, error_of
+from conduit_dagster.sensors.dagster_runs import LOOK, config_of, error_of
 from conduit_dagster.sensors.decisions import Cancelled, Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline
 from conduit_dagster.sensors.launch_claims import LaunchClaims, location_of
@@ -146,7 +146,7 @@ class DecisionExecutor:
         return TransientError(
             f"run {report.run_id or '(unknown)'} died without reporting an error",
             code="run.died",
-            fix="nothing to do: it is restarted; if it happens again, look for what ends it",
+            fix=LOOK,
         )
 
     def _bury(self, run_id: str, error: ConduitError) -> None:

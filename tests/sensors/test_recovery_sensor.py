@@ -367,3 +367,13 @@ def test_a_stop_in_a_shell_shows_in_dagster(location: Location, failed: str) -> 
     assert (shown.description, passed) == ("stopped by the user", True)
     location.tick("conduit_lifecycle")
     assert location.evaluated(dg.AssetKey(["orders", "acks"]), "status") == [True, False]
+
+
+def test_a_degraded_pipeline_whose_run_died_is_not_said_to_be_restarted(location: Location) -> None:
+    """In its alert too: the fix said that there was nothing to do."""
+    location.write(recovery="{max-retries: 0}")
+    location.begin()
+    location.tick()
+    assert location.status()[0] == "degraded"
+    assert location.recovery().cause["fix"] == "look for what ended it: memory, the system's log"
+    assert "is restarted" not in str(_newest(location)[0].description)
