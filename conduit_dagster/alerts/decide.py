@@ -127,9 +127,12 @@ class ReportedPipeline(msgspec.Struct, frozen=True):
 
 
 class ReportedState(msgspec.Struct, frozen=True):
-    """Last reported state of all pipelines."""
+    """Last reported state of all pipelines. Dagster stores it with every tick, so it is kept short."""
 
     pipelines: dict[str, ReportedPipeline] = {}
+    """Those that are degraded or have dead letters; all of them if dead letters are not counted."""
+    since_ns: int = 0
+    """When the other ones had no dead letters; 0 if that is unknown."""
 
     def of(self, pipeline: str) -> ReportedPipeline:
         """Return the reported state of a pipeline; empty for a new one."""
@@ -137,7 +140,7 @@ class ReportedState(msgspec.Struct, frozen=True):
 
     def but(self, pipeline: str, one: ReportedPipeline) -> ReportedState:
         """Return a copy with one pipeline changed."""
-        return ReportedState({**self.pipelines, pipeline: one})
+        return replace(self, pipelines={**self.pipelines, pipeline: one})
 
     def text(self) -> str:
         """Encode as a cursor."""
@@ -204,13 +207,16 @@ def decide(
         outage, degraded = _outage(known, one) if "degraded" in rules.on else ("", None)
         letters, grown = _letters(known.letters, one, rules, now_ns) if "dead-letters" in rules.on else (None, None)
         alerts += [alert for alert in (degraded, grown) if alert is not None]
-        pipelines[one.pipeline] = ReportedPipeline(outage, letters)
-    return AlertDecision(alerts, ReportedState(pipelines))
+        if outage or letters is None or one.dead_letters:
+            pipelines[one.pipeline] = ReportedPipeline(outage, letters)
+        else:
+            pipelines.pop(one.pipeline, None)
+    return AlertDecision(alerts, ReportedState(pipelines, now_ns))
 
 
 def _known(seen: ReportedState | None, one: PipelineStanding, now_ns: int) -> ReportedPipeline:
     if seen is not None and one.pipeline not in seen.pipelines:
-        return ReportedPipeline()  # a new one, all of whose letters are new
+        return ReportedPipeline(letters=LetterCounts(0, seen.since_ns or now_ns))  # all of its letters are new
     known = ReportedPipeline() if seen is None else seen.of(one.pipeline)
     return known if known.letters is not None else replace(known, letters=LetterCounts(one.dead_letters, now_ns))
 

@@ -120,6 +120,28 @@ def test_letters_from_before_they_were_asked_for_are_not_new() -> None:
     assert ticks.letters(600, 600, 605) == [0, 0, 5]
 
 
+def test_the_cursor_does_not_grow_with_pipelines_of_which_nothing_is_to_be_said() -> None:
+    """Dagster keeps it with every tick for a week: two gigabytes with a thousand pipelines."""
+    ticks = Ticks()
+    quiet = [row(f"p{number}") for number in range(1000)]
+    for _ in range(3):
+        assert ticks.tick(*quiet) == []
+        assert len(ticks.seen.text()) < 100
+    assert ticks.tick(*quiet, row("q", "degraded")) != []
+    ticks.tick(*quiet, row("q"))
+    assert len(ticks.seen.text()) < 100
+
+
+def test_a_pipelines_first_dead_letters_count_since_the_tick_that_saw_none() -> None:
+    ticks = Ticks(replace(RULES, growth=1))
+    ticks.tick(row())
+    before = ticks.now
+    (alert,) = ticks.tick(row(dead_letters=2))
+    assert (alert.new, alert.since_ns) == (2, before)
+    ticks = Ticks()
+    assert ticks.letters(0, 0, 0, 1, 2, 3, after=20) == [0, 0, 0, 0, 0, 3]
+
+
 def test_a_lost_cursor_repeats_the_current_state_at_most() -> None:
     down = row(status="degraded", dead_letters=500)
     decided = decide(None, [down, row("q", dead_letters=500)], RULES, NOW)
