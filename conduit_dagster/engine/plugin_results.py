@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
+from numbers import Number
 from typing import Any, TypeVar, cast
 
 from conduit_dagster.recovery.classify import blamed
@@ -12,6 +13,7 @@ from conduit_dagster.sdk import MISCOUNTED, Limit, Position, Record, Refusal, Re
 from conduit_dagster.sdk.promises import is_built_in
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 def invalid_result(node: str, what: str, given: Any, wanted: str) -> FatalError:
@@ -110,6 +112,31 @@ def latest_of(node: str, source: Source, start: Position, limit: Limit, horizon:
     if end is None and start is not None:
         raise _position_error(node, "latest() gave None: it gives its start if there is nothing new")
     return _as_stored(node, end, "latest()")
+
+
+def lag_at(source: Source, position: Position) -> int | None:
+    """Return the source's lag at a position; None if unknown. Raises whatever it raises, or if it gives no number."""
+    return _number(source.lag(position), int)
+
+
+def lag_seconds_at(source: Source, position: Position) -> float | None:
+    """Return how long data behind a position may have waited, like :func:`lag_at`."""
+    return _number(source.lag_seconds(position), float)
+
+
+def counts_at(source: Source, position: Position) -> dict[str, int]:
+    """Return the source's figures of a position, like :func:`lag_at`."""
+    given = {str(name): _number(count, int) for name, count in source.counts(position).items()}
+    return {name: count for name, count in given.items() if count is not None}
+
+
+def _number(given: Any, kind: Callable[[Any], N]) -> N | None:
+    """Return a number of any type, such as a ``Decimal`` of a database, as one of ours: it is added up and exported."""
+    if given is None:
+        return None
+    if not isinstance(given, Number):
+        raise TypeError(f"{type(given).__name__} is no number")
+    return kind(given)
 
 
 def own_positions(node: str, records: list[Record], before: Position) -> Position:

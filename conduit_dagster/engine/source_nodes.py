@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
 from conduit_dagster.engine.log_source import CatchUpSource, JoinSource, LogSource, catch_up_id
 from conduit_dagster.engine.nodes import SourceCheck, Step
+from conduit_dagster.engine.plugin_results import lag_at
 from conduit_dagster.engine.program import Program
 from conduit_dagster.node_ids import input_id, node_id
 from conduit_dagster.sdk import Position, Source
@@ -29,7 +30,7 @@ class SourceNode:
 
         None if the source can't determine it; errors of the source propagate.
         """
-        return self.source.lag(known[self.id] if self.id in known else self.source.initial())
+        return lag_at(self.source, known[self.id] if self.id in known else self.source.initial())
 
     @property
     def is_replay(self) -> bool:

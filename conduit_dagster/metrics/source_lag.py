@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from conduit_dagster.daemon_threads import IN_RUN, answer_within, answers_within
+from conduit_dagster.engine.plugin_results import lag_at, lag_seconds_at
 from conduit_dagster.sdk import Position, Source
 
 K = TypeVar("K")
@@ -27,7 +28,7 @@ UNKNOWN_LAG = SourceLag()
 def lag_amount(source: Source, position: Position) -> int | None:
     """Return only the amount of a source's lag at a position; None if unknown, or if the query fails or hangs."""
     try:
-        return answer_within(source, lambda: source.lag(position), IN_RUN)
+        return answer_within(source, lambda: lag_at(source, position), IN_RUN)
     except Exception:  # noqa: BLE001  # any plugin's code
         return None
 
@@ -47,7 +48,7 @@ def source_lags(places: Mapping[K, tuple[Source, Position]], seconds: float) -> 
 
 
 def _query(source: Source, position: Position) -> SourceLag:
-    return SourceLag(source.lag(position), source.lag_unit, source.lag_seconds(position))
+    return SourceLag(lag_at(source, position), source.lag_unit, lag_seconds_at(source, position))
 
 
 def _unknown(source: Source) -> SourceLag:

@@ -11,6 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,24 @@ def test_the_lag_is_asked_of_the_source_in_the_file(run, known: Path) -> None:
     page = run("metrics").out
     assert "conduit_source_lag" not in page
     assert READ in page
+
+
+@pytest.mark.parametrize(("lag", "shown"), [("much", []), (Decimal("5"), ["5.0"]), (float("nan"), [])])
+def test_a_lag_that_is_no_number_is_unknown_to_each_command(
+    run, known: Path, monkeypatch: pytest.MonkeyPatch, lag: object, shown: list[str]
+) -> None:
+    """It ended ``metrics`` for all pipelines, and the run that had delivered everything."""
+    monkeypatch.setattr(FileSource, "lag", lambda self, position: lag)
+    monkeypatch.setattr(FileSource, "lag_seconds", lambda self, position: lag)
+    monkeypatch.setattr(FileSource, "counts", lambda self, position: {"files": lag})
+    page = run("metrics").out
+    assert READ in page
+    lags = [line for line in page.splitlines() if line.startswith("conduit_source_lag{")]
+    assert [line.rpartition(" ")[2] for line in lags] == shown
+    for words in (("positions", "show"), ("pipelines", "describe", "orders"), ("pipelines", "list")):
+        assert run(*words).code == 0
+    [source] = json.loads(run("positions", "show", "--json").out)["result"]["pipelines"][0]["sources"]
+    assert source["lag"] == (5 if shown else None)
 
 
 def test_the_lag_is_asked_of_a_source_that_keeps_lists_in_the_store(

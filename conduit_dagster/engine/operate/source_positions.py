@@ -17,6 +17,7 @@ from conduit_dagster.config.scalars import parse_age
 from conduit_dagster.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
+from conduit_dagster.engine.plugin_results import counts_at, lag_at, lag_seconds_at
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.record import Mode
 from conduit_dagster.sdk import Source
@@ -207,9 +208,9 @@ def _facts(
         "joined": join,
         "log": None if log is None else _log_facts(log, position),
         "lag": None if source is None else lag_of(source, read),
-        "counts": {} if source is None else _told(source, lambda: dict(source.counts(read)), {}),
+        "counts": {} if source is None else _told(source, lambda: counts_at(source, read), {}),
         "lag_unit": None if source is None else source.lag_unit,
-        "lag_seconds": None if source is None else _told(source, lambda: source.lag_seconds(read), None),
+        "lag_seconds": None if source is None else _told(source, lambda: lag_seconds_at(source, read), None),
         "collections": _collections(
             collections, {} if source is None else _told(source, lambda: source.collection_modes(read), {})
         ),
@@ -237,7 +238,7 @@ def _log_facts(log: LogView, position: int) -> Facts:
 
 def lag_of(source: Source, position: Any) -> int | None:
     """Return a source's lag; None if unknown, or if the source raises or does not answer."""
-    return _told(source, lambda: source.lag(position), None)
+    return _told(source, lambda: lag_at(source, position), None)
 
 
 def _told(source: Source, ask: Callable[[], T], otherwise: T) -> T:
