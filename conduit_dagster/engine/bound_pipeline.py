@@ -26,6 +26,7 @@ from conduit_dagster.config.references import FoundSecret, marked
 from conduit_dagster.connectors.pipeline.read_mode import KEY
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import PluginError, Plugins, failure_of, is_of_project, project_plugins
+from conduit_dagster.engine.plugin_results import check_described
 from conduit_dagster.engine.program import ConnectorSpec, LogKind, ProcessorSpec, Program, choose_log
 from conduit_dagster.engine.validation.cross_pipeline_rules import Upstreams, check_owners, link
 from conduit_dagster.engine.validation.pipeline_rules import NOT_YET_FIX, GuaranteeRules, PluginRules, not_yet
@@ -33,6 +34,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.secret_values import masked
 
+_PLUGIN_FIX = "fix the plugin; conduit-dagster validate --debug shows the traceback"
 _UNTOLD = {"owners", "tests"}
 """Keys of a pipeline that do not affect how it runs."""
 
@@ -103,7 +105,7 @@ def bind(
                 raise
             message = masked(f"a plugin failed while it was checked, in {place}: {type(error).__name__}: {error}")
             trace = "".join(traceback.format_exception(error))
-            finding = parsed.finding("", "plugin.failed", message, fix="fix the plugin; --debug shows the traceback")
+            finding = parsed.finding("", "plugin.failed", message, fix=_PLUGIN_FIX)
             parsed.findings.append(dataclasses.replace(finding, trace=trace))
     return None
 
@@ -129,6 +131,10 @@ def _bound(
     program = make_program(parsed.config, root, plugins, upstreams)
     program = msgspec.structs.replace(program, secrets=[secret.value for secret in secrets])
     compiled = compile_program(program, plugins)
+    for node in compiled.sources:
+        check_described(node.node, node.source)
+    for name, destination in compiled.consumers.items():
+        check_described(node_id(program.pipeline, name), destination)
     return BoundPipeline(parsed.config, parsed.file, program, compiled, tuple(not_yet(parsed.config)), secrets)
 
 

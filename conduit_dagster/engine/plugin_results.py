@@ -9,7 +9,18 @@ from typing import Any, TypeVar, cast
 
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import MISCOUNTED, Limit, Position, Record, Refusal, Rejected, Source, Split
+from conduit_dagster.sdk import (
+    MISCOUNTED,
+    Dataset,
+    Destination,
+    Limit,
+    Position,
+    Record,
+    Refusal,
+    Rejected,
+    Source,
+    Split,
+)
 from conduit_dagster.sdk.promises import is_built_in
 
 T = TypeVar("T")
@@ -85,6 +96,35 @@ def require_methods(node: str, what: str, made: T, base: type[T], names: Iterabl
     if all(callable(getattr(made, name, None)) for name in names):
         return made
     raise invalid_result(node, what, made, f"a {base.__name__}")
+
+
+def check_described(node: str, connector: Source | Destination) -> None:
+    """Check what a plugin says of itself, which the store keeps and Dagster shows.
+
+    Raises ``FatalError`` (``plugin.result_invalid``) where it has another type, such as a ``Path``.
+    """
+    if is_built_in(type(connector)):
+        return
+    _require(node, "owned", connector.owned, str, "text")
+    if isinstance(connector, Destination):
+        # before the data set, which is made of it
+        _require(node, "address", connector.address, str, "text")
+        if not _are_columns(connector.declared_columns):
+            raise invalid_result(node, "declared_columns", connector.declared_columns, "a list of (name, type) in text")
+    _require(node, "dataset", connector.dataset, Dataset, "a Dataset")
+
+
+def _require(node: str, what: str, given: Any, kind: type[Any], wanted: str) -> None:
+    if given is not None and not isinstance(given, kind):
+        raise invalid_result(node, what, given, f"{wanted} or None")
+
+
+def _are_columns(given: Any) -> bool:
+    return isinstance(given, Iterable) and all(map(_is_column, cast("Iterable[Any]", given)))
+
+
+def _is_column(given: Any) -> bool:
+    return isinstance(given, tuple | list) and [type(part) for part in cast("list[Any]", given)] == [str, str]
 
 
 def _as_stored(node: str, position: Any, what: str) -> Position:

@@ -136,6 +136,34 @@ def test_a_plugin_that_fails_when_it_is_set_up_is_named_with_its_line(opened: Op
     assert messages(catalogue) == [("plugin.failed", "bad.yaml")]
     [finding] = [one for one in catalogue.findings if one.is_error]
     assert "plugins/mine.py:9: LookupError: no such thing" in finding.message
+    assert finding.fix is not None and "conduit-dagster validate --debug" in finding.fix
+
+
+DESCRIBED = """
+from pathlib import Path
+from conduit_dagster.sdk import DriverDestination
+
+class Described(DriverDestination):
+    name = "described"
+    {what} = property(lambda self: {given})
+
+    def deliver(self, records, delivery):
+        pass
+"""
+
+
+@pytest.mark.parametrize("what", ["owned", "address", "dataset", "declared_columns"])
+@pytest.mark.parametrize(("given", "code"), [("Path('/out')", "plugin.result_invalid"), ("1 / 0", "plugin.failed")])
+def test_what_a_plugin_says_of_itself_is_checked_before_it_runs(
+    opened: Open, tmp_path: Path, what: str, given: str, code: str
+) -> None:
+    """A path was an outage of the state store, or an error in code of ours; and Dagster had to be told it as well."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "mine.py").write_text(DESCRIBED.format(what=what, given=given))
+    text = GOOD.replace("untouched", "bad").replace("file, settings: {path: ./bad-out}", "described")
+    catalogue = opened(text.encode())
+    assert messages(catalogue) == [(code, "bad.yaml")]
+    assert catalogue.get("untouched") is not None
 
 
 @pytest.mark.parametrize(
