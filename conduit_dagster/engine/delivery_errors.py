@@ -22,6 +22,11 @@ def is_outage(error: Exception) -> bool:
     return isinstance(error, OSError) or classified(error) is not None
 
 
+def text_of(error: Exception) -> str:
+    """Return the text of a destination's error with its class: that of a ``KeyError`` is just the key."""
+    return str(error) if isinstance(error, Rejected) else f"{type(error).__name__}: {error}"
+
+
 def to_error(error: Exception, node: str, redaction: Redaction) -> ConduitError:
     """Convert a destination's error that names no record to a ``ConduitError``; raise it ``from shown_cause(...)``."""
     known = blame(error, node)

@@ -10,6 +10,7 @@ from conduit_dagster.engine.delivery_errors import (
     lone_error,
     shown_cause,
     split_error,
+    text_of,
     to_error,
 )
 from conduit_dagster.engine.delivery_progress import (
@@ -136,7 +137,7 @@ class Redelivery:
         if is_alone and not named:
             # a single record with an error that names nothing: the offset stays before it, and the next start tries
             # again
-            raise self._lone(child.skip, str(error)) from shown_cause(error, self._redaction)
+            raise self._lone(child.skip, text_of(error)) from shown_cause(error, self._redaction)
         # claim first, then divide: no piece is sent, by any process, before its parent's hash is claimed as split
         if not is_alone and not isinstance(error, AlreadyClaimed) and self._claim(delivery, "split"):
             self._handled(child)
@@ -204,7 +205,7 @@ class Redelivery:
         """Return why a delivery is split, for the history."""
         if self._redaction:
             return self._redaction.unnamed(error)
-        return f"claimed as {error.state} before" if isinstance(error, AlreadyClaimed) else hide(str(error))
+        return f"claimed as {error.state} before" if isinstance(error, AlreadyClaimed) else hide(text_of(error))
 
     def _alone(self, error: Exception) -> ConduitError:
         """Return the error for a delivery of a single record that fails with an unclassified error."""

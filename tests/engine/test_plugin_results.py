@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lab.support import Lab, destination, processor, queue, source
+from lab.support import DECODE, Lab, destination, processor, queue, source
 
 SOURCE = """
 from conduit_dagster.record import Record
@@ -112,6 +112,18 @@ def test_a_block_that_is_no_list_nacks_its_records(lab: Lab, given: str) -> None
     lab.write("in.jsonl", ["a"])
     lab.pipeline(connectors=[source(), destination()], processors=[processor("a", "mine")])
     assert _told(lab) == ("processor.result_type", True, "p:a")
+
+
+def test_an_error_of_deliver_is_told_with_its_class(lab: Lab) -> None:
+    """That of a record without a field was the field's name alone."""
+    text = "from conduit_dagster.sdk import DriverDestination\n\n\nclass Mine(DriverDestination):\n    name = 'mine'\n"
+    body = "    def deliver(self, records, delivery):\n        return [record.after['id'] for record in records]\n"
+    lab.write("plugins/mine.py", [text + body])
+    lab.write("in.jsonl", [{"i": i} for i in range(2)])
+    lab.pipeline(connectors=[source(), destination() | {"plugin": "mine", "settings": {}}], processors=[DECODE])
+    errors = [lab.run().error for _ in range(2)]
+    assert [error and error.code for error in errors] == ["delivery.bulk_failed", "delivery.record_failed"]
+    assert all(error and error.message.endswith(": KeyError: 'id'") for error in errors)
 
 
 REFUSES = """
