@@ -70,10 +70,10 @@ class DirectRedelivery(Redelivery):
     def _not_sent(self, child: DeliveryChild, error: ConduitError, bulk: bool) -> None:
         shipment = self._shipment
         error.set_node(self._node)
-        if not bulk:
+        rest = child.skip + child.take - shipment.progress.handled
+        if not bulk or rest <= 0:  # each record had its receipt before the sender failed: none is at fault
             raise error
         cause = None if self._redaction else error
-        rest = child.skip + child.take - shipment.progress.handled
         if child.single or rest <= 1:
             raise self._lone(shipment.progress.handled, error.message) from cause
         left, was_split = shipment.left[0], shipment.progress.split

@@ -105,6 +105,39 @@ def test_a_destination_that_gives_something_else_is_named(lab: Lab, plugin: str,
     assert _told(lab) == ("plugin.result_invalid", True, "p:out")
 
 
+ENDS_BADLY = """
+from conduit_dagster.sdk import DirectDestination, Sender
+
+
+class Post(Sender):
+    def send(self, records, first):
+        with open({file!r}, "a") as file:
+            file.writelines(f"{{record.position}}\\n" for record in records)
+
+    def finish(self):
+        raise ValueError("no goodbye")
+
+
+class Direct(DirectDestination):
+    name = "direct"
+
+    def sender(self, task):
+        return Post()
+"""
+
+
+def test_a_sender_that_fails_after_its_last_receipt_is_told_and_sends_nothing_again(lab: Lab) -> None:
+    """The error was about the record behind the last one, which is not there."""
+    lab.write("plugins/mine.py", [ENDS_BADLY.format(file=str(lab.root / "sent"))])
+    lab.write("in.jsonl", ["a", "b"])
+    lab.pipeline(connectors=[source(), destination() | {"plugin": "direct", "settings": {}}])
+    error = lab.run().error
+    assert error is not None and "ValueError: no goodbye" in error.message
+    assert error.node == "p:out"
+    assert lab.run().error is None
+    assert len(lab.lines("sent")) == 2
+
+
 @pytest.mark.parametrize("given", ["None", "(record for record in records)", "5"])
 def test_a_block_that_is_no_list_nacks_its_records(lab: Lab, given: str) -> None:
     text = "from conduit_dagster.sdk import Processor\n\n\nclass Mine(Processor):\n    name = 'mine'\n"
