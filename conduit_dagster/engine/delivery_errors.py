@@ -27,6 +27,17 @@ def text_of(error: Exception) -> str:
     return str(error) if isinstance(error, Rejected) else f"{type(error).__name__}: {error}"
 
 
+def undivided(error: Rejected, node: str, redaction: Redaction) -> FatalError:
+    """Return the error for a refused record of a destination that takes deliveries whole only."""
+    why = "" if redaction else f": {error}"
+    return FatalError(
+        f"publish() refused a record, and the destination does not take a delivery without it{why}",
+        code="plugin.result_invalid",
+        node=node,
+        fix="refuse records in the writer; or set divisible = True, and publish what staged_records(delivery) gives",
+    )
+
+
 def to_error(error: Exception, node: str, redaction: Redaction) -> ConduitError:
     """Convert a destination's error that names no record to a ``ConduitError``; raise it ``from shown_cause(...)``."""
     known = blame(error, node)

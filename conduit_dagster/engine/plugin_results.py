@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sized
 from numbers import Number
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
@@ -14,6 +16,7 @@ from conduit_dagster.sdk import (
     Dataset,
     Destination,
     Limit,
+    Nack,
     Position,
     Record,
     Refusal,
@@ -44,7 +47,22 @@ def splits_of(node: str, source: Source, start: Position, end: Position, n: int)
     found = cast("list[Any]", splits) if isinstance(splits, list) else blamed(node, list[Any], splits)
     if wrong := [split for split in found if not isinstance(split, Split)]:
         raise invalid_result(node, "split()", wrong[0], wanted)
+    if not is_built_in(type(source)):
+        _check_fields(node, found)
     return found
+
+
+def _check_fields(node: str, splits: list[Split]) -> None:
+    """Raise ``FatalError`` (``plugin.result_invalid``) if splits hold what a task can't be sent as JSON."""
+    try:
+        msgspec.convert(msgspec.to_builtins(splits), list[Split])
+    except (msgspec.ValidationError, TypeError) as error:
+        raise FatalError(
+            f"split() gave a Split that can't be sent to a task: {error}",
+            code="plugin.result_invalid",
+            node=node,
+            fix="see the types of Split; its detail is a JSON object",
+        ) from error
 
 
 def refused_by(node: str, error: Exception, records: int) -> list[Refusal]:
@@ -52,7 +70,7 @@ def refused_by(node: str, error: Exception, records: int) -> list[Refusal]:
 
     Raises ``FatalError`` (``plugin.result_invalid``) if one is not in the delivery: another would become a dead letter.
     """
-    named = error.refusals if isinstance(error, Rejected) else []
+    named = blamed(node, lambda: error.refusals) if isinstance(error, Rejected) else []
     for one in named:
         if one.place not in range(records):
             raise FatalError(
@@ -61,9 +79,28 @@ def refused_by(node: str, error: Exception, records: int) -> list[Refusal]:
                 node=node,
                 fix=f"make it count the delivery's records from 0 to {records - 1}",
             )
-        if not hasattr(one.nack, "message"):
-            raise invalid_result(node, "Rejected of publish()", one.nack, "a Nack")
-    return named
+    return [Refusal(one.place, nack_of(node, "Rejected of publish()", one.nack)) for one in named]
+
+
+def nack_of(node: str, what: str, given: Any) -> Nack:
+    """Return a nack with code and message as text. Raises ``FatalError`` (``plugin.result_invalid``) if it is none."""
+    if not isinstance(given, Nack):
+        raise invalid_result(node, what, given, "a Nack")
+    return Nack(str(given.code), str(given.message))
+
+
+def refused_by_writer(node: str, given: Any, records: int) -> dict[int, Nack]:
+    """Return the records that a writer refuses, of a block with this many, by their places; ``None`` refuses none.
+
+    Raises ``FatalError`` (``plugin.result_invalid``).
+    """
+    if not given:
+        return {}
+    found = cast("list[Any]", given) if isinstance(given, list | tuple) else [given]
+    for one in found:
+        if not isinstance(one, Refusal) or one.place not in range(records):
+            raise invalid_result(node, "write()", one, f"a list of Refusal, of places from 0 to {records - 1}")
+    return {one.place: nack_of(node, "a Refusal of write()", one.nack) for one in found}
 
 
 def add_miscounted(known: set[str], failures: Iterable[tuple[str, str]]) -> bool:

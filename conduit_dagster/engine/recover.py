@@ -124,8 +124,9 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
         if plan.targets.get(name, planned_target(destination)) != planned_target(destination):
             return False
     for span in plan.ranges:
-        known, source = state.sources[span.source], pipeline.source_node(span.source).source
-        if source.gives_up(span.start, span.end):
+        known, node = state.sources[span.source], pipeline.source_node(span.source)
+        source = node.source
+        if blamed(node.node, source.gives_up, span.start, span.end):
             return False
         # the step before it may have other records than when this one was planned behind it
         if (known.generation, known.position, next_offset(source, known)) != (span.generation, span.start, span.offset):

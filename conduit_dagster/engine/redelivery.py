@@ -12,6 +12,7 @@ from conduit_dagster.engine.delivery_errors import (
     split_error,
     text_of,
     to_error,
+    undivided,
 )
 from conduit_dagster.engine.delivery_progress import (
     Shipment,
@@ -67,6 +68,8 @@ class Redelivery:
     def divide(self, error: Exception) -> list[Refusal]:
         """Divide a delivery that failed as a whole; return the records that it names. Raises like :meth:`run`."""
         whole = DeliveryChild(0, self._shipment.staged.records)
+        if isinstance(error, Rejected) and not self._destination.divisible:
+            raise undivided(error, self._node, self._redaction) from shown_cause(error, self._redaction)
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
             # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)
             raise to_error(error, self._node, self._redaction) from shown_cause(error, self._redaction)

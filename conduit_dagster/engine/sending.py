@@ -18,12 +18,12 @@ from conduit_dagster.engine.acks import Acked, AckFile, Acks, newest
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close, compile_encoded
 from conduit_dagster.engine.delivery_progress import as_delivery
 from conduit_dagster.engine.offset_updates import generations
-from conduit_dagster.engine.plugin_results import invalid_result, require_methods
+from conduit_dagster.engine.plugin_results import invalid_result, nack_of, require_methods
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
-from conduit_dagster.recovery.classify import classified
+from conduit_dagster.recovery.classify import classified, survivable
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import (
     NACKED_TOGETHER,
@@ -93,8 +93,10 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
         made = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.idempotency))
         node = node_id(pipeline.program.pipeline, job.consumer)
         sender = require_methods(node, "sender()", made, Sender, ("send", "finish", "close"))
-    except Exception as error:  # noqa: BLE001  # as below
-        return Sent(acks.acked(), [], task_error(error, f"{job.consumer} could not begin"))
+    except BaseException as error:
+        if (known := survivable(error)) is None:
+            raise
+        return Sent(acks.acked(), [], task_error(known, f"{job.consumer} could not begin"))
     with AckFile(acks, job.delivery.staging, job.token, job.interval):
         try:
             sending = _Sending(pipeline, job, sender, acks)
@@ -191,7 +193,7 @@ class _Sending:
             receipts = self._sender.send(self._last, first)
             # a generator may also raise while it is consumed
             self._take([Receipt(place) for place in range(first, first + len(batch))] if receipts is None else receipts)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the driver decides
+        except BaseException as error:  # noqa: BLE001  # an ending is raised again there
             self._failed(error)
             return False
         return True
@@ -201,7 +203,7 @@ class _Sending:
         self._collected = time.monotonic()
         try:
             self._take(self._sender.finish())
-        except Exception as error:  # noqa: BLE001  # as above
+        except BaseException as error:  # noqa: BLE001  # an ending is raised again there
             self._failed(error)
             return False
         return not (self._job.single and self._acks.unhandled)
@@ -210,11 +212,11 @@ class _Sending:
         if not isinstance(receipts, Iterable):
             raise self._invalid(receipts)
         for receipt in cast("Iterable[Any]", receipts):
-            if not isinstance(receipt, tuple):
+            if not isinstance(receipt, tuple) or len(cast("tuple[Any, ...]", receipt)) != len(Receipt._fields):
                 raise self._invalid(receipt)
             place, nack, upto = cast(Receipt, receipt)
             if nack is not None:
-                self._acks.nack(place, nack)
+                self._acks.nack(place, nack_of(self._node, "a Receipt of the sender", nack))
             elif upto:
                 self._acks.ack_up_to(place)
             else:
@@ -223,7 +225,10 @@ class _Sending:
     def _invalid(self, given: Any) -> FatalError:
         return invalid_result(self._node, "the sender", given, "a list of Receipt")
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, raised: BaseException) -> None:
+        """Keep the first error, of whatever kind: the driver decides."""
+        if (error := survivable(raised)) is None:
+            raise raised
         known = isinstance(error, OSError) or classified(error) is not None
         if self._outcome[0] is None:
             self._outcome = (self._told(error, known), not known)

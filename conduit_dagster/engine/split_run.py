@@ -12,6 +12,7 @@ from conduit_dagster.engine.fused_node import FusedNode, fused
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.open_work import Branch, route_of
 from conduit_dagster.engine.origins import BlockPositions, NamespaceTracker, TracedWriter
+from conduit_dagster.engine.plugin_results import refused_by_writer
 from conduit_dagster.engine.stage_job import Ledger, NackRow, NackRows
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.classify import blamed
@@ -135,7 +136,8 @@ class SplitRun:
         if isinstance(writer, TracedWriter):
             writer.block(self._positions)
         writer.place(self._source_node.id, self._ordinal, origins)
-        refused = dict(blamed(destination_node.node, writer.write, records))
+        given = blamed(destination_node.node, writer.write, records)
+        refused = refused_by_writer(destination_node.node, given, len(records))
         for place, nack in refused.items():
             self.nacked(destination_node.node, origins[place], nack, records[place])
         if refused:

@@ -15,6 +15,7 @@ from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage import stage_task
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Part
 from conduit_dagster.sdk.staging import discard_folder
@@ -177,7 +178,8 @@ class Stager:
 def _verify(plan: Plan, nodes: Mapping[str, SourceNode]) -> None:
     # verify the identity of the data again at the end: a missing range is fatal, never skipped
     for span in plan.ranges:
-        nodes[span.source].source.verify(span.start, span.end)
+        node = nodes[span.source]
+        blamed(node.node, node.source.verify, span.start, span.end)
 
 
 def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:

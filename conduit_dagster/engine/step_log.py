@@ -16,6 +16,7 @@ from conduit_dagster.engine.offset_updates import span_of
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SplitOf
 from conduit_dagster.engine.stager import Staged, Stager, Tasks, group
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Split
@@ -89,9 +90,10 @@ class StepLog:
     def can_stage(self, plan: Plan) -> bool:
         """Return whether a step of an earlier run can be staged: its records are in the log, or staging logs them."""
         if self._is_due(plan):
-            sources = {source_node.id: source_node.source for source_node in self._pipeline.sources}
-            if any(sources[name].gives_up(reach.start, reach.end) for name, reach in plan.logs.items()):
-                return False
+            nodes = {source_node.id: source_node for source_node in self._pipeline.sources}
+            for name, reach in plan.logs.items():
+                if blamed(nodes[name].node, nodes[name].source.gives_up, reach.start, reach.end):
+                    return False
             # settings may have changed since: a header, for example, is no record
             return all(self._counts_as_planned(plan, name) for name in plan.logs)
         return all(self._appender.state(name).next_offset >= span_of(plan, name).end for name in plan.logs)

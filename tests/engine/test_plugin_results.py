@@ -65,6 +65,8 @@ def _told(lab: Lab) -> tuple[object, ...]:
         ("None", "yield records"),
         ("Split(start, 0)", "yield records"),
         ("[(start, end)]", "yield records"),
+        ("[Split(start, None)]", "yield records"),
+        ("[Split(start, 0, detail={'last': object()})]", "yield records"),
         ("[Split(start, 0)]", "yield records[0]"),
         ("[Split(start, 0)]", "return None"),
         ("[Split(start, 0)]", "return records"),
@@ -78,6 +80,14 @@ def test_a_source_that_gives_something_else_is_named(lab: Lab, split: str, read:
     given = {"id": "in", "type": "source", "plugin": "mistaken", "settings": {}}
     lab.pipeline(connectors=[given, destination()], delivery={"log": log})
     assert _told(lab) == ("plugin.result_invalid", True, "p:in")
+
+
+def test_an_error_of_verify_names_its_source(lab: Lab) -> None:
+    text = SOURCE.format(split="[Split(start, 0)]", read="yield records")
+    lab.write("plugins/mistaken.py", [f"{text}\n    def verify(self, start, end):\n        raise ValueError('no')\n"])
+    given = {"id": "in", "type": "source", "plugin": "mistaken", "settings": {}}
+    lab.pipeline(connectors=[given, destination()])
+    assert _told(lab) == ("connector.failed", False, "p:in")
 
 
 def test_an_error_of_read_itself_names_its_source(lab: Lab) -> None:
@@ -94,6 +104,8 @@ def test_an_error_of_read_itself_names_its_source(lab: Lab) -> None:
         ("direct", "object()", "None"),
         ("direct", "Post()", "5"),
         ("direct", "Post()", "[True]"),
+        ("direct", "Post()", "[(first, None)]"),
+        ("direct", "Post()", "[Receipt(first, 'no')]"),
         ("staged", "Post()", "None"),
     ],
 )
@@ -103,6 +115,53 @@ def test_a_destination_that_gives_something_else_is_named(lab: Lab, plugin: str,
     taking = {"id": "out", "type": "destination", "plugin": plugin, "settings": {}}
     lab.pipeline(connectors=[source(), taking])
     assert _told(lab) == ("plugin.result_invalid", True, "p:out")
+
+
+WRITER = """
+from conduit_dagster.sdk import Nack, RecordWriter, Refusal, Rejected, StagedDestination, staged_records
+
+
+class Lines(RecordWriter):
+    def write(self, records):
+        super().write(records)
+        return {refused}
+
+
+class Staged(StagedDestination):
+    name = "staged"
+
+    def writer(self, task):
+        return Lines(task)
+
+    def publish(self, delivery):
+        {publish}
+"""
+
+
+@pytest.mark.parametrize(
+    ("refused", "publish"),
+    [
+        ("'no'", "return {}"),
+        ("[0]", "return {}"),
+        ("[Refusal(7, Nack('no', 'no'))]", "return {}"),
+        ("[Refusal(0, 'no')]", "return {}"),
+        ("None", "raise Rejected(0, Nack('no', 'no'))"),
+    ],
+)
+def test_a_refusal_that_can_not_be_taken_names_its_destination(lab: Lab, refused: str, publish: str) -> None:
+    """Without ``divisible``, one of ``publish`` was repeated for ever."""
+    lab.write("plugins/mine.py", [WRITER.format(refused=refused, publish=publish)])
+    lab.write("in.jsonl", ["a"])
+    lab.pipeline(connectors=[source(), destination() | {"plugin": "staged", "settings": {}}])
+    assert _told(lab) == ("plugin.result_invalid", True, "p:out")
+
+
+def test_a_sender_that_exits_is_named(lab: Lab) -> None:
+    """It was an error of Spark, for which to look with ``doctor``."""
+    lab.write("plugins/mine.py", [DESTINATION.format(sender="Post()", receipts="exit('no')")])
+    lab.write("in.jsonl", ["a"])
+    lab.pipeline(connectors=[source(), destination() | {"plugin": "direct", "settings": {}}])
+    assert _told(lab) == ("connector.failed", False, "p:out")
 
 
 ENDS_BADLY = """
@@ -179,3 +238,13 @@ def test_a_refusal_of_a_record_that_is_none_of_the_delivery(lab: Lab, given: str
     lab.pipeline(connectors=[source(), out], **{"dead-letter-queue": queue()})
     assert _told(lab) == ("plugin.result_invalid", True, "p:out")
     assert lab.letters() == []
+
+
+def test_a_nack_of_other_types_than_text_is_told_as_text(lab: Lab) -> None:
+    """An HTTP status and a document, for example."""
+    lab.write("plugins/refuses.py", [REFUSES.format(given="0, Nack(422, {'field': 'id'})")])
+    lab.write("in.jsonl", ["a"])
+    out = destination() | {"plugin": "refuses", "settings": {}}
+    lab.pipeline(connectors=[source(), out], **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    assert [(node, reason) for node, reason, _ in lab.letters()] == [("p:out", "{'field': 'id'}")]

@@ -238,7 +238,7 @@ class StepOriginals:
 
     def _blocks(self, plan: Plan, decision: Decision, source: str) -> Iterator[Block]:
         node, span = self._pipeline.source_node(source), span_of(plan, source)
-        node.source.verify(span.start, span.end)
+        blamed(node.node, node.source.verify, span.start, span.end)
         tasks = from_rows(decision.splits)
         for split in (one.split for task in tasks for one in task if one.source == source):
             yield from read_blocks(
