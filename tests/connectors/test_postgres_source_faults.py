@@ -79,6 +79,9 @@ def test_tables_of_another_owner_are_published_by_that_owner(reading: PostgresRe
     reading.execute("GRANT USAGE ON SCHEMA public TO borrower; GRANT SELECT ON ALL TABLES IN SCHEMA public TO borrower")
     url = f"postgresql://borrower:x@{reading.url.partition('@')[2]}"
     position, found = reading.source().initial(), list[Record]()
+    with pytest.raises(FatalError) as checked:  # ``doctor`` said that a run would go
+        reading.source(tables="a", url=url, runs=False).check()
+    assert "CREATE PUBLICATION" in str(checked.value.fix)
     for tables, verb in (("a", "CREATE PUBLICATION"), ("a, b", "ALTER PUBLICATION")):
         with pytest.raises(FatalError) as caught:
             drained(reading.source(tables=tables, url=url), position)

@@ -17,6 +17,7 @@ from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import is_partitioned
 from conduit_dagster.connectors.postgres.wal_history import UNKNOWN_TIMELINE, ClusterIdentity, is_other
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Leftover
 
 _MARK = "conduit_dagster: "
@@ -41,6 +42,12 @@ _FIRST = """
         %s, %s, 1, 'proto_version', '2', 'publication_names', %s) LIMIT 1
 """
 _MAY_REPLICATE = "SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user"
+_MAY_PUBLISH = """
+    SELECT has_database_privilege(current_database(), 'CREATE') AND NOT EXISTS (
+        SELECT FROM unnest(%s::text[], %s::text[]) wanted (schema, name)
+        JOIN pg_namespace n ON n.nspname = schema JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = name
+        WHERE NOT pg_has_role(c.relowner, 'USAGE'))
+"""
 _ROOM = """
     SELECT current_setting('max_replication_slots')::int - (SELECT count(*) FROM pg_replication_slots),
            current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication)
@@ -137,18 +144,25 @@ class ReplicationSlot:
         return bool(found and found.is_open)
 
     def require_published(self, connection: Connection, tables: Sequence[TableName]) -> None:
-        """Raise ``FatalError`` if a publication of others lacks tables. A missing publication passes: a run creates
-        it."""
+        """Raise ``FatalError`` if a publication of others lacks tables, or a run may not create the missing one."""
         found = self._publication(connection)
-        if found is not None and found.comment != self._comment:
+        if found is None:
+            schemas, names = [table.schema for table in tables], [table.name for table in tables]
+            if not value_of(connection, _MAY_PUBLISH, (schemas, names)):
+                why = "some are another user's, or this one may not CREATE in the database"
+                raise self._may_not_publish(connection, self._creation(tables), why)
+        elif found.comment != self._comment:
             self.publish(connection, tables)
 
-    def _create(self, connection: Connection, tables: Sequence[TableName]) -> None:
-        name = sql.Identifier(self._settings.publication)
+    def _creation(self, tables: Sequence[TableName]) -> sql.Composed:
         # publish_via_partition_root, because a partitioned table is one collection
         statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)")
-        with self._as_owner(connection, statement.format(name, _list(tables))), connection.transaction():
-            connection.execute(statement.format(name, _list(tables)))
+        return statement.format(sql.Identifier(self._settings.publication), _list(tables))
+
+    def _create(self, connection: Connection, tables: Sequence[TableName]) -> None:
+        name, statement = sql.Identifier(self._settings.publication), self._creation(tables)
+        with self._as_owner(connection, statement), connection.transaction():
+            connection.execute(statement)
             comment = sql.Literal(self._comment)
             connection.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, comment))
 
@@ -158,9 +172,11 @@ class ReplicationSlot:
         try:
             yield
         except psycopg.errors.InsufficientPrivilege as error:
-            fix = f"as a superuser, or the owner of tables and database: {statement.as_string(connection)}"
-            message = f"no right to publish the tables: {error.diag.message_primary}"
-            raise self._errors.unfit("postgres.no_privilege", message, fix) from None
+            raise self._may_not_publish(connection, statement, error.diag.message_primary) from None
+
+    def _may_not_publish(self, connection: Connection, statement: sql.Composed, why: str | None) -> ConduitError:
+        fix = f"as a superuser, or the owner of tables and database: {statement.as_string(connection)}"
+        return self._errors.unfit("postgres.no_privilege", f"no right to publish the tables: {why}", fix)
 
     def _extend(self, connection: Connection, missing: Sequence[TableName], found: _Publication) -> None:
         name = sql.Identifier(self._settings.publication)
