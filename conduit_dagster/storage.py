@@ -284,7 +284,8 @@ def files(url: str) -> list[str]:
     """Return the current names of the files directly below ``url``."""
     path = local_path(url)
     if path is not None:
-        return sorted(p.name for p in path.iterdir() if p.is_file()) if path.is_dir() else []
+        # the entries know their kind: no look at each of many thousands
+        return sorted(entry.name for entry in os.scandir(path) if entry.is_file()) if path.is_dir() else []
     return _entries(url, "file")
 
 

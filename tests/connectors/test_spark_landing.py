@@ -83,7 +83,37 @@ def test_when_it_was_acked_outlives_the_process(landing: Landing, monkeypatch: p
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 3601)
     Landing(landing.url).acked(3, 1, 3600)
-    assert there(landing) == [2, 3], "the second one is acked just now"
+    assert there(Landing(landing.url)) == [2, 3], "the second one is acked just now"
+
+
+def test_an_owner_sees_the_next_ones_acks_before_it_removes(landing: Landing) -> None:
+    landing.acked(2, 1, 3600)
+    Landing(landing.url).acked(2, 2, 3600)
+    landing.acked(3, 1, 0)
+    assert there(Landing(landing.url)) == [1, 2, 3]
+
+
+def test_the_folder_is_not_listed_for_every_step(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day of a stream has tens of thousands of batches."""
+    made, listed = Landing(landing.url), list[str]()
+    files = storage.files
+    monkeypatch.setattr(storage, "files", lambda url: listed.append(url) or files(url))
+    for number in range(4, 14):
+        made.land(made.next_number(), ["snapshot-1/a"])
+        assert there(made)[-1] == number
+        assert made.files(lambda name, last=number: name > f"{last:08d}").files[0].url.endswith("snapshot-1/a")
+        made.acked(number, 1, 3600)
+    assert len(listed) == 1
+    assert there(Landing(landing.url)) == there(made) == list(range(1, 14))
+
+
+def test_what_another_process_landed_is_seen_in_a_while(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Landing(landing.url)
+    assert there(reader) == [1, 2, 3]
+    landing.land(4, ["snapshot-1/a"])
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 11)
+    assert there(reader) == [1, 2, 3, 4]
 
 
 def test_folders_that_no_batch_names_are_cleaned(landing: Landing) -> None:

@@ -6,6 +6,8 @@ Only files that a list names have landed, so that a crash during landing leaves 
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections.abc import Collection, Sequence
 from typing import Final
@@ -23,6 +25,8 @@ from conduit_dagster.sdk.staging import discard_folder
 _SUFFIX: Final = ".json"
 _REMOVED: Final = ".removed"
 _ACKED: Final = ".acked-"
+_LISTED_FOR: Final = 10.0
+"""Seconds after which the folder is listed again, for what other processes did in it."""
 
 
 class LandedFile(msgspec.Struct, frozen=True):
@@ -52,45 +56,62 @@ def number_of(name: str) -> int:
 
 
 class Landing:
-    """Landed batches of one source."""
+    """Landed batches of one source.
+
+    A day of a stream may have tens of thousands: the folder is listed now and then, not for every step. What this
+    process lands and removes in the meantime is applied to the last listing.
+    """
 
     ordered = True
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self._lock = threading.RLock()  # the lag is asked for in another thread
+        self._listed_at = -math.inf
+        self._names = set[str]()
         self._known: dict[str, LandedBatch] = {}
+        self._files: dict[str, list[FoundFile]] = {}
         self._notes: dict[str, float] = {}
 
     def batches(self) -> list[LandedBatch]:
         """Return the existing batches, in order."""
-        return self._listed(self._names())
+        with self._lock:
+            self._look()
+            return list(self._known.values())
 
-    def _names(self) -> list[str]:
-        return [name for name in storage.files(self.url) if name[0].isdigit()]
-
-    def _listed(self, names: Sequence[str]) -> list[LandedBatch]:
-        # a list never changes
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._listed_at < _LISTED_FOR:
+            return
+        names = {name for name in storage.files(self.url) if name[0].isdigit()}
         lists = sorted(name for name in names if name.endswith(_SUFFIX))
-        self._known = {name: self._known.get(name) or self._read(name) for name in lists}
-        return list(self._known.values())
+        # a list never changes
+        known = {name: self._known.get(name) or self._read(name) for name in lists}
+        self._files = {name: self._files.get(name) or self._found(batch) for name, batch in known.items()}
+        self._names, self._known, self._listed_at = names, known, now
 
     def _read(self, name: str) -> LandedBatch:
         with storage.open_read(storage.join(self.url, name)) as file:
             return msgspec.json.decode(file.read(), type=LandedBatch)
 
+    def _found(self, batch: LandedBatch) -> list[FoundFile]:
+        return [
+            FoundFile(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
+            for place, file in enumerate(batch.files)
+        ]
+
     def files(
         self, wanted: Wanted = None, finished: FinishedParquets = NO_PARQUETS, known: Collection[str] = ()
     ) -> Listed:
         """Return the files of all batches, in reading order; their names begin with their batch's number."""
-        found = [
-            FoundFile(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
-            for batch in self.batches()
-            for place, file in enumerate(batch.files)
-        ]
+        with self._lock:
+            self._look()
+            found = [file for files in self._files.values() for file in files]
         return listed_whole(found if wanted is None else [file for file in found if wanted(file.name)])
 
     def forget(self) -> None:
-        """Do nothing: every scan reads the lists of all batches."""
+        """List the folder again in the next scan."""
+        self._listed_at = -math.inf
 
     def next_number(self) -> int:
         """Return the number of the next batch. Call it before any work for that batch, see :meth:`land`."""
@@ -103,13 +124,17 @@ class Landing:
         counts, whichever of them was frozen meanwhile.
         """
         files = tuple(LandedFile(name, self._synced(name)) for name in names)
-        data = msgspec.json.encode(LandedBatch(number, time.time(), files, folder, sink))
-        if not storage.put_new(storage.join(self.url, f"{number:08d}{_SUFFIX}"), data):
+        name, batch = f"{number:08d}{_SUFFIX}", LandedBatch(number, time.time(), files, folder, sink)
+        if not storage.put_new(storage.join(self.url, name), msgspec.json.encode(batch)):
+            self.forget()
             raise TransientError(
                 f"batch {number} of {self.url} was landed by another process in the meantime",
                 code="spark.landed_twice",
                 fix="run again; what that process landed is read",
             )
+        with self._lock:
+            self._names.add(name)
+            self._known[name], self._files[name] = batch, self._found(batch)
 
     def _synced(self, name: str) -> int:
         url = storage.join(self.url, name)
@@ -123,34 +148,69 @@ class Landing:
         Keeps the newest one: its number determines the next. An ack of an older generation changes nothing: a thawed
         owner removes nothing that is being read again.
         """
-        names = self._names()
-        notes = {name for name in names if _ACKED in name}
-        if any(int(name.partition(_ACKED)[2]) > generation for name in notes):
+        with self._lock:
+            self._look()
+            try:
+                self._acked(upto, generation, keep)
+            except BaseException:
+                self.forget()  # what was done is not known
+                raise
+
+    def _acked(self, upto: int, generation: int, keep: float) -> None:
+        if self._is_older(generation):
             return
-        for batch in self._listed(names)[:-1]:
+        due = list[str]()
+        for name, batch in list(self._known.items())[:-1]:
             if batch.number >= upto:
                 break
-            at = self._acked_at(batch, generation, notes)
+            at = self._acked_at(batch, generation)
             if time.time() - at >= keep:
-                # renamed to removed first: if the removal is killed, the next one finishes it
-                old, new = (storage.join(self.url, f"{batch.number:08d}{suffix}") for suffix in (_SUFFIX, _REMOVED))
-                storage.rename(old, new)
-                names.append(f"{batch.number:08d}{_REMOVED}")
-        for name in names:
-            if name.endswith(_REMOVED):
-                self._remove(name, [note for note in notes if note.startswith(name.removesuffix(_REMOVED))])
+                due.append(name)
+        if due:
+            # a thawed owner sees the notes of the next one before it removes anything
+            self.forget()
+            self._look()
+            if self._is_older(generation):
+                return
+        for name in due:
+            self._rename(name, name.removesuffix(_SUFFIX) + _REMOVED)
+        self._remove_renamed()
 
-    def _acked_at(self, batch: LandedBatch, generation: int, notes: set[str]) -> float:
+    def _rename(self, name: str, removed: str) -> None:
+        # renamed to removed first: if the removal is killed, the next one finishes it
+        if name in self._known:
+            storage.rename(storage.join(self.url, name), storage.join(self.url, removed))
+            del self._known[name], self._files[name]
+            self._names.discard(name)
+            self._names.add(removed)
+
+    def _is_older(self, generation: int) -> bool:
+        return any(int(name.partition(_ACKED)[2]) > generation for name in self._names if _ACKED in name)
+
+    def _acked_at(self, batch: LandedBatch, generation: int) -> float:
         """Return when it was first acked in this generation; stored in a file, since another process may continue."""
         name = f"{batch.number:08d}{_ACKED}{generation}"
-        url = storage.join(self.url, name)
         if name not in self._notes:
-            if name not in notes:
+            url = storage.join(self.url, name)
+            if name not in self._names:
                 storage.put_new(url, str(time.time()).encode())
-                notes.add(name)
+                self._names.add(name)
             with storage.open_read(url) as file:
                 self._notes[name] = float(file.read())
         return self._notes[name]
+
+    def _remove_renamed(self) -> None:
+        """Finish the removal of all batches whose lists are renamed to removed."""
+        removed = {name.removesuffix(_REMOVED): name for name in self._names if name.endswith(_REMOVED)}
+        if not removed:
+            return
+        notes: dict[str, list[str]] = {number: [] for number in removed}
+        for name in self._names:
+            number, is_note, _ = name.partition(_ACKED)
+            if is_note and number in notes:
+                notes[number].append(name)
+        for number, name in removed.items():
+            self._remove(name, notes[number])
 
     def _remove(self, name: str, notes: Sequence[str]) -> None:
         """Remove the files of a batch whose list was renamed to removed, and finally that list."""
@@ -161,6 +221,7 @@ class Landing:
             discard_folder(storage.join(self.url, batch.folder))
         for one in (*notes, name):
             storage.remove(storage.join(self.url, one))
+            self._names.discard(one)
             self._notes.pop(one, None)
 
     def clean(self, prefix: str) -> None:

@@ -65,6 +65,7 @@ class SparkSource(RowFiles):
 
     def resume(self, state: ResumeState) -> None:
         """Raise ``FatalError`` if what was read is not in this landing, before anything lands there."""
+        self._landing.forget()
         self._require_rest(state.position)
 
     def horizon(self) -> Any:
