@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.columnar.row_sizes import row_sizes
-from conduit_dagster.connectors.columnar.rows import fitted, kept, storable
+from conduit_dagster.connectors.columnar.rows import fitted, kept, readable, storable
 
 UTC = pa.timestamp("us", "UTC")
 
@@ -190,6 +190,17 @@ def test_columns_of_a_new_delta_table() -> None:
         [("a b", pa.int8())],
     ):
         assert storable(pa.schema(fields)) is None
+
+
+@pytest.mark.parametrize("columns", [storable, readable])
+def test_fields_that_differ_only_in_case_are_no_columns_of_delta_and_spark(columns: Any) -> None:
+    """At any depth: Spark refused to read what was staged, with each repeat of the delivery."""
+    twice = pa.struct([("id", pa.int8()), ("ID", pa.int8())])
+    inside = pa.struct([("s", pa.list_(pa.list_(twice)))])
+    for kind in (twice, pa.list_(twice), inside):
+        assert columns(pa.schema([("a", kind)])) is None
+    beside = pa.struct([("a", pa.struct([("A", pa.int8())]))])
+    assert columns(pa.schema([("a", beside), ("b", beside)])) is not None
 
 
 def test_bytes_are_base64() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -104,8 +104,7 @@ def kept(schema: Schema) -> Schema:
 def storable(schema: Schema) -> Schema | None:
     """Return the columns of a new Delta table for such rows; None if Delta lacks a type or forbids a name."""
     made = kept(schema)
-    names = [field.name.lower() for field in made]
-    if len(set(names)) < len(names) or not all(is_name(name) for name in names):
+    if not _is_distinct(_names(made)) or not all(is_name(field.name) for field in made):
         return None
     return made if all(_every(field.type, _is_stored) for field in made) else None
 
@@ -113,9 +112,26 @@ def storable(schema: Schema) -> Schema | None:
 def readable(schema: Schema) -> Schema | None:
     """Return the columns of files that Spark reads with any session settings; None if Spark lacks a type."""
     made = kept(schema)
-    if len({field.name.lower() for field in made}) < len(made):
+    if not _is_distinct(_names(made)):
         return None
     return made if all(_every(field.type, _is_read) for field in made) else None
+
+
+def _names(fields: Iterable[Any]) -> Iterator[list[str]]:
+    """Yield the names of the columns, and those of the fields of each object in them, at any depth."""
+    fields = list(fields)
+    yield [field.name for field in fields]
+    for field in fields:
+        kind = field.type
+        while _types.is_list(kind):
+            kind = kind.value_type
+        if _types.is_struct(kind):
+            yield from _names(kind)
+
+
+def _is_distinct(names: Iterable[Sequence[str]]) -> bool:
+    """Return whether names beside each other differ in more than case, which Delta and Spark do not tell apart."""
+    return all(len({name.lower() for name in group}) == len(group) for group in names)
 
 
 def _documented(schema: Schema) -> list[str]:
