@@ -63,6 +63,17 @@ def test_checkpoints_come_by_themselves(tmp_path: Path) -> None:
     assert ids(tmp_path) == [1, 2]
 
 
+def test_a_preview_of_a_table_with_deletion_vectors(tmp_path: Path) -> None:
+    """Spark's tables have them by default in some places. How many rows there are, its log does not tell."""
+    destination = make(tmp_path)
+    assert destination.preview(2) == []
+    write_deltalake(tmp_path / "table", pa.table({"i": [0]}), configuration={"delta.enableDeletionVectors": "true"})
+    destination.publish(stage(destination, 1, [numbers(1, 2)]))
+    assert {row["i"] for row in destination.preview(5)} == {0, 1, 2}
+    assert len(destination.preview(2)) == 2
+    assert destination.row_count() is None
+
+
 def test_columns_that_a_table_lacks_are_fatal_before_anything_is_read(tmp_path: Path) -> None:
     write_deltalake(tmp_path / "table", pa.table({"i": ["text"]}))
     with pytest.raises(FatalError) as raised:

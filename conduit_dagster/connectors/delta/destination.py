@@ -76,8 +76,7 @@ class DeltaDestination(StagedDestination):
     def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
         """Return a few rows, in no particular order."""
         with self._table.mapped("can't read"):
-            table = self._table.open()
-            return () if table is None else table.to_pyarrow_dataset().head(rows).to_pylist()
+            return self._table.first_rows(rows)
 
     def check(self) -> None:
         """Check that the table can be appended to, or its folder created; does not create the table itself.

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, QueryBuilder
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError
 
@@ -91,6 +91,15 @@ class DeltaTableLog:
         files = pa.table(table.get_add_actions(flatten=True))
         counts: list[int | None] = files.column("num_records").to_pylist()
         return None if None in counts else sum(count or 0 for count in counts)
+
+    def first_rows(self, rows: int) -> list[dict[str, Any]]:
+        """Return a few rows, in no particular order."""
+        table = self.open()
+        if table is None:
+            return []
+        # unlike the library's pyarrow dataset, its own engine reads tables with deletion vectors
+        found = QueryBuilder().register("t", table).execute(f"SELECT * FROM t LIMIT {rows}").read_all()
+        return pa.table(found).to_pylist()
 
     def writable(self, table: DeltaTable) -> Schema:
         """Return the columns that records can fill. Raises ``FatalError`` for a table that can't take staged parts."""
