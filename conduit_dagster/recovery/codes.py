@@ -30,7 +30,8 @@ _FATAL: Final = {
     "dead_letters": "damaged deleted failed_again refused unknown",
     "memory": "damaged",
     "delivery": "rebuild_differs source_changed staging_damaged target_changed",
-    "delta": "altered columns_differ path protocol table_gone transaction_taken transactions_expire unsupported",
+    "delta": "altered columns_differ files_without_log path protocol table_gone transaction_taken transactions_expire "
+    "unsupported",
     "destination": "owned",
     "dry_run": "join",
     "file": "changed compressed line_too_long list_gone name_invalid not_local not_regular path_too_long range_gone",

@@ -63,6 +63,24 @@ def test_checkpoints_come_by_themselves(tmp_path: Path) -> None:
     assert ids(tmp_path) == [1, 2]
 
 
+@pytest.mark.parametrize("file", ["old.parquet", "day=1/hour=2/old.parquet"])
+def test_files_of_others_are_not_taken_over_by_a_new_table(tmp_path: Path, file: str) -> None:
+    """Its readers would leave them out, and a vacuum would remove them."""
+    old = tmp_path / "table" / file
+    old.parent.mkdir(parents=True)
+    old.write_bytes(b"rows")
+    for ask in (make(tmp_path).check, lambda: stage(make(tmp_path), 1, [numbers(1)])):
+        with pytest.raises(FatalError, match=file) as raised:
+            ask()
+        assert raised.value.code == "delta.files_without_log"
+    assert not (tmp_path / "table" / "_delta_log").exists()
+    old.rename(old.with_name("_old.parquet"))
+    make(tmp_path).check()
+    write_deltalake(tmp_path / "table", pa.table({"i": [0]}))
+    make(tmp_path).publish(stage(make(tmp_path), 1, [numbers(1)]))
+    assert column(tmp_path / "table", "i") == [0, 1]
+
+
 def test_a_preview_of_a_table_with_deletion_vectors(tmp_path: Path) -> None:
     """Spark's tables have them by default in some places. How many rows there are, its log does not tell."""
     destination = make(tmp_path)

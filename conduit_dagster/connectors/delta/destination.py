@@ -87,7 +87,9 @@ class DeltaDestination(StagedDestination):
             if self._table.local is not None:
                 (self._table.local / STAGING).mkdir(parents=True, exist_ok=True)
             table = self._table.open()
-            if table is not None:
+            if table is None:
+                self._table.require_free()
+            else:
                 self._require_columns(self._table.writable(table))
                 if self._once:
                     self._table.require_lasting(table)

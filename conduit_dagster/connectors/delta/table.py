@@ -18,6 +18,7 @@ from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundEr
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import DataType, Schema, primitive
+from conduit_dagster.connectors.file.listing import HIDDEN
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.storage import sync_entry
 from conduit_dagster.store_files import StoreError
@@ -31,6 +32,8 @@ SUPPORTED: Final = frozenset(
 EXPIRY: Final = "delta.setTransactionRetentionDuration"
 """Table property that allows application transactions to be dropped."""
 
+_DEEPEST: Final = 2
+"""Levels of folders, such as those of a partitioned dataset, in which Parquet files are looked for."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|Os \{ code: (\d+)")
 _REQUEST: Final = "Error performing "
 _REFUSED: Final = ("privileges", "403 Forbidden", "Unauthenticated")
@@ -68,6 +71,7 @@ class DeltaTableLog:
 
     def create(self, schema: Schema) -> DeltaTable:
         """Create an empty table, or open the one that another task, pipeline or program created first."""
+        self.require_free()
         with self.mapped("can't create the table"):
             if self.local is not None:
                 self.local.mkdir(parents=True, exist_ok=True)
@@ -82,6 +86,24 @@ class DeltaTableLog:
             if self.local is not None:
                 sync_entry(str(self.local))
             return DeltaTable(self.uri)
+
+    def require_free(self) -> None:
+        """Raise ``FatalError`` if a new table would take over Parquet files that no log names.
+
+        Its readers would not see their rows, and a vacuum would remove them.
+        """
+        with self.mapped("can't look for files in"):
+            found = _first_parquet(self.uri, _DEEPEST)
+            # another writer may have created the table, and committed files to it, since it was looked for
+            if found is None or DeltaTable.is_deltatable(self.uri):
+                return
+        raise FatalError(
+            f"{self.address} has Parquet files, such as {found}, and no Delta log: a table made there would leave out "
+            "their rows, and VACUUM would remove them",
+            code="delta.files_without_log",
+            place=self.address,
+            fix="name another folder; or make it a table first, with CONVERT TO DELTA; or restore its _delta_log",
+        )
 
     def row_count(self) -> int | None:
         """Return the number of rows from the statistics of the table's files; None if a file has none."""
@@ -186,6 +208,16 @@ def _answer(text: str) -> str | None:
         return found[1]
     lines = [line for line in (_MARKS.sub("", line).strip() for line in text.splitlines()) if line]
     return f"{lines[-1]}; {_HTTP}" if lines[-1] == _NOT_ALLOWED else lines[-1]
+
+
+def _first_parquet(url: str, deepest: int) -> str | None:
+    """Return the name of a Parquet file in a folder that is not hidden, or in a folder in it."""
+    found = (name for name in storage.files(url) if name.endswith(".parquet") and name[0] not in HIDDEN)
+    if (name := next(found, None)) is not None or not deepest:
+        return name
+    folders = (name for name in storage.folders(url) if name[0] not in HIDDEN)
+    inside = ((folder, _first_parquet(storage.join(url, folder), deepest - 1)) for folder in folders)
+    return next((f"{folder}/{name}" for folder, name in inside if name is not None), None)
 
 
 def _without_secrets(url: str) -> str:
