@@ -280,8 +280,8 @@ _BUSY_MS = 500  # SQLite's own wait for its lock, which nothing can interrupt
 class Transactions:
     """Runner of one lease's transactions, one after the other; create one object per lease.
 
-    A running attempt is not interrupted: if the server is gone it takes up to 10 s longer than ``patience`` (seconds);
-    if it is frozen with open connections, until it resumes.
+    ``patience`` (seconds) begins with the first failure. A running attempt is not interrupted: if the server is gone it
+    takes up to 10 s longer; if it is frozen with open connections, the first failure comes after 30 s.
     """
 
     def __init__(
@@ -315,12 +315,14 @@ class Transactions:
         return self._patiently(attempt)
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
-        deadline = time.monotonic() + self._patience
+        # from the first failure: a connection that hangs may take all of it, where a new one would be answered at once
+        deadline: float | None = None
         wait = _FIRST_WAIT
         while True:
             try:
                 return attempt()
             except SQLAlchemyError as error:
+                deadline = deadline or time.monotonic() + self._patience
                 if loss_of(error):
                     raise unreachable(self._engine, error, "the state store can't be used") from error
                 if not is_outage(error):

@@ -11,7 +11,8 @@ class Proxy:
     """Proxy between a client and PostgreSQL that cuts the connection at a COMMIT on request.
 
     ``lose``: the ``question``, which the server never gets; the ``answer``; or the question arrives ``late``, after
-    ``until``, when the client has long been cut off.
+    ``until``, when the client has long been cut off. ``silence``: nothing more passes until ``until``, and nothing is
+    cut.
     """
 
     def __init__(self, port: int) -> None:
@@ -41,7 +42,7 @@ class Proxy:
 class _Line:
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._server = proxy, client, server
-        self._doomed = False
+        self._doomed = self._silent = False
 
     def from_client(self) -> None:
         for data in self._chunks(self._client):
@@ -52,6 +53,10 @@ class _Line:
                 if mode == "late":
                     self._client.shutdown(socket.SHUT_RDWR)
                     self._proxy.until()
+                elif mode == "silence":
+                    self._silent = True
+                    self._proxy.until()
+                    break
                 elif mode == "question":
                     break
             self._server.sendall(data)
@@ -60,6 +65,8 @@ class _Line:
     def from_server(self) -> None:
         for data in self._chunks(self._server):
             if self._doomed:  # the server has answered the COMMIT: it is applied
+                if self._silent:
+                    self._proxy.until()
                 break
             self._client.sendall(data)
         self._hang_up()

@@ -22,6 +22,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import Lease, LeaseLost, Transactions, acquire
 from conduit_dagster.state.tables import history, pipelines
+from conduit_dagster.state.timed_connection import TimedConnection
 
 
 @pytest.fixture
@@ -269,6 +270,21 @@ def test_a_commit_that_gets_lost_is_applied_once(postgres_url: str, postgres_ser
         assert proxy.cut == 1
         assert len(calls) == (2 if lost == "question" else 1)
         assert notes(database) == [calls[-1]]
+
+
+def test_a_connection_that_falls_silent_does_not_use_up_the_patience(
+    postgres_url: str, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy may keep a connection open whose server is gone, while a new one would be answered at once."""
+    proxy, over = Proxy(postgres_server.port), threading.Event()
+    monkeypatch.setattr(TimedConnection, "seconds", 2.0)
+    # the server ends what nobody goes on with
+    with through(proxy, f"{postgres_url}?options=-cidle_in_transaction_session_timeout%3D300") as (database, lease):
+        proxy.lose, proxy.until = "silence", over.wait
+        Transactions(database, lease, patience=1.9).run(note)
+        assert proxy.cut == 1
+        assert len(notes(database)) == 1
+        over.set()
 
 
 def test_a_commit_that_sqlite_made_and_called_a_failure_is_applied_once(
