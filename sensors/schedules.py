@@ -72,7 +72,7 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
         if newest and newest.dagster_run.is_failure and known and known.recovery.restart_at_ns > time.time_ns():
             return dg.SkipReason("a restart is pending")
-        if known and known.stopped_by_user and not _ended_one_run(context.instance, known, newest):
+        if known and known.stopped_by_user and not _ended_one_run(context.instance, known):
             return dg.SkipReason(f"a user stopped it: conduit-dagster pipelines start {pipeline}")
         if not _is_claimed(bound, store, context, str(request.run_key)):
             return dg.SkipReason("another code location with this project launches it")
@@ -133,14 +133,15 @@ def _has_left(known: _Known | None, run: str) -> bool:
     return known is not None and known.recovery.run == run and not known.owned
 
 
-def _ended_one_run(instance: dg.DagsterInstance, known: _Known, newest: dg.RunRecord | None) -> bool:
+def _ended_one_run(instance: dg.DagsterInstance, known: _Known) -> bool:
     """Return whether the stop was that of one run, terminated in Dagster: its schedule goes on, as those of other jobs.
 
-    Not if a stop of the pipeline was requested as well.
+    Not if a stop of the pipeline was requested as well. A later run may never have begun, as one that was refused.
     """
-    if newest is None or newest.dagster_run.run_id != known.recovery.run or not was_terminated(instance, newest):
+    last = instance.get_run_record_by_id(known.recovery.run)
+    if last is None or not was_terminated(instance, last):
         return False
-    return known.recovery.asked_ns / 1e9 < _created(instance, newest).timestamp()
+    return known.recovery.asked_ns / 1e9 < _created(instance, last).timestamp()
 
 
 def _created(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:

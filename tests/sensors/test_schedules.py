@@ -222,6 +222,21 @@ def test_a_run_that_is_terminated_in_dagster_leaves_the_next_tick_its_own(locati
     assert ticks(location, later) == []
 
 
+@pytest.mark.parametrize("status", ["FAILURE", "CANCELED"])
+def test_a_run_that_never_began_does_not_hide_the_one_that_was_terminated(location: Location, status: str) -> None:
+    """As one that a user launched while it was at work, which was refused: no tick started anything any more."""
+    location.write(trigger=NIGHTLY)
+    run = location.run()
+    location.begin(run=run.run_id)
+    location.run(status=status)
+    location.terminate(run)
+    location.end("stopped", "user")
+    later = datetime.now(UTC) + timedelta(days=1)
+    assert len(ticks(location, later)) == 1
+    assert not subject(location.project, "orders").stop("operator")
+    assert ticks(location, later) == []
+
+
 @pytest.mark.parametrize("status", ["running", "stopped"])
 def test_a_stop_after_a_tick_withdraws_the_run_that_waits_in_a_queue(location: Location, status: str) -> None:
     """The run began, since the request had been carried out by then."""
