@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sensors.dagster_runs import clock_ahead, newest_run
 from conduit_dagster.sensors.known import CachedStore
@@ -64,7 +66,7 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
         # this tick's own: the daemon was killed meanwhile, and Dagster launches it unless it is launched already
         if newest and newest.dagster_run.tags.get(RUN_KEY_TAG) == request.run_key:
             return request
-        if newest and not newest.dagster_run.is_finished and not _has_left(known, newest.dagster_run.run_id):
+        if _is_at_work(context.instance, known, newest):
             return dg.SkipReason("the previous run is still at work")
         last = _created(context.instance, newest) if newest else None
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
@@ -86,6 +88,8 @@ class _Known(NamedTuple):
 
     recovery: RecoveryState
     owned: bool
+    is_alive: bool
+    """Whether an owner holds the lease whose process is not known to have ended."""
     stopped_by_user: bool
     """And has not started it since."""
 
@@ -103,7 +107,7 @@ def _known(bound: BoundPipeline, store: CachedStore) -> _Known | None:
             owner = connection.execute(owners).scalar_one_or_none()
             recovery = recovery_state(connection, bound.id)
             stopped = recovery.asked != "start" and is_stopped_by_user(connection, bound.id, recovery)
-            return _Known(recovery, bool(owner), stopped)
+            return _Known(recovery, bool(owner), bool(owner) and not is_dead(json.loads(owner)), stopped)
     except (ConduitError, SQLAlchemyError):
         return None
 
@@ -123,6 +127,17 @@ def _is_claimed(bound: BoundPipeline, store: CachedStore, context: dg.ScheduleEv
         return claim_launch(database, bound.id, "tick", wanted) == wanted
     except (ConduitError, SQLAlchemyError):
         return True
+
+
+def _is_at_work(instance: dg.DagsterInstance, known: _Known | None, newest: dg.RunRecord | None) -> bool:
+    """Return whether a run is at work: the newest one, or the one that began last, of whichever job.
+
+    Runs that were launched after that one were refused, and have ended.
+    """
+    if newest and not newest.dagster_run.is_finished and not _has_left(known, newest.dagster_run.run_id):
+        return True
+    last = instance.get_run_by_id(known.recovery.run) if known is not None and known.is_alive else None
+    return last is not None and not last.is_finished
 
 
 def _has_left(known: _Known | None, run: str) -> bool:

@@ -222,6 +222,20 @@ def test_a_run_that_is_terminated_in_dagster_leaves_the_next_tick_its_own(locati
     assert ticks(location, later) == []
 
 
+@pytest.mark.parametrize("job", ["orders", "__ASSET_JOB"])
+def test_a_tick_starts_nothing_beside_a_run_after_which_another_one_was_refused(location: Location, job: str) -> None:
+    """Each tick launched a run, which was refused, for as long as the first was at work."""
+    location.write(trigger=EVERY)
+    run = dg.DagsterRun(job, status=dg.DagsterRunStatus.STARTED)
+    location.instance.add_run(run)
+    location.begin(run=run.run_id, alive=True)
+    location.run(status="FAILURE")
+    later = datetime.now(UTC) + timedelta(days=1)
+    assert ticks(location, later) == []
+    location.instance.report_run_failed(run)
+    assert len(ticks(location, later)) == 1
+
+
 @pytest.mark.parametrize("status", ["FAILURE", "CANCELED"])
 def test_a_run_that_never_began_does_not_hide_the_one_that_was_terminated(location: Location, status: str) -> None:
     """As one that a user launched while it was at work, which was refused: no tick started anything any more."""
