@@ -22,11 +22,6 @@ def is_outage(error: Exception) -> bool:
     return isinstance(error, OSError) or classified(error) is not None
 
 
-def text_of(error: Exception) -> str:
-    """Return the text of a destination's error with its class: that of a ``KeyError`` is just the key."""
-    return str(error) if isinstance(error, Rejected) else f"{type(error).__name__}: {error}"
-
-
 def undivided(error: Rejected, node: str, redaction: Redaction) -> FatalError:
     """Return the error for a refused record of a destination that takes deliveries whole only."""
     why = "" if redaction else f": {error}"

@@ -10,7 +10,6 @@ from conduit_dagster.engine.delivery_errors import (
     lone_error,
     shown_cause,
     split_error,
-    text_of,
     to_error,
     undivided,
 )
@@ -31,7 +30,7 @@ from conduit_dagster.engine.refusals import RefusalOutcome, Refusals, RefusedRec
 from conduit_dagster.engine.restage import DeliveryRecords
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
-from conduit_dagster.recovery.classify import blame, blamed
+from conduit_dagster.recovery.classify import blame, blamed, text_of
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import (
@@ -140,7 +139,7 @@ class Redelivery:
         if is_alone and not named:
             # a single record with an error that names nothing: the offset stays before it, and the next start tries
             # again
-            raise self._lone(child.skip, text_of(error)) from shown_cause(error, self._redaction)
+            raise self._lone(child.skip, _text(error)) from shown_cause(error, self._redaction)
         # claim first, then divide: no piece is sent, by any process, before its parent's hash is claimed as split
         if not is_alone and not isinstance(error, AlreadyClaimed) and self._claim(delivery, "split"):
             self._handled(child)
@@ -208,7 +207,7 @@ class Redelivery:
         """Return why a delivery is split, for the history."""
         if self._redaction:
             return self._redaction.unnamed(error)
-        return f"claimed as {error.state} before" if isinstance(error, AlreadyClaimed) else hide(text_of(error))
+        return f"claimed as {error.state} before" if isinstance(error, AlreadyClaimed) else hide(_text(error))
 
     def _alone(self, error: Exception) -> ConduitError:
         """Return the error for a delivery of a single record that fails with an unclassified error."""
@@ -247,6 +246,10 @@ class Redelivery:
 
     def _before(self, following: tuple[str, int] | None) -> Offsets:
         return before_next(self._shipment.plan, self._shipment.decision, following)
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, Rejected) else text_of(error)
 
 
 def _reach(child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:

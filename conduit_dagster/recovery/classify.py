@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -17,6 +18,8 @@ _FATAL_IN_DAGSTER: Final = {
     "DagsterInvalidConfigError": ("dagster.config_invalid", "correct the run's configuration, and run again"),
 }
 
+_OWN_CODE: Final = ("conduit_plugins.", "conduit_modules.")
+"""Packages of a project's plugins and functions, which are loaded from their texts."""
 _CAUSED = re.compile(r"The above exception was caused by the following exception:")
 _DAGSTERS_CLASS = re.compile(r"^dagster[\w.]*\.\w+: ")
 
@@ -26,14 +29,22 @@ def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.err
 
     The outermost ``FatalError`` or ``TransientError`` anywhere inside wins; then JSON with a code; then an error of the
     operating system. Everything else is transient, under ``code``. ``doing`` begins the message of an unclassified
-    error. A wrapped error keeps the inner error's message.
+    error. A wrapped error keeps the inner error's message; one that a project's own code raised says where.
     """
     if (known := classified(error)) is not None:
         return known
     if isinstance(error, OSError):
         return from_os_error(error, doing or type(error).__name__)
-    message = explain(error) if is_sparks(error) else f"{type(error).__name__}: {_text(error)}"
+    message = explain(error) if is_sparks(error) else text_of(error)
     return TransientError(f"{doing}: {message}" if doing else message, code=code)
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's class and text, and the innermost line of the project's own code that raised it."""
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [one for one in frames if str(one[0].f_globals.get("__name__")).startswith(_OWN_CODE)]
+    where = f", in {own[-1][0].f_code.co_filename}:{own[-1][1]}" if own else ""
+    return f"{type(error).__name__}: {_text(error)}{where}"
 
 
 def classified(error: BaseException) -> ConduitError | None:
