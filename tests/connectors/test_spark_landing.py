@@ -200,6 +200,32 @@ def test_a_projects_folder_is_no_pattern(tmp_path: Path, spark: SparkSession, re
     assert sorted(found) == [1, 2]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+def test_a_stream_of_files_goes_on_where_the_project_was(tmp_path: Path) -> None:
+    """Spark's checkpoint has whole paths. The error says so, and nothing is read twice."""
+    kind: Any = SOURCES.find("spark:json", {})
+
+    def source_in(root: Path) -> Any:
+        context = ConnectorContext("p", "in", str(root), Clock(7), "exactly-once")
+        settings = {"path": "in", "read": "stream", "schema": "i BIGINT", "poll": "0s"}
+        return kind(kind.Settings.model_validate(settings), context)
+
+    (tmp_path / "a" / "in").mkdir(parents=True)
+    (tmp_path / "a" / "in" / "0.json").write_text('{"i": 1}')
+    here = source_in(tmp_path / "a")
+    position = here.latest(here.initial(), ALL)
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "b" / "in" / "1.json").write_text('{"i": 2}')
+    with pytest.raises(TransientError, match="Wrong basePath") as raised:
+        source_in(tmp_path / "b").latest(position, ALL)
+    assert "move the project back" in (raised.value.fix or "")
+    (tmp_path / "b").rename(tmp_path / "a")
+    back = source_in(tmp_path / "a")
+    (split,) = back.split(position, back.latest(position, ALL), 1)
+    assert [record.after for block in back.read(split, ReadOptions()) for record in block.records] == [{"i": 2}]
+
+
 _REBASE = "spark.sql.parquet.datetimeRebaseModeIn"
 
 

@@ -67,11 +67,14 @@ def has_session() -> bool:
 
 
 _OWN_OPTIONS: Final = "correct the settings that are the format's own options, or start again once the cause is gone"
-_NO_SCHEME: Final = "No FileSystem for scheme"
-_OTHER_SCHEME: Final = (
-    "with spark:FORMAT, paths, state.staging and state.log must be URLs that Spark opens, such as s3a:// in place of "
-    "s3://"
-)
+_FIXES: Final = {
+    "No FileSystem for scheme": "with spark:FORMAT, paths, state.staging and state.log must be URLs that Spark opens, "
+    "such as s3a:// in place of s3://",
+    # in a project that was moved; Spark asks for the files of the stream's last batch, wherever it goes on
+    "Wrong basePath": "Spark's checkpoint of a stream names its files by their whole paths: move the project back to "
+    "where it was",
+}
+"""Parts of Spark's messages, and what helps."""
 
 
 @contextmanager
@@ -104,7 +107,7 @@ def asked(
         raise TransientError(
             f"Spark's {format_} can't {doing}: {text}",
             code="spark.format_failed",
-            fix=_OTHER_SCHEME if _NO_SCHEME in text else _OWN_OPTIONS,
+            fix=next((fix for part, fix in _FIXES.items() if part in text), _OWN_OPTIONS),
         ) from error
 
 
