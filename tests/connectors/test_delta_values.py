@@ -58,6 +58,13 @@ def test_named_columns_of_every_type(tmp_path: Path) -> None:
     assert DeltaTable(tmp_path / "table").count() == 2
 
 
+def test_a_date_in_a_column_with_a_dot_in_its_name(tmp_path: Path) -> None:
+    """It was taken for a date inside of an object, which JSON can't fill."""
+    destination = make(tmp_path, columns="born.on:date")
+    destination.publish(stage(destination, 1, [[{"born.on": "2024-05-01"}]]))
+    assert rows(tmp_path) == [{"born.on": datetime.date(2024, 5, 1)}]
+
+
 def test_what_does_not_fit_is_refused_by_name_and_the_rest_is_in(tmp_path: Path) -> None:
     destination = make(tmp_path, columns="i:long, s:string, d:double, day:date, m:decimal(4,1)")
     given = [

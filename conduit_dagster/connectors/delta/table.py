@@ -239,7 +239,7 @@ def writable(delta_schema: str) -> Schema:
 def _fields(fields: list[dict[str, Any]], inside: str) -> list[Any]:
     kept: list[Any] = []
     for field in fields:
-        made = _type(field["type"], f"{inside}{field['name']}.")
+        made = _type(field["type"], f"{inside}{field['name']}.", is_nested=bool(inside))
         if any(key in field["metadata"] for key in _COMPUTED):
             raise ValueError(f"column {inside}{field['name']} is computed or checked by Delta")
         if made is not None:
@@ -249,15 +249,15 @@ def _fields(fields: list[dict[str, Any]], inside: str) -> list[Any]:
     return kept
 
 
-def _type(kind: Any, inside: str) -> DataType | None:
+def _type(kind: Any, inside: str, is_nested: bool) -> DataType | None:
     """Return the Arrow type, or None for a type without a JSON value: binary, maps, variants, nested dates."""
     if isinstance(kind, str):
-        return None if kind == "date" and inside.count(".") > 1 else primitive(kind)
+        return None if kind == "date" and is_nested else primitive(kind)
     if kind["type"] == "struct":
         fields = _fields(kind["fields"], inside)
         return pa.struct(fields) if fields else None
     if kind["type"] == "array":
-        item = _type(kind["elementType"], f"{inside}element.")
+        item = _type(kind["elementType"], f"{inside}element.", is_nested=True)
         return None if item is None else pa.list_(_nullable_or_not("element", item, kind["containsNull"], inside))
     return None
 
