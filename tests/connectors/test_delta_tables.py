@@ -131,6 +131,27 @@ def test_a_table_altered_under_a_prepared_step(tmp_path: Path) -> None:
     assert not destination.holds(second)
 
 
+def test_a_column_that_became_required_under_a_prepared_step(tmp_path: Path) -> None:
+    """With the nulls that were staged for it, readers refused the whole table. The other way round is fine."""
+    write_deltalake(tmp_path / "table", pa.table({"i": pa.array([0], pa.int64())}))
+    destination = make(tmp_path)
+    null, later = stage(destination, 1, [[{"i": None}]]), stage(destination, 3, [numbers(3)])
+
+    def replace(nullable: bool) -> None:
+        schema = pa.schema([pa.field("i", pa.int64(), nullable=nullable)])
+        write_deltalake(tmp_path / "table", pa.table({"i": [0]}, schema), mode="overwrite", schema_mode="overwrite")
+
+    replace(nullable=False)
+    with pytest.raises(FatalError, match="the columns i of") as raised:
+        destination.publish(null)
+    assert raised.value.code == "delta.altered"
+    required = stage(destination, 2, [numbers(2)])
+    replace(nullable=True)
+    for delivery in (required, later):
+        destination.publish(delivery)
+    assert column(tmp_path / "table", "i") == [0, 2, 3]
+
+
 def test_a_path_that_the_library_takes_for_another_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FatalError) as raised:
         make(tmp_path, path="a%20b")

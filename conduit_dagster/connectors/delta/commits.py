@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -246,7 +246,7 @@ class Commits:
         """Raise ``FatalError`` if the table was altered so that the staged parts no longer fit."""
         columns = {field.name: field for field in self._table.writable(table)}
         for staged in schemas:
-            wrong = [f.name for f in staged if f.name not in columns or columns[f.name].type != f.type]
+            wrong = [f.name for f in staged if f.name not in columns or not _takes(columns[f.name], f)]
             lacking = [f.name for f in columns.values() if not f.nullable and f.name not in staged.names]
             if wrong or lacking:
                 raise self._altered([*wrong, *lacking])
@@ -258,6 +258,11 @@ class Commits:
             place=self._table.address,
             fix="put the columns back as they were, let the pipeline finish the step, then alter them",
         )
+
+
+def _takes(column: Any, field: Any) -> bool:
+    """Return whether a column takes a staged field: it has the type, and nulls if there may be some."""
+    return column.type == field.type and (column.nullable or not field.nullable)
 
 
 def _version(delivery: Delivery) -> int:
