@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from lab.file_rights import obeyed
 from structlog.testing import capture_logs
 
+from conduit_dagster.connectors.file import folder_scan
+from conduit_dagster.connectors.parquet import footer, parquet_scan
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -102,6 +104,32 @@ def test_what_comes_later_follows(tmp_path: Path) -> None:
     third = make(tmp_path).latest(second, ALL)
     assert [file["name"] for file in third["files"]] == ["a.parquet", "b.parquet"]
     assert numbers(read(source, second, third)) == list(range(20, 30))
+
+
+def test_the_lag_reads_the_footers_of_unread_files_once_and_none_of_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: with more than are kept in memory, each look read all of them again."""
+    monkeypatch.setattr(parquet_scan, "_KEPT", 1)
+    monkeypatch.setattr(folder_scan, "EXAMINED_AT_ONCE", 1)
+    for first in range(0, 50, 10):
+        write(tmp_path / "in" / f"{first:02d}.parquet", range(first, first + 10))
+    source, opened = make(tmp_path), list[str]()
+    begun = source.latest(source.initial(), Limit(15, 10**9))
+    opens = vars(footer)["_opened"]
+    monkeypatch.setattr(footer, "_opened", lambda url: opened.append(url[-10:]) or opens(url))
+    observer = make(tmp_path)
+    assert observer.lag(begun) == 35
+    assert observer.lag(begun) == 35
+    unread = ["20.parquet", "30.parquet", "40.parquet"]
+    assert [name for name in opened if name in unread] == unread
+    monkeypatch.setattr(footer, "_mark", None)
+    assert make(tmp_path).lag(source.initial()) == 50
+    write(tmp_path / "in" / "20.parquet", range(7))
+    (tmp_path / "in" / "40.parquet").unlink()
+    monkeypatch.undo()
+    assert observer.lag(begun) == 35 - 3 - 10
+    assert observer.lag(make(tmp_path).latest(begun, ALL)) == 0
 
 
 def test_the_horizon_leaves_out_what_comes_later(tmp_path: Path) -> None:

@@ -87,6 +87,12 @@ def read_footer(url: str) -> tuple[FoundFile, Footer]:
         return found, footer
 
 
+def row_count(url: str) -> int:
+    """Return the number of rows, without a look at the content. Raises ``TransientError`` for an unreadable file."""
+    with _opened(url) as file, _parquet(file) as parquet:
+        return parquet.metadata.num_rows
+
+
 def seen_of(found: FoundFile) -> list[int]:
     """Return the file's observable state: while it is unchanged, so is the content.
 

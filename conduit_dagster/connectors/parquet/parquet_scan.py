@@ -10,7 +10,7 @@ import msgspec
 
 from conduit_dagster.connectors.file.file_state import FoundFile
 from conduit_dagster.connectors.file.listing import examine
-from conduit_dagster.connectors.parquet.footer import Footer, read_footer
+from conduit_dagster.connectors.parquet.footer import Footer, read_footer, row_count
 from conduit_dagster.connectors.parquet.parquet_folder import Listed, Listing, Wanted
 from conduit_dagster.connectors.parquet.parquet_position import (
     NO_PARQUETS,
@@ -24,6 +24,8 @@ from conduit_dagster.recovery.errors import FatalError, from_os_error
 
 _KEPT = 10_000
 """Limit of cached footers, above which those of missing files are dropped; and of cached paths."""
+_COUNTED = 100_000
+"""Limit of cached row counts."""
 There = dict[tuple[str, str], tuple[FoundFile, Footer]]
 """Existing files by name and mark, with the state in which their footers were read; in reading order."""
 
@@ -40,6 +42,19 @@ class UnreadFiles(NamedTuple):
     """Scan results for the other files."""
 
 
+class _Looked(NamedTuple):
+    """The parts of :class:`UnreadFiles`."""
+
+    still: ParquetPosition
+    older: list[tuple[ReadFile, Footer]]
+    within: Iterator[FoundFile]
+    """Existing files in reading order, with known ones among them."""
+    there: There
+    """Those of them that the position or its lists know by name, and partly read ones."""
+    known: set[tuple[str, str]]
+    states: ParquetStates
+
+
 class ParquetScan:
     """Scan of the files of one source. Reads each file's footer once."""
 
@@ -47,6 +62,7 @@ class ParquetScan:
         """``place``: location of the files, for error messages."""
         self._listing, self._place = listing, place
         self._footers: dict[FoundFile, tuple[FoundFile, Footer]] = {}
+        self._counts: dict[FoundFile, int] = {}
         self._places: dict[str, str] = {}
         """Paths of files to be read, by name."""
 
@@ -138,6 +154,33 @@ class ParquetScan:
         ``finished``: the files in the position's lists. Raises ``FatalError`` if a partly read file is missing or was
         replaced. The footers of new files are read lazily, which may raise.
         """
+        found = self._look(position, horizon, finished)
+        fresh = self._fresh(found.within, found.there, found.known, position.seen)
+        return UnreadFiles(found.still, chain(found.older, fresh), found.states)
+
+    def unread_rows(self, position: ParquetPosition, finished: FinishedParquets) -> int:
+        """Return the number of rows of :meth:`look`. Of new files only the footer is read, and its count cached."""
+        looked = self._look(position, None, finished)
+        rows = sum(file.rows - file.done for file, _ in looked.older)
+        read = {name: (mark, footer.rows) for (name, mark), (_, footer) in looked.there.items()}
+        counts: dict[FoundFile, int] = {}
+        for found in looked.within:
+            if found.name not in read:
+                counts[found] = self._count(found)
+                rows += counts[found]
+            elif (found.name, read[found.name][0]) not in looked.known:
+                rows += read[found.name][1]
+        self._counts = counts if len(counts) <= _COUNTED else {}
+        return rows
+
+    def _count(self, found: FoundFile) -> int:
+        if found in self._footers:
+            return self._footers[found][1].rows
+        # a file that may change, without a modification time, is read each time
+        cached = self._counts.get(found) if found.modified or self._listing.ordered else None
+        return row_count(found.url) if cached is None else cached
+
+    def _look(self, position: ParquetPosition, horizon: Any, finished: FinishedParquets) -> _Looked:
         ordered = self._listing.ordered
         begun = [file for file in position.files if file.done < file.rows]
         last = position.files[-1].name if ordered and position.files else ""
@@ -159,7 +202,7 @@ class ParquetScan:
         older = [(file, there[file.ident][1]) for file in begun]
         self._forget_places()
         self._places.update((found.name, found.url) for found, _ in there.values() if found.inode)
-        return UnreadFiles(still, chain(older, self._fresh(within, there, known, position.seen)), states)
+        return _Looked(still, older, within, there, known, states)
 
     def _fresh(
         self, files: Iterable[FoundFile], there: There, known: Container[tuple[str, str]], number: int

@@ -267,7 +267,7 @@ class RowFiles(Source):
     def lag(self, position: Position) -> int | None:
         """Return the number of unread rows in existing files."""
         where = parse_position(position)
-        return sum(file.rows - file.done for file, _ in self.scan.look(where, None, self._lists.of(where)).unread)
+        return self.scan.unread_rows(where, self._lists.of(where))
 
     def counts(self, position: Position) -> Mapping[str, int]:
         """Return the number of fully read files, and of partly read ones; nothing for a landing."""
