@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -133,4 +134,6 @@ def test_b08_a_destination(lab: Lab, how: str) -> None:
 
 @pytest.mark.parametrize("where", ["plan", "read"])
 def test_b08_plain_text_is_transient(lab: Lab, where: str) -> None:
-    assert fails(lab, where, "plain")[:3] == (TransientError, "connector.failed", "ValueError: words")
+    kind, code, message, *_ = fails(lab, where, "plain")
+    assert (kind, code) == (TransientError, "connector.failed")
+    assert re.fullmatch(r"ValueError: words, in plugins/mine\.py:\d+", str(message))
