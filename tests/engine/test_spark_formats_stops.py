@@ -27,7 +27,7 @@ from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 
 def wait(folder):
     Path(folder, "started").touch()
-    while not Path(folder, "go").exists():
+    while Path(folder).exists() and not Path(folder, "go").exists():
         time.sleep(0.02)
 
 

@@ -289,7 +289,7 @@ from pathlib import Path
 def wait(record):
     root = Path({root!r})
     (root / "started").touch()
-    while not (root / "go").exists():
+    while root.exists() and not (root / "go").exists():
         time.sleep(0.02)
     return record
 """
