@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import psycopg
 
-# with synchronous_commit off, a crash of the server would lose transactions whose steps are published
-_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+DURABLE: Final = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+)
+"""Makes commits survive a crash of the server: else published steps, or rows reported as delivered, would be lost."""
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ class TimedConnection(psycopg.Connection[Any]):
         connection = cls.connect(*args, **settings)
         try:
             connection.autocommit = True
-            connection.execute(_DURABLE)
+            connection.execute(DURABLE)
             connection.autocommit = False
         except psycopg.Error:
             connection.close()

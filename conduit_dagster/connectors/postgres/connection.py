@@ -18,13 +18,12 @@ from psycopg.rows import TupleRow
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
+from conduit_dagster.state.timed_connection import DURABLE
 
 Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
 """Idle seconds after which a kept connection is tested before use."""
 _KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
-# with synchronous_commit off, a crash of the server would lose rows that were reported as delivered
-_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 # statement-timeout is the limit: those of a role would end a copy or a delivery that is under way, at each attempt
 NO_LIMITS = """
@@ -73,7 +72,7 @@ def _prepare(connection: Connection, settings: DatabaseSettings) -> None:
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     for name, seconds in (("statement_timeout", settings.statement_timeout), ("lock_timeout", settings.lock_timeout)):
         connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
-    connection.execute(_DURABLE)
+    connection.execute(DURABLE)
     connection.execute(NO_LIMITS)
 
 
