@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
@@ -33,9 +34,9 @@ from conduit_dagster.state.database import (
 )
 from conduit_dagster.state.history import HistoryRetention, retain
 from conduit_dagster.state.migrations import IS_CURRENT, require_not_newer
-from conduit_dagster.state.row_statements import insert_if_absent
+from conduit_dagster.state.row_statements import insert_if_absent, put
 from conduit_dagster.state.sqlite_store import ACCEPT, WITHOUT_OLD, replaced, sqlite_file
-from conduit_dagster.state.tables import meta, pipelines
+from conduit_dagster.state.tables import generations, meta, pipelines
 
 if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
@@ -53,6 +54,10 @@ IS_CLAIMED = sa.and_(
 _STORED_AND_CURRENT = _STORED.add_columns(IS_CURRENT)
 _AGE = sa.select(sa.func.coalesce(sa.func.sum(pipelines.c.heartbeat), 0))
 """Age of a store: the heartbeats of all pipelines. It only grows, with every transaction of a run."""
+ACCEPTED: Final = "accepted-older"
+"""Name, in the table of facts, of the highest generation that may be a lost store's: the time when an older store was
+last accepted.
+"""
 _BACKUP = f"restore the store from a backup, {WITHOUT_OLD}, or correct CONDUIT_STATE_URL or state.url; {ACCEPT}"
 _IN_DAGSTER = " (for Dagster, once: conduit-dagster pipelines start PIPELINE --accept-new-state)"
 
@@ -145,9 +150,11 @@ def claim_store(engine: sa.Engine, home: Path, accept_new: bool = False) -> str:
     """Associate the store with the project's ``home`` folder; return their common id.
 
     A home without an id adopts the store's; of two concurrent claims one wins. ``accept_new``: a store without an id
-    gets the home's, and an older store is accepted. Raises ``FatalError``: ``state.lost`` if the home has an id and the
-    store none, ``state.foreign`` if they differ, ``state.older`` if the home has seen later transactions. Raises
-    ``TransientError`` if the store (``state.unreachable``) or the folder can't be written.
+    gets the home's, and an older store is accepted, which it remembers (:data:`ACCEPTED`).
+
+    Raises ``FatalError``: ``state.lost`` if the home has an id and the store none, ``state.foreign`` if they differ,
+    ``state.older`` if the home has seen later transactions. Raises ``TransientError`` if the store
+    (``state.unreachable``) or the folder can't be written.
     """
     try:
         own = _read(home / _FILE)
@@ -187,6 +194,10 @@ def _check_age(engine: sa.Engine, home: Path, own: str, accept_new: bool) -> Non
         return
     if not accept_new:
         raise _older(engine, home, age, known)
+    # before the home forgets: a kill between the two must not leave offsets under the generations of the lost store
+    with engine.begin() as connection:
+        highest = connection.execute(sa.select(sa.func.max(generations.c.generation))).scalar() or 0
+        put(connection, meta, [{"name": ACCEPTED, "value": str(max(int(time.time()), highest))}])
     (home / _AGE_FILE).unlink(missing_ok=True)
 
 

@@ -10,13 +10,24 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from conduit_dagster.state.claim import ACCEPTED
 from conduit_dagster.state.dead_letters import forget_missed
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import is_free
-from conduit_dagster.state.pipeline_state import DROPPED, LOGGED, OPEN
-from conduit_dagster.state.readers import ReaderRegistry
+from conduit_dagster.state.pipeline_state import DROPPED, LOGGED, OPEN, carry_memory
+from conduit_dagster.state.readers import ReaderRegistry, log_of
 from conduit_dagster.state.row_statements import insert, insert_if_absent, put, update
-from conduit_dagster.state.tables import consumers, deliveries, generations, offsets, owners, pipelines, sources, steps
+from conduit_dagster.state.tables import (
+    consumers,
+    deliveries,
+    generations,
+    meta,
+    offsets,
+    owners,
+    pipelines,
+    sources,
+    steps,
+)
 
 _MARKS = (LOGGED, DROPPED)
 _OWN = "~"
@@ -74,6 +85,9 @@ def inside(path: str, root: str) -> str:
     return path.removeprefix(root.rstrip("/") + "/")
 
 
+_ACCEPTED = sa.select(meta.c.value).where(meta.c.name == ACCEPTED)
+
+
 class LastPosition(NamedTuple):
     """Generation and position of a source when it last read some data."""
 
@@ -97,16 +111,31 @@ class Generations:
         self._connection = connection
         self._id = pipeline
 
-    def new(self, source: str, unit: str) -> int:
+    def new(self, source: str, unit: str, after: int = 0) -> int:
         """Return a generation that this id never had; ``unit``: its data, as returned by :meth:`SourceUnit.text`.
 
-        Rows are never removed, so that none is reused: otherwise a new delivery would get the hash of a delivered one.
+        It is higher than ``after``. Rows are never removed, so that none is reused: otherwise a new delivery would get
+        the hash of a delivered one.
         """
         mine = (generations.c.pipeline == self._id, generations.c.source == source)
         highest = self._connection.execute(sa.select(sa.func.max(generations.c.generation)).where(*mine)).scalar()
-        generation = next_generation(highest)
+        generation = next_generation(max(highest or 0, after))
         self._put(source, generation, unit, "")
         return generation
+
+    def for_offsets(self, source: str, generation: int, unit: str) -> int:
+        """Return the generation of a source whose places are offsets in a log: a new one after an older store.
+
+        The lost store may have delivered other records under the same offsets: a destination that stores hashes would
+        take the ones that are logged now for those. Records that both stores had in the log are delivered again.
+        """
+        accepted = self._connection.execute(_ACCEPTED).scalar()
+        if accepted is None or generation > int(accepted):
+            return generation
+        renewed = self.new(source, unit, int(accepted))
+        carry_memory(self._connection, self._id, source, generation, renewed)
+        record_event(self._connection, self._id, "generation_renewed", source=source, was=generation, now=renewed)
+        return renewed
 
     def leave(self, source: str, unit: str, left: LastPosition) -> None:
         """Store a source's position, so that :meth:`recall` finds it if the source reads that data again."""
@@ -161,12 +190,15 @@ class Registry:
             fresh = {"generation": self._generations.new(source, text), "records": 0, "acked": 0}
             values = {**key, "unit": text, "position": json.dumps(initial)}
             insert(self._connection, sources, [{**values, **fresh, "filtered": 0, "nacked": 0}])
-        elif unit.is_same_as(json.loads(row["unit"])):
-            update(self._connection, sources, key, {"unit": text})
+            return
+        if unit.is_same_as(json.loads(row["unit"])):
+            values, generation = {"unit": text}, row["generation"]
         else:
             left = change_unit(self._connection, self._id, row, json.loads(row["position"]), unit, initial)
-            values = {"unit": text, "position": json.dumps(left.position), "generation": left.generation}
-            update(self._connection, sources, key, values)
+            values, generation = {"unit": text, "position": json.dumps(left.position)}, left.generation
+        if log_of(unit.data) is not None:
+            generation = self._generations.for_offsets(source, generation, text)
+        update(self._connection, sources, key, {**values, "generation": generation})
 
     def register_consumer(self, consumer: str, kind: str) -> None:
         """Register a destination or the dead-letter queue; a new one starts at the current boundary."""

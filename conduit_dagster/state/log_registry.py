@@ -42,13 +42,14 @@ class LogRegistry:
             return
         values: dict[str, Any] = {"unit": unit.text(logged=True)}
         stored = json.loads(row["unit"])
-        is_logged = LOGGED in stored
+        is_logged, generation = LOGGED in stored, row["generation"]
         position = self._read_position(source) if is_logged else json.loads(row["position"])
         if not unit.is_same_as(stored):
             left = change_unit(self._connection, self._id, row, position, unit, initial)
-            values["generation"], position = left
+            generation, position = left
             # positions of the old data are meaningless for the new source: it must not be acked at them
             update(self._connection, log_parts, self._source(source), {"position": "null"})
+        values["generation"] = self._generations.for_offsets(source, generation, unit.text())
         if is_logged:
             update(self._connection, logs, self._source(source), {"position": json.dumps(position)})
         else:
@@ -68,15 +69,19 @@ class LogRegistry:
         """Register several logs that are read as one; starts at the offsets of its members."""
         self._forget_namespaces(members)
         text = unit.text()
-        row = self._connection.execute(sa.select(sources.c.unit).filter_by(**self._source(joined))).first()
+        columns = sa.select(sources.c.unit, sources.c.generation)
+        row = self._connection.execute(columns.filter_by(**self._source(joined))).first()
         if row is None:
             start = {name: self._offset(name) for name in members}
             fresh = {"generation": self._generations.new(joined, text), "records": 0, "acked": 0}
             values = {**self._source(joined), "unit": text, "position": json.dumps(start)}
             insert(self._connection, sources, [{**values, **fresh, "filtered": 0, "nacked": 0}])
-        elif not unit.is_same_as(json.loads(row[0])):
-            values = {"unit": text, "generation": self._generations.new(joined, text)}
-            update(self._connection, sources, self._source(joined), values)
+            return
+        if unit.is_same_as(json.loads(row.unit)):
+            generation = self._generations.for_offsets(joined, row.generation, text)
+        else:
+            generation = self._generations.new(joined, text)
+        update(self._connection, sources, self._source(joined), {"unit": text, "generation": generation})
 
     def _forget_namespaces(self, members: list[str]) -> None:
         """Delete the consumers' offsets of namespaces, which would hold the log for good: a join moves the overall one.

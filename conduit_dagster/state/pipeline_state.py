@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.steps import (
     Decision,
     DeliveryProgress,
@@ -17,6 +19,7 @@ from conduit_dagster.state.steps import (
     ProcessorState,
     SourceCount,
     decode,
+    encode,
 )
 from conduit_dagster.state.tables import consumers, deliveries, pipelines, sources, steps
 
@@ -166,10 +169,31 @@ def _progress(row: Any) -> DeliveryProgress:
 
 
 def _memory(connection: sa.Connection, pipeline: str) -> tuple[int, dict[str, ProcessorState]]:
+    step, decision = _decided(connection, pipeline)
+    return step, {} if decision is None else decision.memory
+
+
+def _decided(connection: sa.Connection, pipeline: str) -> tuple[int, Decision | None]:
+    """Return the newest step that is prepared or done, with its decision."""
     mine = (steps.c.pipeline == pipeline, steps.c.state.in_(("prepared", "done")))
     newest = sa.select(steps.c.step, steps.c.decision).where(*mine).order_by(steps.c.step.desc()).limit(1)
     row = connection.execute(newest).first()
-    return (0, {}) if row is None else (int(row[0]), decode(row[1], Decision).memory)
+    return (0, None) if row is None else (int(row[0]), decode(row[1], Decision))
+
+
+def carry_memory(connection: sa.Connection, pipeline: str, source: str, was: int, now: int) -> None:
+    """Let stateful processors keep their state of generation ``was`` of a source under its generation ``now``."""
+    step, decision = _decided(connection, pipeline)
+    if decision is None or not decision.memory:
+        return
+    memory = {
+        node: msgspec.structs.replace(state, generations={**state.generations, source: now})
+        if state.generations.get(source) == was
+        else state
+        for node, state in decision.memory.items()
+    }
+    changed = encode(msgspec.structs.replace(decision, memory=memory))
+    update(connection, steps, {"pipeline": pipeline, "step": step}, {"decision": changed})
 
 
 def _last_plan(connection: sa.Connection, pipeline: str) -> Plan | None:

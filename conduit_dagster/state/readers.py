@@ -57,7 +57,7 @@ def log_unit(pipeline: str, source: str) -> dict[str, Any]:
     return {"plugin": PLUGIN, "pipeline": pipeline, "source": source}
 
 
-def _log_of(unit: Mapping[str, Any]) -> tuple[str, str] | None:
+def log_of(unit: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the log that a source reads; None if it is no reader: a project's own plugin may have the same name."""
     return _named(unit, "source")
 
@@ -93,7 +93,7 @@ def output_steps(connection: sa.Connection, pipeline: str) -> dict[str, int]:
 
 def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
     for pipeline, connector, unit, position in _chained(connection):
-        if (log := _log_of(unit)) is not None and isinstance(position, int):
+        if (log := log_of(unit)) is not None and isinstance(position, int):
             yield ReadingSource(pipeline, connector, log, position, DROPPED in unit)
 
 
@@ -129,7 +129,7 @@ def forget_left(connection: sa.Connection, pipeline: str) -> None:
     columns = (generations.c.pipeline, generations.c.source, generations.c.generation, generations.c.unit)
     query = sa.select(*columns).where(generations.c.unit.like(f'%"plugin": "{PLUGIN}"%'), generations.c.position != "")
     for row in connection.execute(query).mappings().all():
-        log = _log_of(json.loads(row["unit"]))
+        log = log_of(json.loads(row["unit"]))
         if log is not None and log[0] == pipeline:
             key = {name: row[name] for name in ("pipeline", "source", "generation")}
             update(connection, generations, key, {"position": ""})
@@ -167,7 +167,7 @@ class ReaderRegistry:
             if reader.connector == source and reader.dropped:
                 _mark(self._connection, reader, False)
                 record_event(self._connection, self._id, "reader_back", reader=reader.name, offset=reader.offset)
-        log = _log_of(unit)
+        log = log_of(unit)
         if log is None:
             return initial
         # no reader is admitted during a compaction, which holds this row until its files are swapped

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +81,46 @@ def test_what_is_in_the_home_is_its_users_only(run, project: Path) -> None:
     assert {".db", ".parquet"} <= suffixes, "there is a store, and a log or an archive"
     assert [str(one) for one in found if one.stat().st_mode & 0o077] == []
     assert (project / "orders.jsonl").stat().st_mode & 0o777 == 0o644
+
+
+LOGGED = """
+version: "2.2"
+pipelines:
+  - id: orders
+    delivery: {log: records}
+    connectors:
+      - {id: in, type: source, plugin: file, settings: {path: ./in}}
+      - {id: out, type: destination, plugin: file, settings: {path: ./out/, sdk.record.format: payload/json}}
+    processors:
+      - {id: decode, plugin: json.decode, settings: {field: .Payload.After}}
+      - {id: once, plugin: deduplicate, settings: {key: after.n, window.records: "9"}}
+"""
+
+
+@pytest.mark.usefixtures("shared_session")
+def test_an_older_store_loses_no_record_that_gets_the_offset_of_a_delivered_one(run, folder: Path) -> None:
+    """The source gives other records than to the lost store, as one that can't be read twice always does.
+
+    What a processor remembers stays.
+    """
+
+    def ran(number: int, *words: str) -> None:
+        (folder / "in" / f"{number}.jsonl").write_text(json.dumps({"n": number % 10}) + "\n")
+        assert run("run", "--once", *words).code == 0
+
+    for name, text in {"conduit.yaml": "{}\n", "pipelines/orders.yaml": LOGGED, "in/.keep": ""}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    ran(1)
+    with closing(sqlite3.connect(folder / ".conduit" / "state.db")) as store:
+        store.execute("VACUUM INTO 'backup.db'")
+    ran(2)
+    lose(folder)
+    shutil.copy("backup.db", folder / ".conduit" / "state.db")
+    (folder / "in" / "2.jsonl").unlink()
+    ran(3, "--accept-new-state")
+    ran(4)
+    ran(11)
+    assert sorted(json.loads(file.read_text())["n"] for file in (folder / "out").glob("*/*.jsonl")) == [1, 2, 3, 4]
+    events = run("pipelines", "history", "orders", "--json").envelope["result"]["events"]
+    assert [event["event"] for event in events].count("generation_renewed") == 1

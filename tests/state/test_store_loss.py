@@ -20,8 +20,11 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.state import tables
 from conduit_dagster.state.claim import claim_of, existing_store, is_kept, open_store
-from conduit_dagster.state.connector_registrations import Generations
+from conduit_dagster.state.connector_registrations import Generations, Registry, SourceUnit
 from conduit_dagster.state.lease import Transactions, acquire
+from conduit_dagster.state.log_registry import LogRegistry
+from conduit_dagster.state.readers import log_unit
+from conduit_dagster.state.store import PipelineStore
 
 
 def used(url: str, home: Path) -> None:
@@ -120,6 +123,49 @@ def test_a_rewind_in_an_older_copy_takes_no_generation_of_the_lost_store(
     later = time.time() + 60
     monkeypatch.setattr(time, "time", lambda: later)
     assert rewound() > lost
+
+
+def _a_log(_: Registry, logs: LogRegistry) -> None:
+    logs.register("in", SourceUnit({"plugin": "file"}, "/"), 0)
+
+
+def _a_reader(registry: Registry, _: LogRegistry) -> None:
+    registry.register_source("in", SourceUnit(log_unit("other", "in"), "/"), 0)
+
+
+def _a_join(_: Registry, logs: LogRegistry) -> None:
+    logs.register_joined("in", SourceUnit({"plugin": "join"}, "/"), [])
+
+
+def _without_log(registry: Registry, _: LogRegistry) -> None:
+    registry.register_source("in", SourceUnit({"plugin": "file"}, "/"), 0)
+
+
+@pytest.mark.parametrize(
+    ("register", "renewed"), [(_a_log, True), (_a_reader, True), (_a_join, True), (_without_log, False)]
+)
+def test_offsets_are_of_a_new_generation_once_an_older_copy_was_accepted(
+    database_url: str, tmp_path: Path, register: Callable[[Registry, LogRegistry], None], renewed: bool
+) -> None:
+    """Once: the store goes on with it. Positions of other sources name what they named to the lost store."""
+
+    def generation(accept_new: bool = False) -> int:
+        engine = open_store(database_url, home, accept_new)
+        lease = acquire(engine, "p", 10.0)
+        PipelineStore(engine, lease).registering(register)
+        with engine.connect() as connection:
+            found = connection.execute(sa.select(tables.sources.c.generation)).scalar_one()
+        lease.release()
+        engine.dispose()
+        return found
+
+    home = tmp_path / "home"
+    first = generation()
+    # the home remembers more than the store has
+    (home / "state-age").write_text(f"{(home / 'project').read_text().strip()} 99\n")
+    second = generation(accept_new=True)
+    assert (second > first) is renewed
+    assert (generation(), generation(accept_new=True)) == (second, second)
 
 
 def test_the_newest_copy_is_taken_as_the_store(tmp_path: Path) -> None:
