@@ -25,7 +25,14 @@ from conduit_dagster.state.steps import LoggedRange, Plan, ProcessorState, Range
 def planned_target(destination: Destination) -> dict[str, str | None]:
     """Return the identity of a destination in a prepared step; a path inside the project is relative to it."""
     address = destination.address
-    return {"plugin": destination.name, "target": address and inside(address, destination.context.root)}
+    target = address and inside(address, destination.context.root)
+    return {"plugin": destination.name, "target": target, "hashes": destination.hashes_at}
+
+
+def is_target(planned: dict[str, str | None], destination: Destination) -> bool:
+    """Return whether the destination is still the one of a plan; older plans do not say where hashes are."""
+    now = planned_target(destination)
+    return all(now[key] == was for key, was in planned.items())
 
 
 def next_offset(source: Source, known: SourceState) -> int:

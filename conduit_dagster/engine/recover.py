@@ -18,7 +18,7 @@ from conduit_dagster.engine.delivery_progress import Shipment, as_delivery, prog
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import joined_members
 from conduit_dagster.engine.open_work import settle_letters
-from conduit_dagster.engine.plan import next_offset, planned_target
+from conduit_dagster.engine.plan import is_target, next_offset, planned_target
 from conduit_dagster.engine.registering import changed_source, register, retire
 from conduit_dagster.engine.restage import is_staged
 from conduit_dagster.engine.source_nodes import SourceNode
@@ -121,7 +121,7 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
         return False
     for name, destination in pipeline.consumers.items():
         # it would be prepared for a target other than the planned one
-        if plan.targets.get(name, planned_target(destination)) != planned_target(destination):
+        if not is_target(plan.targets.get(name, {}), destination):
             return False
     for span in plan.ranges:
         known, node = state.sources[span.source], pipeline.source_node(span.source)
@@ -184,11 +184,11 @@ def _require_same(
 
     ``prepared_for``: the target, if it is not the one of the plan. Source: DELIVERY.md, Destinations.
     """
-    now = planned_target(destination)
-    was = prepared_for or plan.targets.get(consumer, now)
-    if was != now:
+    was = prepared_for or plan.targets.get(consumer, {})
+    if not is_target(was, destination):
+        now = _named(planned_target(destination))
         raise FatalError(
-            f"step {plan.step} was prepared for {_named(was)}, but {consumer} is {_named(now)} now",
+            f"step {plan.step} was prepared for {_named(was)}, but {consumer} is {now} now",
             code="delivery.target_changed",
             node=consumer,
             fix=f"set it back to {_named(was)}, let the pipeline finish the step, then change it",
@@ -196,7 +196,8 @@ def _require_same(
 
 
 def _named(target: dict[str, str | None]) -> str:
-    return " ".join(filter(None, (target["plugin"], target["target"])))
+    name = " ".join(filter(None, (target["plugin"], target["target"])))
+    return " with ".join(filter(None, (name, target.get("hashes"))))
 
 
 def _holds(context: StepContext, plan: Plan, staged: StagedDelivery) -> bool:

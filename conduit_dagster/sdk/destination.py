@@ -118,6 +118,15 @@ class Destination(ABC):
         return self.owned
 
     @property
+    def hashes_at(self) -> str | None:
+        """Where it stores delivery hashes, as far as :attr:`address` does not say it: the setting and its value.
+
+        A changed one, like a changed address, is refused while a step is prepared: the step could have been delivered,
+        and would not be found.
+        """
+        return None
+
+    @property
     def dataset(self) -> Dataset | None:
         """The data set it writes to, as lineage tools name it; None if it is not a single one, or has no such name."""
         return dataset_at(self.address)

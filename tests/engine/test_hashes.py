@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from conduit_dagster.connectors.delta.destination import DeltaDestination
+from conduit_dagster.connectors.kafka.destination import KafkaDestination
+from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.engine.delivery_progress import delivery_hash
+from conduit_dagster.engine.plan import is_target, planned_target
+from conduit_dagster.expressions import Clock
+from conduit_dagster.sdk import ConnectorContext, Destination
 
 RANGE = {"source": "in", "generation": 1, "start": {"offset": 0}, "end": {"offset": 10}}
 
@@ -37,3 +47,27 @@ def test_integers_beyond_what_canonical_json_holds() -> None:
         for i in (0, 1)
     )
     assert one != two
+
+
+def made(kind: type[Destination], **settings: Any) -> Destination:
+    return kind(kind.Settings.model_validate(settings), ConnectorContext("p", "out", "/", Clock()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "change"),
+    [
+        (DeltaDestination, {"path": "/t"}, {"app-id": "mine"}),
+        (KafkaDestination, {"servers": "a:1", "topic": "t"}, {"transactional-id": "mine"}),
+        (KafkaDestination, {"servers": "a:1", "topic": "t"}, {"deliveries-topic": "mine"}),
+        (PostgresDestination, {"url": "postgresql://a/b", "table": "{{ .Key }}"}, {"schema": "mine"}),
+    ],
+)
+def test_a_setting_that_says_where_hashes_are_is_a_part_of_the_target(
+    kind: type[Destination], settings: dict[str, str], change: dict[str, str]
+) -> None:
+    """Otherwise a step that was delivered before a crash is not found, and delivered once more."""
+    planned = planned_target(made(kind, **settings))
+    assert is_target(planned, made(kind, **settings))
+    assert not is_target(planned, made(kind, **settings, **change))
+    older = {key: value for key, value in planned.items() if key != "hashes"}
+    assert is_target(older, made(kind, **settings, **change)), "a plan of an older version doesn't say it"

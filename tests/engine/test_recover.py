@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.delta_rows import column
 from lab.file_changes import pack
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
@@ -103,6 +104,29 @@ def test_a_rebuild_that_would_deliver_something_else_is_refused(lab: Lab, crash:
     build(lab)
     assert lab.run().error is None
     assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_changed_place_of_the_hashes_under_a_committed_step_is_refused(
+    lab: Lab, crash: Callable[[str], None]
+) -> None:
+    """Here: the id of the transactions in a Delta table. The step would not be found, and be committed once more."""
+
+    def built(**settings: str) -> None:
+        output = {"id": "out", "type": "destination", "plugin": "delta", "settings": {"path": "./table", **settings}}
+        lab.pipeline(connectors=[source(), output], processors=[DECODE], **{"dead-letter-queue": queue()})
+
+    built()
+    crash("after-publish")
+    built(**{"app-id": "mine"})
+    refused = lab.run()
+    assert code_of(refused) == "delivery.target_changed"
+    assert refused.error is not None and "with app-id mine" in refused.error.message
+    built()
+    assert lab.run().error is None
+    built(**{"app-id": "mine"})
+    lab.write("in.jsonl", [{"i": 6}], mode="a")
+    assert lab.run().error is None
+    assert sorted(column(lab.root / "table", "i")) == list(range(7))
 
 
 def test_a_changed_processor_does_not_change_what_is_staged(lab: Lab, crash: Callable[[str], None]) -> None:

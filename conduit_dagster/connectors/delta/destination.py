@@ -64,6 +64,11 @@ class DeltaDestination(StagedDestination):
         return self._table.address
 
     @property
+    def hashes_at(self) -> str | None:
+        """The application id of the table's transactions, if it is set."""
+        return f"app-id {self.settings.app_id}" if self.settings.app_id else None
+
+    @property
     def declared_columns(self) -> Sequence[tuple[str, str]]:
         """The setting ``columns``."""
         return named_columns(self.settings.columns)

@@ -73,8 +73,8 @@ class KafkaDestination(StagedDestination):
         self._layout = MessageLayout(settings)
         self._errors = KafkaErrors(settings, "Write --operation Describe --operation Create")
         self._cluster = Cluster(settings, self._errors)
-        owner = settings.transactional_id or f"conduit-{context.pipeline}/{context.connector}"
-        self._session = DeliverySession(owner, settings, self._errors, self._cluster)
+        self._owner = settings.transactional_id or f"conduit-{context.pipeline}/{context.connector}"
+        self._session = DeliverySession(self._owner, settings, self._errors, self._cluster)
         self._plain = PlainProducer(settings, self._errors)
         self._topics = TargetTopics(settings, self._errors, self._cluster)
 
@@ -87,6 +87,11 @@ class KafkaDestination(StagedDestination):
     def address(self) -> str:
         """Servers and topic; the template instead of the topic if records choose the topic."""
         return f"{self.settings.place} {self.settings.topic}"
+
+    @property
+    def hashes_at(self) -> str:
+        """The topic of deliveries, and the transactional id that they are stored under."""
+        return f"deliveries-topic {self.settings.deliveries_topic} and transactional-id {self._owner}"
 
     @property
     def dataset(self) -> Dataset | None:

@@ -73,8 +73,8 @@ class PostgresDestination(StagedDestination):
         self._verdicts = DatabaseErrors(self._server, str(self._table or ""))
         self._application = application(context.full_id)
         self._session = Session(settings, self._verdicts, self._application)
-        schema = self._table.schema if self._table else settings.db_schema
-        self._claims = Claims(schema, context.pipeline, self._verdicts)
+        self._schema = self._table.schema if self._table else settings.db_schema
+        self._claims = Claims(self._schema, context.pipeline, self._verdicts)
         self._publisher = TablePublisher(settings, self._claims)
         self._lookup = TableLookup(settings, self._server, self._verdicts, self._application)
         self._is_ready = False
@@ -83,6 +83,11 @@ class PostgresDestination(StagedDestination):
     def address(self) -> str:
         """``host:port/database schema.table``; the template instead of the table if records choose the table."""
         return f"{self._server.place} {self._table or self.settings.table}"
+
+    @property
+    def hashes_at(self) -> str:
+        """The schema of ``conduit_deliveries``."""
+        return f"schema {self._schema}"
 
     @property
     def dataset(self) -> Dataset | None:
