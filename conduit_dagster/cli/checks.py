@@ -151,7 +151,7 @@ def _state(project: Project) -> Check:
     from sqlalchemy.exc import SQLAlchemyError
 
     from conduit_dagster.state.claim import has_claim, project_store, require_known_place
-    from conduit_dagster.state.database import cause_of, make_engine, place_of
+    from conduit_dagster.state.database import cause_of, make_engine, place_of, try_to_create
     from conduit_dagster.state.sqlite_store import sqlite_file
     from conduit_dagster.state.tables import meta
 
@@ -169,6 +169,8 @@ def _state(project: Project) -> Check:
         if folder.level != "ok" or not file.exists():
             return folder
     try:
+        if file is None:
+            try_to_create(engine)
         with engine.begin() as connection:
             connection.execute(tried)
     except SQLAlchemyError as error:

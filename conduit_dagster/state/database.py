@@ -51,7 +51,7 @@ def is_outage(error: BaseException) -> bool:
 
 def place_of(engine: sa.Engine) -> str:
     """Return the store's URL for display: without its password, and without options, which may hold one."""
-    return engine.url.set(query={}).render_as_string(hide_password=True)
+    return engine.url.set(drivername=engine.dialect.name, query={}).render_as_string(hide_password=True)
 
 
 def cause_of(error: BaseException) -> str:
@@ -171,6 +171,20 @@ def open_database(url: str, create: bool = True) -> sa.Engine:
         engine.dispose()
         raise unreachable(engine, error, "the state store can't be opened") from error
     return engine
+
+
+def try_to_create(engine: sa.Engine) -> None:
+    """Create the tables of a PostgreSQL store that has none, and undo it: what a first run needs is there.
+
+    Raises like :func:`open_database`. SQLite's file would remain.
+    """
+    try:
+        with engine.connect() as connection:
+            if migrations.version_of(connection) == 0:
+                migrations.migrate(connection, place_of(engine))
+            connection.rollback()
+    except SQLAlchemyError as error:
+        raise unreachable(engine, error, "the state store can't be opened") from error
 
 
 def make_engine(url: str) -> sa.Engine:

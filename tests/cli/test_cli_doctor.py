@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import secrets
 import time
 from pathlib import Path
 
+import psycopg
 import pytest
 from lab.as_owner import ERROR, owned
 from lab.file_rights import obeyed
+from lab.postgres_server import PostgresServer
+from psycopg import sql
 
 from conduit_dagster.cli.checks import _destinations
 from conduit_dagster.cli.demo import LINES, make_project
@@ -101,6 +106,24 @@ def test_a_state_store_out_of_reach_fails(run, project: Path, monkeypatch) -> No
     monkeypatch.setenv("CONDUIT_STATE_URL", "nodialect://x")
     ran = run("doctor", "--json")
     assert (ran.code, checks(ran)["state"]) == (3, "fail")
+
+
+def test_a_database_without_the_right_to_create_tables_fails(
+    run, project: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first run would. One that can create them is left without any."""
+    url = postgres_server.create_database()
+    role = f"reader_{secrets.token_hex(4)}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'x'").format(sql.Identifier(role)))
+        monkeypatch.setenv("CONDUIT_STATE_URL", re.sub("//[^@]*@", f"//{role}:x@", url))
+        ran = run("doctor", "--json")
+        (told,) = [one for one in ran.envelope["result"]["checks"] if one["name"] == "state"]
+        assert (ran.code, told["level"]) == (3, "fail")
+        assert "permission denied" in told["message"] and "the right to create some" in told["fix"]
+        monkeypatch.setenv("CONDUIT_STATE_URL", url)
+        assert checks(run("doctor", "--json"))["state"] == "ok"
+        assert connection.execute("SELECT count(*) FROM pg_tables WHERE tablename LIKE 'conduit%'").fetchone() == (0,)
 
 
 def test_no_other_place_is_looked_at_where_that_of_staging_is_wrong(run, project: Path) -> None:
