@@ -51,7 +51,8 @@ def require_unchanged(ending: Ending, lost: Collection[str]) -> None:
         for result in results:
             assert result.error is not None and result.error.code == "nacks.threshold_exceeded"
     else:
-        assert [result.error for result in results] == [None, None, None]
+        errors = [result.error for result in results]
+        assert errors == [None, None, None], errors
         assert ending.last.progress.read == 0
     assert ending.flaw_before == ""
     assert ending.flaw == ""
