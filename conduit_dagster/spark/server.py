@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.processes import end, is_up, resident_bytes
-from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.errors import TransientError, from_os_error
 from conduit_dagster.spark.class_data import distrust_archive, make_archive_later
 from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkServer
 from conduit_dagster.spark.server_launch import launch_plan, package_path, runtime
@@ -42,14 +42,18 @@ def join_server(settings: SparkSettings, name: str) -> tuple[SparkServer, Sessio
 
     If two processes call this at once, one starts the server. Raises ``TransientError``: ``spark.server_failed`` (it
     does not start), ``spark.unreachable`` (it runs but does not answer, and others use it), ``spark.server_busy``,
-    ``spark.server_differs`` (others use one with a different Spark, Python or copy of this package).
+    ``spark.server_differs`` (others use one with a different Spark, Python or copy of this package), and that of a file
+    which can't be written, as on a full disk.
     """
     files = ServerFiles(settings.home)
     with files.locked(_START_SECONDS * 2):
-        server = _running(files) or _started(files, settings)
-        if not server.is_monitored():
-            server = _monitored(files, settings)
-        return server, files.hold_session(name)
+        try:
+            server = _running(files) or _started(files, settings)
+            if not server.is_monitored():
+                server = _monitored(files, settings)
+            return server, files.hold_session(name)
+        except OSError as error:
+            raise from_os_error(error, "the shared Spark server can't write its files") from error
 
 
 def start_server(settings: SparkSettings) -> tuple[SparkServer, bool]:
@@ -209,7 +213,16 @@ def _wait(files: ServerFiles, token: str, monitor: subprocess.Popen[bytes]) -> S
         if time.monotonic() >= deadline:
             raise _slow(files, found)
         time.sleep(_TICK)
+    _check(monitor, files)
     return found
+
+
+def _check(monitor: subprocess.Popen[bytes], files: ServerFiles) -> None:
+    """Raise the error of a monitor that has ended because it could not write the server's record."""
+    ended = monitor.poll()
+    # 1 and 2 are Python's own, signals are negative
+    if ended is not None and ended > 2:
+        raise OSError(ended, os.strerror(ended), str(files.record))
 
 
 def _monitored(files: ServerFiles, settings: SparkSettings) -> SparkServer:
@@ -220,6 +233,7 @@ def _monitored(files: ServerFiles, settings: SparkSettings) -> SparkServer:
         if server is not None and server.is_monitored():
             return server
         time.sleep(_TICK)
+    _check(monitor, files)
     raise _failed(files)
 
 

@@ -63,7 +63,7 @@ class ServerFiles:
         self.folder = home.absolute() / "spark"
         self.conf = self.folder / "server.conf"
         self.log = self.folder / "server.log"
-        self._record = self.folder / "server.json"
+        self.record = self.folder / "server.json"
         self._lock = self.folder / "lock"
         self._sessions = self.folder / "sessions"
 
@@ -93,7 +93,7 @@ class ServerFiles:
         Raises ``TransientError`` if it is another user's.
         """
         try:
-            known = json.loads(self._record.read_text(encoding="utf-8"))
+            known = json.loads(self.record.read_text(encoding="utf-8"))
             names = [one.name for one in fields(SparkServer)]
             # a newer version may write more: its server is compared with what this one needs, never overlooked
             return SparkServer(**{name: known[name] for name in names if name in known})
@@ -108,15 +108,15 @@ class ServerFiles:
         return now is not None and (before is None or before.token != now.token)
 
     def write(self, server: SparkServer) -> None:
-        """Store the server's record."""
-        write_private(self._record, json.dumps(asdict(server)))
+        """Store the server's record. Raises ``OSError``."""
+        write_private(self.record, json.dumps(asdict(server)))
 
     def forget(self, server: SparkServer | None = None) -> None:
         """Delete the record if it is this server's; without a server, any record."""
         if server is not None and self.read() != server:
             return
         try:
-            self._record.unlink()
+            self.record.unlink()
         except (FileNotFoundError, NotADirectoryError):
             pass
 
@@ -133,7 +133,10 @@ class ServerFiles:
             yield
 
     def hold_session(self, name: str) -> SessionFile:
-        """Register an open session until it is released or this process ends. Call it only under the lock."""
+        """Register an open session until it is released or this process ends. Call it only under the lock.
+
+        Raises ``OSError``.
+        """
         self._sweep()
         path = self._sessions / f"{os.getpid()}-{secrets.token_hex(4)}"
         return SessionFile(path, {"pid": os.getpid(), "name": name, "since": time.time()})
@@ -162,10 +165,14 @@ class SessionFile:
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path = path
         # not inherited by children that exec; the lock ends with this process
-        self._file = os.fdopen(_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8")
+        self._file = os.fdopen(_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0)
         fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._file.write(json.dumps(about))
-        self._file.flush()
+        try:
+            with naming(path):
+                self._file.write(json.dumps(about).encode())
+        except OSError:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Delete and unlock the file: the session is closed."""
@@ -178,14 +185,24 @@ def _private(name: str, flags: int) -> int:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its user can read, atomically."""
+    """Write a file that only its user can read, atomically. Raises ``OSError``, which names the file."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with naming(path):
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                file.write(text)
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Let an ``OSError`` of the block name the file: one that is raised by a write, as on a full disk, names none."""
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _is_held(path: Path) -> bool:

@@ -123,7 +123,20 @@ def _launched(files: ServerFiles, plan: dict[str, Any]) -> SparkServer:
     )
 
 
-def _adopted(files: ServerFiles, server: SparkServer) -> SparkServer:
+def _recorded(files: ServerFiles, server: SparkServer) -> SparkServer:
+    """Store the record of a launched server; end one whose record can't be stored: nobody would ever find it."""
+    try:
+        files.write(server)
+    except OSError:
+        end(server.pid, server.started, _PATIENCE)
+        raise
+    return server
+
+
+def _adopted(files: ServerFiles) -> SparkServer | None:
+    server = files.read()
+    if server is None:
+        return None
     known = {name: getattr(server, name) for name in SparkServer.__dataclass_fields__}
     adopted = SparkServer(**{**known, **_me()})
     files.write(adopted)
@@ -139,16 +152,17 @@ _reaped: list[subprocess.Popen[bytes]] = []
 
 
 def main() -> None:
-    """Run the monitor of the server that the plan on stdin describes."""
+    """Run the monitor of the server that the plan on stdin describes.
+
+    Its exit code is the ``errno`` if the server's record could not be written; a server that it launched has ended.
+    """
     plan = json.load(sys.stdin)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     files = ServerFiles(Path(plan["home"]))
-    if plan["adopt"]:
-        found = files.read()
-        server = _adopted(files, found) if found is not None else None
-    else:
-        server = _launched(files, plan)
-        files.write(server)
+    try:
+        server = _adopted(files) if plan["adopt"] else _recorded(files, _launched(files, plan))
+    except OSError as error:
+        sys.exit(error.errno)
     if server is not None:
         ServerMonitor(files, server, plan["idle"]).run()
 
