@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 TRIES, MOST_BACKOFF_MS = 8, 5_000
 
 
-_FROZEN = "see what stopped the server, or end it: conduit-dagster spark stop"
+_FROZEN = "see what stopped the server; the project's own ends by: conduit-dagster spark stop"
+_ELSEWHERE = "check spark.url, and that a Spark Connect server runs there, which takes SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _LAST_CALL = 2.0
 """Seconds for a call that ends a job or the session, instead of PySpark's ten minutes."""
 _opened = threading.Event()
@@ -56,7 +57,7 @@ def open_connect(settings: SparkSettings, renews: bool = True) -> SparkSession:
         forget_client(spark)
         if renews and has_expired(error):
             return open_connect(settings, renews=False)
-        raise unreachable(settings.url, error) from error
+        raise unreachable(settings.url, error, _ELSEWHERE) from error
     return spark
 
 
@@ -130,14 +131,14 @@ def _be_patient(spark: SparkSession, tries: int) -> None:
     spark.client.set_retry_policies([DefaultPolicy(max_retries=tries, max_backoff=MOST_BACKOFF_MS)])
 
 
-def unreachable(url: str, error: Exception) -> TransientError:
+def unreachable(url: str, error: Exception, fix: str) -> TransientError:
     """Return the error for a server that did not accept a session."""
     # the text after a semicolon may be a token
     server = url.partition(";")[0]
     return TransientError(
         f"the Spark Connect server {server} did not take the session: {explain(error)}",
         code="spark.unreachable",
-        fix="`conduit-dagster spark status` shows the local server, `conduit-dagster spark start` starts it",
+        fix=fix,
     )
 
 

@@ -1,10 +1,11 @@
-"""PySpark's own loggers, on which it prints errors as JSON."""
+"""PySpark's own loggers, on which it prints errors as JSON, and a warning that it prints beside one."""
 
 # pyright: reportPrivateUsage=none
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,9 @@ def guard_loggers() -> None:
 
 
 def hush_errors() -> None:
-    """Keep PySpark from printing each error of a query that it raises, as JSON with Java's stack trace."""
+    """Keep PySpark from printing what it raises as well: an error of a query, as JSON with Java's stack trace, and that
+    a server was asked often enough."""
+    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)
     from pyspark.logger import PySparkLogger
 
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):

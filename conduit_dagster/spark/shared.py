@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.client.retries import RetryPolicy
 
 log = structlog.get_logger("conduit.spark")
+_STATUS = "`conduit-dagster spark status` shows the server, `conduit-dagster spark stop` ends it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def _joined(settings: SparkSettings, app_name: str, alone: bool) -> _Open:
         fixed = _configured(spark, server, settings)
     except PySparkException as error:
         mark.release()
-        raise unreachable(server.url, error) from error
+        raise unreachable(server.url, error, _STATUS) from error
     if not fixed:
         return opened
     if alone and len(ServerFiles(settings.home).sessions()) == 1:

@@ -261,7 +261,7 @@ from conduit_dagster.spark.session import SparkSettings, open_session
 try:
     open_session(SparkSettings(sys.argv[1]), "child")
 except TransientError as error:
-    print(error.code, error, sep="\\n")
+    print(error.code, error, error.fix, sep="\\n")
 """
 
 
@@ -269,7 +269,7 @@ except TransientError as error:
 def test_a_connect_server_refuses_a_client_without_its_token(connect_server: ConnectServer) -> None:
     env = {key: value for key, value in connect_server.env.items() if "TOKEN" not in key}
     done = _run(_REFUSED, connect_server.url, env=env)
-    code, message = done.stdout.splitlines()
+    code, message, _ = done.stdout.splitlines()
     assert code == "spark.unreachable"
     assert message.startswith(f"the Spark Connect server {connect_server.url} did not take the session: ")
     assert "<_" not in message
@@ -277,12 +277,14 @@ def test_a_connect_server_refuses_a_client_without_its_token(connect_server: Con
 
 @pytest.mark.slow
 def test_a_connect_server_that_is_not_there_is_given_up_soon() -> None:
-    """And a token in the URL is not repeated."""
+    """And a token in the URL is not repeated, nor is it taken for the project's own server."""
     start = time.monotonic()
     done = _run(_REFUSED, "sc://localhost:1/;use_ssl=false;x=secret")
     assert time.monotonic() - start < 150  # PySpark itself would try for ten minutes
     assert "Connection refused" in done.stdout, done.stderr
     assert "secret" not in done.stdout
+    assert "check spark.url" in done.stdout.splitlines()[-1]
+    assert "RETRIES_EXCEEDED" not in done.stderr
 
 
 _TOLD = """
