@@ -6,9 +6,11 @@ It is readable by its user only, and the same file for as long as the store is i
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -51,9 +53,18 @@ def sqlite_file(url: sa.URL) -> Path | None:
 
 
 def create_file(path: Path) -> None:
-    """Create the file and its folder if missing. SQLite gives its ``-wal`` and ``-shm`` files the same mode."""
+    """Create the file and its folder if missing. SQLite gives its ``-wal`` and ``-shm`` files the same mode.
+
+    Raises ``OSError``, also for a file that can't be written. One that exists is never opened here: closing it again
+    would end the locks of all this process's connections to it (POSIX), and another process, taking itself for the
+    last one, would delete the ``-wal`` file under them. What they wrote from then on would be lost.
+    """
     private_folder(path.parent)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE))
+    file = os.path.realpath(path)  # a link may lead to a file that is not there yet
+    with suppress(FileExistsError):
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
+    if not os.access(file, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def replaced(place: str, what: str) -> FatalError:
