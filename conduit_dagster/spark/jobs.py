@@ -179,6 +179,12 @@ def _failed(cause: str) -> ConduitError:
             fix="install conduit-dagster and its dependencies there, for the same Python as here, or name another one "
             "in spark.conf: `spark.pyspark.python`",
         )
+    if "Python worker exited unexpectedly" in cause:
+        return TransientError(
+            "a Python worker of Spark was killed or crashed in the middle of a task",
+            code="spark.job_failed",
+            fix="look for what ended it: memory, the system's log, a library of a plugin; then start it again",
+        )
     return TransientError(
         cause,
         code="spark.job_failed",

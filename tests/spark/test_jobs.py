@@ -93,8 +93,11 @@ def test_a_worker_that_dies_is_said_so(spark: SparkSession) -> None:
 
     error = _failure(spark, die)
     assert type(error) is TransientError
-    assert error.message.startswith("Python worker exited unexpectedly (crashed)")
-    assert "\n" not in error.message
+    assert (error.code, error.message) == (
+        "spark.job_failed",
+        "a Python worker of Spark was killed or crashed in the middle of a task",
+    )
+    assert "memory" in (error.fix or "")
 
 
 def test_a_worker_that_dies_is_said_so_however_its_socket_ended() -> None:
