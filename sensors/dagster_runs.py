@@ -79,6 +79,15 @@ class Runs:
             self._newest[job] = None if found is None else _last(self._instance, found, self._ahead)
         return self._newest.get(job)
 
+    def by_id(self, job: str, run_id: str) -> LastRun | None:
+        """Return a run of a pipeline's own job; None if Dagster has none of this id, or no longer.
+
+        A run of another job may be at work for other pipelines.
+        """
+        record = self._instance.get_run_record_by_id(run_id) if run_id else None
+        is_own = record is not None and record.dagster_run.job_name == job
+        return _last(self._instance, record, self._ahead) if record is not None and is_own else None
+
 
 def newest_run(instance: dg.DagsterInstance, job: str, project: str) -> dg.RunRecord | None:
     """Return the newest run of a project's job; another project of the instance may have a job of the same name."""

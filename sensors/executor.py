@@ -126,7 +126,7 @@ class DecisionExecutor:
         return config
 
     def _report(self, known: KnownPipeline, report: Report) -> None:
-        run = known.run if known.run is not None and known.run.run_id == report.run_id else None
+        run = known.found(report.run_id)
         error = self._error(report, run is not None)
         file, epoch = known.file, known.stored.epoch
         # a run that began has stored its own

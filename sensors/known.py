@@ -71,6 +71,12 @@ class KnownPipeline:
     stored: Stored
     run: LastRun | None
     """None if it never ran; not looked up while the pipeline is owned."""
+    began: LastRun | None = None
+    """The run that began last, where ``run`` is a later one: it was refused, or is about to begin."""
+
+    def found(self, run_id: str) -> LastRun | None:
+        """Return the run with this id, if it is known in Dagster."""
+        return next((one for one in (self.run, self.began) if one is not None and one.run_id == run_id), None)
 
 
 _Signature = frozenset[tuple[str, int, int]]

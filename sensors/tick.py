@@ -14,6 +14,7 @@ from conduit_dagster.assets.broken_files import FileEvents
 from conduit_dagster.assets.names import project_name
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
+from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.sensors.alerts import alert_sensor
 from conduit_dagster.sensors.dagster_runs import Runs
 from conduit_dagster.sensors.decisions import Decision, StopRequest, lifecycle, recovery
@@ -113,7 +114,7 @@ class Tick:
             try:
                 row = rows.get(file.pipeline, _UNKNOWN)
                 # a query for each of many pipelines takes longer than a tick may
-                known = KnownPipeline(file, row, None if row.owned else runs.of(file.job))
+                known = _known(file, row, runs)
                 decision = self._decide(known, time.time_ns())
                 if not self._is_renewed(known, decision, digests):
                     executor.carry_out(known, decision)
@@ -142,6 +143,16 @@ class Tick:
         return True
 
 
+def _known(file: File, row: Stored, runs: Runs) -> KnownPipeline:
+    """Return what is known of a pipeline; of one that nobody owns and that should be at work, also its own last run."""
+    if row.owned:
+        return KnownPipeline(file, row, None)
+    run, last = runs.of(file.job), row.recovery.run
+    is_hidden = row.status in _AT_WORK and (run is None or run.run_id != last)
+    return KnownPipeline(file, row, run, runs.by_id(file.job, last) if is_hidden else None)
+
+
+_AT_WORK = (PipelineStatus.RUNNING, PipelineStatus.RECOVERING)
 _RECOVERY = "Restarts failed pipelines with backoff, and finds runs that died without reporting an error."
 _LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start and stop, picks up changed files."
 _STAY = 4.25

@@ -190,3 +190,28 @@ def test_a_clock_that_is_set_back_delays_no_restart(location: Location, monkeypa
     corrected.time_ns = lambda: time.time_ns() - 86_400 * 10**9
     monkeypatch.setattr("conduit_dagster.sensors.tick.time", corrected)
     assert len(location.tick()) == 1
+
+
+def begun_behind_a_refused_one(location: Location) -> dg.DagsterRun:
+    """Return a run whose process has died, and behind which a later one found the lease taken."""
+    location.write()
+    run = location.run()
+    location.begin(run=run.run_id)
+    fails_with(location, location.run(), "lease.held")
+    return run
+
+
+def test_a_run_that_died_has_ended_in_dagster_too_though_a_later_one_was_refused(location: Location) -> None:
+    """It was shown as running for ever, and counted for Dagster's limits of runs."""
+    run = begun_behind_a_refused_one(location)
+    location.tick()
+    assert location.status() == ("recovering", "")
+    assert location.dagster_status(run) is dg.DagsterRunStatus.FAILURE
+
+
+def test_a_run_that_a_user_terminated_stays_ended_though_a_later_one_was_refused(location: Location) -> None:
+    """Its process died before it could record that: it was taken for a failure, and restarted."""
+    run = begun_behind_a_refused_one(location)
+    location.terminate(run)
+    assert location.tick() == []
+    assert location.status() == ("stopped", "user")
