@@ -262,6 +262,8 @@ def _tail(log: Path) -> str:
 def _failed(files: ServerFiles) -> TransientError:
     lines = [line.strip() for line in _tail(files.log).splitlines()]
     causes = [line for line in lines if line.startswith(("Exception in thread", "Caused by:", "Error:", "java.lang."))]
+    # some ends of Spark are no exception: only what it logged tells them
+    causes = causes or [line.partition(" ERROR ")[2] for line in lines if " ERROR " in line]
     why = f": {causes[-1]}" if causes else ""
     return TransientError(
         f"the shared Spark server does not start{why}",

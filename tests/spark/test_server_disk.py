@@ -1,4 +1,4 @@
-"""The shared server on a disk that is full: one clear error, and no server that is left behind."""
+"""The shared server on a disk that is full or can't be written: one clear error, and no server that is left behind."""
 
 from __future__ import annotations
 
@@ -60,3 +60,10 @@ def test_a_session_that_cannot_be_marked_is_said(home: Path) -> None:
         start_server(SparkSettings("shared", home=home))
     assert raised.value.code == "file.disk_full"
     assert ServerFiles(home).sessions() == []
+
+
+def test_a_folder_that_spark_cannot_write_is_said(home: Path) -> None:
+    """Spark ends without an exception then."""
+    with pytest.raises(TransientError, match="Failed to create any local dir") as raised:
+        start_server(SparkSettings("shared", {"spark.local.dir": "/proc/nowhere"}, home=home))
+    assert raised.value.code == "spark.server_failed"
