@@ -152,10 +152,24 @@ def test_a_column_that_became_required_under_a_prepared_step(tmp_path: Path) -> 
     assert column(tmp_path / "table", "i") == [0, 2, 3]
 
 
-def test_a_path_that_the_library_takes_for_another_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["a%20b", "a\\b", "a\nb"])
+def test_a_path_that_the_library_takes_for_another_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(FatalError) as raised:
-        make(tmp_path, path="a%20b")
+        make(tmp_path, path=path)
     assert raised.value.code == "delta.path"
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b", "a\tb", "a ", "a//b", "a/../b", "./a"])
+def test_a_url_that_the_library_takes_for_another_is_refused(name: str) -> None:
+    """The files would be in the folder of that name, and the log, with the deliveries, in another."""
+    with pytest.raises(FatalError) as raised:
+        DeltaTableLog(f"s3://lake/tables/{name}")
+    assert raised.value.code == "delta.path"
+
+
+@pytest.mark.parametrize("name", ["", "a", "a b/", "ü", "50%", "a+b", "a&b=c", "[x]", "a;b", "a@b", "a:b", "q'\"x"])
+def test_urls_of_any_other_name(name: str) -> None:
+    assert DeltaTableLog(f"s3://lake/{name}").uri == f"s3://lake/{name}"
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "50%", "a#b?c"])
@@ -175,7 +189,10 @@ def test_a_path_that_can_be_no_folder_is_said_before_anything_is_read(tmp_path: 
 
 
 def test_secrets_of_a_url_are_not_shown() -> None:
-    assert DeltaTableLog("s3://user:secret@bucket/a/table?token=secret").address == "s3://bucket/a/table"
+    assert DeltaTableLog("s3://user:secret@bucket/a/table").address == "s3://bucket/a/table"
+    with pytest.raises(FatalError) as raised:
+        DeltaTableLog("s3://user:secret@bucket/a/table?token=secret")
+    assert "secret" not in str(raised.value.fields())
 
 
 @pytest.mark.parametrize(

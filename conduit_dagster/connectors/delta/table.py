@@ -9,7 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
@@ -49,17 +49,17 @@ class DeltaTableLog:
 
     def __init__(self, uri: str) -> None:
         local = storage.local_path(uri)
-        if local is not None and unquote(str(local)) != str(local):
-            raise FatalError(
-                f"the path {local} holds a percent sign with two digits, which deltalake takes for another character",
-                code="delta.path",
-                place=str(local),
-                fix="rename the folder",
-            )
         self.uri = uri if local is None else str(local)
         self.local: Path | None = local
         self.address = self.uri if local is not None else _without_secrets(self.uri)
         """Path, or URL without user, password and query."""
+        if wrong := _misread(uri, local):
+            raise FatalError(
+                f"the path {self.address} holds {wrong}, by which deltalake finds another folder than the one named",
+                code="delta.path",
+                place=self.address,
+                fix="name a folder without it",
+            )
 
     def open(self) -> DeltaTable | None:
         """Return the table at its latest version, or None if it does not exist."""
@@ -218,6 +218,30 @@ def _first_parquet(url: str, deepest: int) -> str | None:
     folders = (name for name in storage.folders(url) if name[0] not in HIDDEN)
     inside = ((folder, _first_parquet(storage.join(url, folder), deepest - 1)) for folder in folders)
     return next((f"{folder}/{name}" for folder, name in inside if name is not None), None)
+
+
+_ENCODED: Final = re.compile("%[0-9a-fA-F]{2}")
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f]")
+
+
+def _misread(uri: str, local: Path | None) -> str | None:
+    """Return what the library would read otherwise than the file system that stages the parts; None if nothing.
+
+    Their files would be in one folder, and the log that names them in another.
+    """
+    path = str(local) if local is not None else uri.partition("://")[2].partition("/")[2]
+    if _ENCODED.search(path):
+        return "a percent sign with two digits"
+    if _CONTROLS.search(path):
+        return "a control character"
+    if local is not None:
+        return "a backslash" if "\\" in path else None
+    if found := next((sign for sign in "?#" if sign in path), None):
+        return f"the character {found}"
+    if path != path.strip():
+        return "blanks at its ends"
+    names = path.rstrip("/").split("/")
+    return "an empty name, . or .." if len(names) > 1 and {"", ".", ".."}.intersection(names) else None
 
 
 def _without_secrets(url: str) -> str:
