@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from conduit_dagster import storage
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.store_files import protocol_problem
 
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "avro": ("fastavro",),
@@ -81,7 +82,7 @@ def unopenable(url: str) -> Unopenable | None:
     if protocol.rpartition("::")[2] == "memory":
         message = "memory:// is inside one process: Spark's workers, and the next run, see nothing of it"
         return Unopenable(message, "use a local path, or the URL of a store that they share")
-    if storage.is_local(url) or (problem := storage.protocol_problem(url)) is None:
+    if storage.is_local(url) or (problem := protocol_problem(url)) is None:
         return None
     extra = _PROTOCOLS.get(protocol)
     install = install_command(extra) if extra is not None else "install the package of fsspec for it"

@@ -74,18 +74,6 @@ def is_local(url: str) -> bool:
     return "://" not in url or url.startswith("file://")
 
 
-def protocol_problem(url: str) -> str | None:
-    """Return why the file system of a URL can't be used in this process, or None. Opens no connection."""
-    import fsspec  # imported late: commands that read only the state store need no file system
-
-    for protocol in url.rpartition("://")[0].split("::"):
-        try:
-            fsspec.get_filesystem_class(protocol.rpartition("://")[2])
-        except (ImportError, ValueError) as error:
-            return str(error)
-    return None
-
-
 def join(url: str, *names: str) -> str:
     """Return ``url`` with names appended."""
     return "/".join([url.rstrip("/"), *names])
@@ -160,7 +148,7 @@ def put_new(url: str, data: bytes) -> bool:
 
 def _put_there(url: str, data: bytes) -> bool:
     try:
-        file = NewFile(url)
+        file = NewFile(url, contested=True)
     except FileExistsError:
         return False
     try:
@@ -351,8 +339,9 @@ class NewFile:
     Leave none open: Python itself would write what still waits, and from 3.13 on print the error of a full disk.
     """
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, contested: bool = False) -> None:
+        """``contested``: whether others may create a file of this name, even one with the same bytes."""
+        self.url, self._contested = url, contested
         self.bytes = 0
         self._sha = hashlib.sha256()
         self._file = create(url)
@@ -375,8 +364,24 @@ class NewFile:
     def finish(self) -> str:
         """Sync and close; return the SHA-256 of everything written."""
         self._sync()
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError:
+            if not self._is_stored():
+                raise
         return self._sha.hexdigest()
+
+    def _is_stored(self) -> bool:
+        """Return whether a store has the file, although it refused it or did not answer.
+
+        A client that loses the answer sends the file again, and is refused because of the one that it sent before.
+        """
+        if self._contested or is_local(self.url):
+            return False
+        try:
+            return digest(self.url) == (self.bytes, self._sha.hexdigest())
+        except OSError:
+            return False
 
     def _sync(self) -> None:
         if is_local(self.url):

@@ -55,6 +55,18 @@ def _number(error: Exception) -> int:
     return errno.EHOSTUNREACH if any(word in name for name in names for word in _AWAY) else errno.EIO
 
 
+def protocol_problem(url: str) -> str | None:
+    """Return why the file system of a URL can't be used in this process, or None. Opens no connection."""
+    import fsspec  # imported late: commands that read only the state store need no file system
+
+    for protocol in url.rpartition("://")[0].split("::"):
+        try:
+            fsspec.get_filesystem_class(protocol.rpartition("://")[2])
+        except (ImportError, ValueError) as error:
+            return str(error)
+    return None
+
+
 @contextmanager
 def store_of(url: str) -> Generator[tuple[Any, str]]:
     """Yield the file system of a URL, and the URL's name there. Raises ``StoreError`` for errors inside."""

@@ -88,7 +88,7 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
     assert isinstance(destination, DirectDestination)
     acks = Acks(job.first)
     try:
-        if job.once and not _is_first(job):
+        if job.once and not is_first(job.delivery.staging, job.token):
             return _sent_before(job)
         made = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.idempotency))
         node = node_id(pipeline.program.pipeline, job.consumer)
@@ -108,9 +108,11 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
     return Sent(_recordable(acks), nacks, error, bulk)
 
 
-def _is_first(job: SendJob) -> bool:
-    """Return whether no other execution of the job has begun: Spark repeats a task whose executor was lost."""
-    return storage.put_new(storage.join(job.delivery.staging, f"begun-{job.token}"), b"begun\n")
+def is_first(staging: str, token: str) -> bool:
+    """Return whether no other execution of a job has begun: Spark repeats a task whose executor was lost."""
+    url, mine = storage.join(staging, f"begun-{token}"), secrets.token_bytes(16)
+    # a store may refuse its client the file that it has just taken from it: when the answer was lost, it is sent again
+    return storage.put_new(url, mine) or b"".join(storage.chunks(url)) == mine
 
 
 def _sent_before(job: SendJob) -> Sent:

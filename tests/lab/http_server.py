@@ -31,6 +31,10 @@ class QuietHandler(BaseHTTPRequestHandler, ABC):
         """Called by the library."""
         self.respond()
 
+    def do_DELETE(self) -> None:
+        """Called by the library."""
+        self.respond()
+
     def do_HEAD(self) -> None:
         """Called by the library."""
         self.respond()

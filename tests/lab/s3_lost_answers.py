@@ -1,0 +1,72 @@
+"""A proxy before an S3 server that loses answers: the server has done what was asked, and the client does not know."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+
+from .http_server import QuietHandler, serving
+
+_LOST = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>we lost it</Message></Error>"
+_OWN = {"connection", "transfer-encoding", "content-length"}
+
+
+class LossyProxy(ThreadingHTTPServer):
+    """Passes requests on; the first answer to each request that ``loses`` names is an error instead."""
+
+    daemon_threads = True
+
+    def __init__(self, address: str, loses: Callable[[str, str], bool]) -> None:
+        """``loses``: whether the answer to a request with this method and path is lost."""
+        super().__init__(("127.0.0.1", 0), _Forwards)
+        self.server_name_behind = address.removeprefix("http://")
+        self._loses, self._lock = loses, threading.Lock()
+        self.lost = list[str]()
+        """Paths whose answers were lost, each once."""
+
+    @property
+    def address(self) -> str:
+        """Its HTTP address."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def loses(self, method: str, path: str) -> bool:
+        """Return whether the answer to this request is lost; that to its repetition is not."""
+        with self._lock:
+            if path in self.lost or not self._loses(method, path):
+                return False
+            self.lost.append(path)
+            return True
+
+
+class _Forwards(QuietHandler):
+    protocol_version = "HTTP/1.1"
+    server: LossyProxy
+
+    def respond(self) -> None:
+        """Pass a request on, and its answer back, unless that is lost."""
+        behind = http.client.HTTPConnection(self.server.server_name_behind, timeout=60)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN}
+        behind.request(self.command, self.path, self.body, headers)
+        answer = behind.getresponse()
+        body = answer.read()
+        behind.close()
+        if self.server.loses(self.command, self.path):
+            self.answer(500, _LOST)
+            return
+        self.send_response_only(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in _OWN:
+                self.send_header(name, value)
+        self.send_header("Content-Length", answer.getheader("Content-Length") or str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def losing_answers(address: str, loses: Callable[[str, str], bool]) -> Generator[LossyProxy]:
+    """Serve a proxy before the server at ``address``."""
+    with serving(LossyProxy(address, loses)) as proxy:
+        yield proxy
