@@ -72,6 +72,7 @@ def store_of(url: str) -> Generator[tuple[Any, str]]:
     """Yield the file system of a URL, and the URL's name there. Raises ``StoreError`` for errors inside."""
     from fsspec.core import url_to_fs  # imported late: commands that read only the state store need no file system
 
+    fs: Any = None
     try:
         try:
             # a kept listing never expires, and hides what other processes write after it
@@ -83,7 +84,18 @@ def store_of(url: str) -> Generator[tuple[Any, str]]:
     except StoreError:
         raise
     except Exception as error:  # each client has errors of its own
-        raise store_error(error, url) from error
+        raise _failed(error, url, fs) from error
+
+
+def _failed(error: Exception, url: str, fs: Any) -> StoreError:
+    """Return the error of a store. After a refused login the next access logs in anew.
+
+    Clients live as long as the process, with the credentials that they read first, also from a file that is rotated.
+    """
+    found = store_error(error, url)
+    if found.errno == errno.EACCES and fs is not None:
+        fs.clear_instance_cache()
+    return found
 
 
 def has_folders(url: str) -> bool:
@@ -160,7 +172,7 @@ class _StoredFile(io.RawIOBase):
         try:
             data = self._file.read(len(into))
         except Exception as error:  # as in store_of, without its cost
-            raise store_error(error, self._url) from error
+            raise self._error(error) from error
         into[: len(data)] = data
         return len(data)
 
@@ -169,7 +181,7 @@ class _StoredFile(io.RawIOBase):
         try:
             return self._file.write(data)
         except Exception as error:
-            raise store_error(error, self._url) from error
+            raise self._error(error) from error
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Move to an offset."""
@@ -186,6 +198,9 @@ class _StoredFile(io.RawIOBase):
         try:
             self._file.close()
         except Exception as error:
-            raise store_error(_refused_name(error) or error, self._url) from error
+            raise self._error(_refused_name(error) or error) from error
         finally:
             super().close()
+
+    def _error(self, error: Exception) -> StoreError:
+        return _failed(error, self._url, getattr(self._file, "fs", None))
