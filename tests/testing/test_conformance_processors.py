@@ -120,6 +120,42 @@ class Spoils(Sound):
         return record
 
 
+class ReturnsNothing(Sound):
+    """Lacks its last line: every record would be a nack."""
+
+    def process(self, record: Record) -> Record:
+        record.metadata["seen"] = "yes"
+        return None  # type: ignore[return-value]
+
+
+class MarksWithNumbers(Sound):
+    """Sets metadata that is no text."""
+
+    def process(self, record: Record) -> Record:
+        record.metadata["seen"] = 1  # type: ignore[assignment]
+        return record
+
+
+class ReadsKeys(Sound):
+    """Promises not to."""
+
+    keyless = True
+
+    def process(self, record: Record) -> Record:
+        record.metadata["of"] = str(record.key)
+        return record
+
+
+class ReadsPositions(ReadsKeys):
+    """Promises not to."""
+
+    keyless = True
+
+    def process(self, record: Record) -> Record:
+        record.metadata["of"] = str(record.position)
+        return record
+
+
 class Lies(Sound):
     """Its example differs from what it does."""
 
@@ -132,6 +168,10 @@ class Lies(Sound):
         (Raises, "whatever_it_is_given_is_a_result_or_a_nack"),
         (Counts, "a_record_does_not_depend_on_its_neighbours"),
         (Forgets, "whatever_it_is_given_is_a_result_or_a_nack"),
+        (ReturnsNothing, "whatever_it_is_given_is_a_result_or_a_nack"),
+        (MarksWithNumbers, "whatever_it_is_given_is_a_result_or_a_nack"),
+        (ReadsKeys, "what_it_does_not_read_may_be_left_out"),
+        (ReadsPositions, "what_it_does_not_read_may_be_left_out"),
         (Shares, "it_leaves_metadata_that_records_share_alone"),
         (Spoils, "what_goes_on_can_be_delivered"),
         (Lies, "its_examples_are_true"),

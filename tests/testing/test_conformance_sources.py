@@ -230,6 +230,26 @@ class TestNumbers(SourceConformance):
         return lambda: Numbers(ConnectorSettings(), context(tmp_path))
 
 
+class Once(Numbers):
+    """As a queue whose messages are gone once they are acked: read to its end, whatever the step's is."""
+
+    replayable = False
+
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        return [Split(start, 0)]
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        yield [Record(i + 1, {}, {"i": i}) for i in range(split.start, 30)]
+
+
+class TestOnce(SourceConformance):
+    """The source of docs/plugins.md that can't be read again, in short."""
+
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: Once(ConnectorSettings(), context(tmp_path))
+
+
 class Overlaps(Numbers):
     def split(self, start: int, end: int, n: int) -> list[Split]:
         found = super().split(start, end, n)
@@ -253,6 +273,69 @@ class ForgetsOrdinals(Numbers):
         return [Split(one.start, 0, None, 0, one.detail) for one in super().split(start, end, n)]
 
 
+class CountsFromTheBeginning(Numbers):
+    """Ordinals of the source, not of the range: right in the first step only."""
+
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        return [Split(one.start, one.start, None, 0, one.detail) for one in super().split(start, end, n)]
+
+
+class RemembersItsSplits(Numbers):
+    """``read`` uses what ``split`` left in the object, which no task has."""
+
+    end: int
+
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        self.end = end
+        return super().split(start, end, n)
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        yield from super().read(Split(split.start, 0, None, 0, {"to": min(self.end, split.detail["to"])}), options)
+
+
+class SendsTuples(Numbers):
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        found = super().split(start, end, n)
+        for one in found:
+            one.detail["of"] = (1, 2)
+        return found
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        assert isinstance(split.detail["of"], tuple)
+        yield from super().read(split, options)
+
+
+class IsAlwaysAnother(Numbers):
+    @property
+    def unit(self) -> dict[str, Any]:
+        return {"made": id(self)}
+
+
+class LacksLabels(Numbers):
+    sets_metadata = True
+
+
+class HasNoHorizon(Numbers):
+    def horizon(self) -> Any:
+        return None
+
+
+class GivesUp(Numbers):
+    def gives_up(self, start: int, end: int) -> bool:
+        return True
+
+
+class StaysClosed(Numbers):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def latest(self, start: int, limit: Limit, horizon: Any = None) -> int:
+        assert not self.closed
+        return super().latest(start, limit, horizon)
+
+
 class HasTuples(Numbers):
     def initial(self) -> Any:
         return (0,)
@@ -271,6 +354,14 @@ class Twins(Numbers):
         (IgnoresTheLimit, "steps_add_up", {"most": 3}),
         (StartsOver, "it_goes_on_at_any_record", {}),
         (ForgetsOrdinals, "splits_know_their_place", {}),
+        (CountsFromTheBeginning, "splits_know_their_place", {}),
+        (RemembersItsSplits, "it_can_be_read_twice", {}),
+        (SendsTuples, "it_can_be_read_twice", {}),
+        (GivesUp, "it_can_be_read_twice", {}),
+        (IsAlwaysAnother, "positions_are_json", {}),
+        (LacksLabels, "records_are_whole", {}),
+        (HasNoHorizon, "a_run_that_drains_it_has_an_end", {}),
+        (StaysClosed, "it_may_be_used_again_after_it_was_closed", {}),
         (HasTuples, "positions_are_json", {}),
         (Twins, "records_are_whole", {}),
     ],
@@ -279,9 +370,9 @@ def test_a_source_that_breaks_a_rule_is_found(
     tmp_path: Path, kind: type[Numbers], check: str, more: dict[str, Any]
 ) -> None:
     sound, broken = (lambda k=k: k(ConnectorSettings(), context(tmp_path)) for k in (Numbers, kind))
-    every = {"make": broken, "end": 30, "horizon": sound().horizon(), **more}
+    every = {"make": broken, "end": 30, "horizon": broken().horizon(), **more}
     every["records"] = _all(broken if check == "records_are_whole" else sound)
-    with pytest.raises((AssertionError, TypeError)):
+    with pytest.raises((AssertionError, AttributeError, TypeError)):
         run_check(SourceConformance(), check, every)
 
 

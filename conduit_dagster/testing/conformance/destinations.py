@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 
@@ -20,12 +20,15 @@ from conduit_dagster.sdk import (
     DirectDestination,
     PayloadIds,
     Payloads,
+    Receipt,
     SenderTask,
     StagedDestination,
     Target,
     WriterTask,
 )
+from conduit_dagster.sdk.destination import Claim
 
+_CLAIMS: Final[tuple[Claim, ...]] = ("split", "nacked")
 Make = Callable[[], Destination]
 Delivered = Callable[[], list[int]]
 
@@ -143,11 +146,13 @@ class DestinationConformance:
         destination = make()
         if not (destination.divisible and "exactly-once" in destination.strategies):
             pytest.skip("its deliveries are never sent in pieces")
-        delivery = steps.prepare(1, [0, 1])
-        assert make().claim(delivery, "split") == "split"
-        assert make().claim(delivery, "split") == "split"
-        with pytest.raises(AlreadyClaimed):
-            steps.publish(delivery)
+        for step, state in enumerate(_CLAIMS, 1):
+            delivery = steps.prepare(step, [0, 1])
+            assert make().claim(delivery, state) == state
+            assert make().claim(delivery, state) == state
+            with pytest.raises(AlreadyClaimed):
+                steps.publish(delivery)
+            assert not make().holds(delivery), "it holds a delivery that is only claimed: its records would be lost"
         assert delivered() == []
 
     def test_pieces_are_the_whole(self, make: Make, steps: Steps, delivered: Delivered) -> None:
@@ -186,22 +191,49 @@ class DestinationConformance:
         assert make().claim(pieces[2], "split") == "split"
         assert make().claim_all(pieces, "nacked") == ["nacked", "delivered", "split"]
         assert make().claim_all(pieces[:1], "split") == ["nacked"]
+        # what was there stays: another owner asks as well
+        assert make().claim_all(pieces, "nacked") == ["nacked", "delivered", "split"]
 
     def test_targets_are_json(self, make: Make, steps: Steps) -> None:
         """Targets survive the round trip through the state store."""
         delivery = steps.prepare(1, [0])
         for target in (delivery.target, steps.publish(delivery), make().expected(delivery)):
             assert _travelled(target) == target
+            assert isinstance(target, dict), "publish() returns the target of the next delivery"
 
     def test_check_and_fence_change_nothing(self, make: Make, steps: Steps, delivered: Delivered) -> None:
-        """``check`` and ``fence`` run before the first record of every run."""
-        for epoch in (1, 2):
-            destination = make()
-            destination.fence(epoch)
-            destination.check()
-            destination.close()
-        steps.publish(steps.prepare(1, [0]))
-        assert delivered() == [0]
+        """``check`` and ``fence`` run before the first record of every run; what was delivered stays, and is known."""
+        _begin(make, 1)
+        _begin(make, 2)
+        first = steps.prepare(1, [0])
+        steps.publish(first)
+        _begin(make, 3)
+        if "exactly-once" in make().strategies:
+            assert make().holds(first), "it has forgotten a delivery"
+        steps.publish(steps.prepare(2, [1]))
+        assert delivered() == [0, 1]
+
+    def test_what_a_sender_acks_is_there(self, make: Make, steps: Steps, tmp_path: Path, delivered: Delivered) -> None:
+        """Several calls of ``send`` and ``finish``; what is acked is there, also if the task is killed right after."""
+        destination = make()
+        if not isinstance(destination, DirectDestination):
+            pytest.skip("it has no sender")
+        delivery = steps.prepare(1, list(range(6)))
+        sender = destination.sender(SenderTask(delivery.hash, delivery.consumer, delivery.step))
+        try:
+            for first in (0, 3):
+                answer = sender.send(numbered(range(first, first + 3)), first)
+                told = [*(answer or ()), *sender.finish()]
+                if answer is None:
+                    told = [*told, Receipt(first + 2, upto=True)]
+                acked = _acked(told)
+                assert acked <= set(range(first + 3)), "it acks records that it was not sent: count from first"
+                assert acked >= set(range(first, first + 3)), "a record has neither an ack nor a nack"
+                assert delivered() == list(range(first + 3)), "an acked record is not there, or another one twice"
+            list(sender.finish())
+            assert delivered() == list(range(6)), "finish() sends again what it had acked"
+        finally:
+            sender.close()
 
 
 class Steps:
@@ -242,10 +274,19 @@ class Steps:
         told = [*(receipts or ()), *sender.finish()]
         sender.close()
         if receipts is not None:
-            last = len(records) - 1
-            acked = {one.place for one in told} | {p for one in told if one.upto for p in range(one.place + 1)}
-            assert acked == set(range(last + 1)), "a record has neither an ack nor a nack"
+            assert _acked(told) == set(range(len(records))), "a record has neither an ack nor a nack"
         return delivery.target
+
+
+def _begin(make: Make, epoch: int) -> None:
+    destination = make()
+    destination.fence(epoch)
+    destination.check()
+    destination.close()
+
+
+def _acked(told: Sequence[Receipt]) -> set[int]:
+    return {one.place for one in told} | {p for one in told if one.upto for p in range(one.place + 1)}
 
 
 def _travelled(value: Any) -> Any:

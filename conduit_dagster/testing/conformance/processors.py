@@ -41,6 +41,11 @@ def odd_records() -> list[Record]:
 
 
 _NODE = "p:x"
+_MISTAKES: Final = frozenset(
+    {"processor.result_type", "processor.result_count", "processor.result_order"}
+    | {"record.invalid", "record.not_json", "record.operation"}
+)
+"""Codes of nacks by which the engine tells that a result is none: the processor's mistake, not the record's."""
 
 
 class Processed:
@@ -67,6 +72,20 @@ class Processed:
     def gone(self) -> list[int]:
         """Places of records that do not continue."""
         return [*self._nacks, *self._dropped]
+
+    @property
+    def mistakes(self) -> dict[int, Nack]:
+        """Nacks by place that the engine gave for results that are none."""
+        return {place: nack for place, nack in self._nacks.items() if nack.code in _MISTAKES}
+
+    def without_names(self, origin: int) -> str:
+        """Return the outcome of one record, without key and position, for comparison."""
+        on = [
+            (record.operation, record.metadata, record.after, record.before)
+            for record, place in zip(self.records, self.origins, strict=True)
+            if place == origin
+        ]
+        return repr((on, self._nacks.get(origin), origin in self._dropped))
 
     def of(self, origin: int) -> str:
         """Return the outcome of one record, for comparison."""
@@ -166,6 +185,8 @@ class ProcessorConformance:
         assert len(results) == len(given), "a result for each record"
         passed = Processed(make(), given)
         assert {*passed.origins, *passed.gone} == set(range(len(given))), "each goes on, is dropped or is nacked"
+        for place, nack in passed.mistakes.items():
+            assert not _is_json(given[place]), f"{given[place]}: {nack.message}"
 
     def test_what_goes_on_can_be_delivered(self, make: Any, given: list[Record]) -> None:
         """Records that could be delivered before can be delivered afterwards."""
@@ -180,6 +201,20 @@ class ProcessorConformance:
         """A field does not depend on fields that ``made_of`` leaves out."""
         for record in given:
             check_made_of(make(), record)
+
+    def test_what_it_does_not_read_may_be_left_out(self, make: Any, given: list[Record]) -> None:
+        """Sources leave out keys and positions that no processor reads."""
+        processor = make()
+        if processor.reads_key:
+            pytest.skip("it reads keys and positions")
+        less = [copy(record) for record in given]
+        for record in less:
+            record.key = None
+            if not processor.reads_position:
+                record.position = 0
+        whole, found = Processed(make(), given), Processed(make(), less)
+        for place in range(len(given)):
+            assert whole.without_names(place) == found.without_names(place), "it reads keys, or positions"
 
     def test_a_record_does_not_depend_on_its_neighbours(
         self, kind: type[Processor], make: Any, given: list[Record]

@@ -63,7 +63,7 @@ class TestSeveralPartitions(SourceConformance):
         source, found = make(), list[Record]()
         position = source.initial()
         while (further := source.latest(position, Limit(most, 10**12), source.horizon())) != position:
-            step = read_range(source, position, further)
+            step = read_range(make, position, further)
             assert len(step) <= most
             found += step
             position = json.loads(json.dumps(further))
@@ -74,8 +74,8 @@ class TestSeveralPartitions(SourceConformance):
         source = make()
         half = source.latest(source.initial(), Limit(len(records) // 2, 10**12))
         source.resume(ResumeState(half, records[0], {}))
-        found = read_range(source, source.initial(), half)
-        assert _by_partition(found + read_range(make(), half, end)) == _by_partition(records)
+        found = read_range(make, source.initial(), half)
+        assert _by_partition(found + read_range(make, half, end)) == _by_partition(records)
 
 
 def _by_partition(records: list[Record]) -> dict[str, list[Record]]:
