@@ -241,9 +241,12 @@ class InFlightSteps:
 
     def _finish(self, plan: Plan, staged: Staged) -> None:
         if self._failed.is_set():
-            return  # a step failed: this one is not prepared, and is void or staged again (CASES A10)
+            # a step failed: this one is not prepared, and is void or staged again (CASES A10)
+            self._loop.stager.discard(staged.staging)
+            return
         if not self._goes_on():
             self._loop.context.store.void(plan.step)
+            self._loop.stager.discard(staged.staging)
             return
         try:
             self._loop.finish(plan, staged)

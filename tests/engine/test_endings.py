@@ -283,3 +283,29 @@ def test_a_cancelled_sender_and_that_of_the_next_run_do_not_send_side_by_side(
     lines = sent.read_text().split()
     assert lines == sorted(lines)
     assert lines[-1] == "second"
+
+
+@pytest.mark.parametrize("ends", ["by an error", "by a stop"])
+def test_a_step_that_was_staged_behind_the_last_one_leaves_no_staging(lab: Lab, ends: str) -> None:
+    """With more than one step in flight; its folder stayed until the pipeline was started again."""
+    lab.write("in.jsonl", [{"i": i} for i in range(6)])
+    lab.pipeline(connectors=[source(), destination()], delivery={"max-in-flight": 2, "batch-size": 2})
+    ahead, stop, passed = threading.Event(), StopFlag(), list[str]()
+
+    def hook(point: str, _: str) -> None:
+        passed.append(point)
+        if passed.count("after-stage") == 2:
+            ahead.set()
+        if point == "after-prepare" and passed.count(point) == 1:
+            assert ahead.wait(60)
+            if ends == "by an error":
+                raise OSError("no answer")
+            stop.request("user")
+
+    with hooked(hook):
+        error = lab.run(stop=stop).error
+    assert (error is not None) == (ends == "by an error")
+    left = [path.name for path in (lab.root / ".conduit" / "staging" / "p").iterdir()]
+    assert [name.split("-")[1] for name in left] == (["000000000001"] if ends == "by an error" else [])
+    assert lab.run().error is None
+    assert len(lab.lines("out.jsonl")) == 6
