@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sized
 from numbers import Number
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +26,7 @@ from conduit_dagster.sdk import (
 )
 from conduit_dagster.sdk.promises import is_built_in
 
+_UNKNOWN: Final = 2**63
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
@@ -49,6 +50,7 @@ def splits_of(node: str, source: Source, start: Position, end: Position, n: int)
         raise invalid_result(node, "split()", wrong[0], wanted)
     if not is_built_in(type(source)):
         _check_fields(node, found)
+        _check_ordinals(node, found)
     return found
 
 
@@ -63,6 +65,25 @@ def _check_fields(node: str, splits: list[Split]) -> None:
             node=node,
             fix="see the types of Split; its detail is a JSON object",
         ) from error
+
+
+def _check_ordinals(node: str, splits: list[Split]) -> None:
+    """Raise ``FatalError`` (``plugin.result_invalid``) if splits are not in the order of their records.
+
+    They would be delivered out of order, and their dead letters have the offsets of other records.
+    """
+    least, most = 0, 0
+    for split in splits:
+        if not least <= split.ordinal <= most:
+            wanted = f"{least}" if most == least else f"{least} or more"
+            raise FatalError(
+                f"split() gave a Split with the ordinal {split.ordinal}, not {wanted}",
+                code="plugin.result_invalid",
+                node=node,
+                fix="give the splits in order; an ordinal counts records from the range's start, not the source's",
+            )
+        least = split.ordinal + (split.records or 0)
+        most = least if split.records is not None else _UNKNOWN
 
 
 def refused_by(node: str, error: Exception, records: int) -> list[Refusal]:
