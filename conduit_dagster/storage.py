@@ -122,6 +122,9 @@ def _open_new(name: str, flags: int) -> int:
 def put_new(url: str, data: bytes) -> bool:
     """Create a file with these bytes, durably and atomically; return False if it already exists.
 
+    At an object store one with the same bytes counts as ours: after a lost answer the store's client sends it again,
+    and is refused its own file. Where two writers must not both succeed, let their bytes differ.
+
     On a local file system without hard links a crash may leave a partial file.
     """
     path = local_path(url)
@@ -148,7 +151,7 @@ def put_new(url: str, data: bytes) -> bool:
 
 def _put_there(url: str, data: bytes) -> bool:
     try:
-        file = NewFile(url, contested=True)
+        file = NewFile(url)
     except FileExistsError:
         return False
     try:
@@ -339,9 +342,8 @@ class NewFile:
     Leave none open: Python itself would write what still waits, and from 3.13 on print the error of a full disk.
     """
 
-    def __init__(self, url: str, contested: bool = False) -> None:
-        """``contested``: whether others may create a file of this name, even one with the same bytes."""
-        self.url, self._contested = url, contested
+    def __init__(self, url: str) -> None:
+        self.url = url
         self.bytes = 0
         self._sha = hashlib.sha256()
         self._file = create(url)
@@ -376,7 +378,7 @@ class NewFile:
 
         A client that loses the answer sends the file again, and is refused because of the one that it sent before.
         """
-        if self._contested or is_local(self.url):
+        if is_local(self.url):
             return False
         try:
             return digest(self.url) == (self.bytes, self._sha.hexdigest())
