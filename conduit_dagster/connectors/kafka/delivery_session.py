@@ -19,6 +19,7 @@ from conduit_dagster.connectors.kafka.kafka_client import (
     PASSING,
     KafkaErrors,
     client_config,
+    fatal_errors,
     kafka_error,
     make_client,
 )
@@ -40,7 +41,7 @@ class _DeliveryClaim(msgspec.Struct, frozen=True):
     records: int = 0
 
 
-class _ClaimMessage(NamedTuple):
+class ClaimMessage(NamedTuple):
     """A message that stores or removes a claim."""
 
     name: str
@@ -74,19 +75,19 @@ class DeliveryClaims:
         fix = "a run this old must not go on; where the state store was started anew on purpose: set transactional-id"
         raise self._errors.fatal(message, "kafka.step_pruned", fix)
 
-    def putting(self, delivery: Delivery, state: Claimed) -> list[_ClaimMessage]:
+    def putting(self, delivery: Delivery, state: Claimed) -> list[ClaimMessage]:
         """Return the message that stores a claim."""
-        return [_ClaimMessage(delivery.hash, _DeliveryClaim(state, delivery.step, delivery.records))]
+        return [ClaimMessage(delivery.hash, _DeliveryClaim(state, delivery.step, delivery.records))]
 
-    def pruning(self, delivery: Delivery) -> list[_ClaimMessage]:
+    def pruning(self, delivery: Delivery) -> list[ClaimMessage]:
         """Return, with one delivery in a hundred, messages that remove the claims of steps before :func:`new_floor`."""
         floor = new_floor(delivery)
         if floor is None:
             return []
         old = [name for name, one in self._known.items() if name != _FLOOR and one.step < floor]
-        return [_ClaimMessage(_FLOOR, _DeliveryClaim("pruned", floor)), *(_ClaimMessage(name, None) for name in old)]
+        return [ClaimMessage(_FLOOR, _DeliveryClaim("pruned", floor)), *(ClaimMessage(name, None) for name in old)]
 
-    def committed(self, messages: Sequence[_ClaimMessage]) -> None:
+    def committed(self, messages: Sequence[ClaimMessage]) -> None:
         """Apply committed messages."""
         for name, claim in messages:
             if claim is None:
@@ -94,7 +95,7 @@ class DeliveryClaims:
             else:
                 self._known[name] = claim
 
-    def encoded(self, messages: Sequence[_ClaimMessage]) -> Iterator[tuple[bytes, bytes | None]]:
+    def encoded(self, messages: Sequence[ClaimMessage]) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield the encoded key and value of each message."""
         for name, claim in messages:
             yield self._key(name), None if claim is None else _encode(claim)
@@ -109,7 +110,7 @@ class DeliveryClaims:
             name = key.removeprefix(prefix).decode()
             if "/" in name:
                 return  # belongs to an owner whose name starts with ours
-            self.committed([_ClaimMessage(name, None if value is None else _decode(value))])
+            self.committed([ClaimMessage(name, None if value is None else _decode(value))])
 
 
 class _ClaimReader:
@@ -226,7 +227,7 @@ class DeliverySession:
 
     # -- transactions -------------------------------------------------------------------------------------------
 
-    def commit(self, send: Callable[[Producer], bool], claims: Sequence[_ClaimMessage]) -> None:
+    def commit(self, send: Callable[[Producer], bool], claims: Sequence[ClaimMessage]) -> None:
         """Run ``send``, write the claims and commit both in one transaction. Nothing of it is visible before the
         commit.
 
@@ -237,16 +238,20 @@ class DeliverySession:
             self.failures.clear()
             begun = time.monotonic()
             try:
-                producer.begin_transaction()
-                # hashes are written last, because readers of their topic wait for open transactions
-                whole = send(producer) and self._write(producer, claims)
-                if whole:
-                    self._commit(producer)
+                with fatal_errors():
+                    producer.begin_transaction()
+                    # hashes are written last, because readers of their topic wait for open transactions
+                    whole = send(producer) and self._write(producer, claims)
+                    if whole:
+                        self._commit(producer)
             except KafkaException as error:
                 self._end(producer)
                 self._require_in_time(begun, error)
                 if self.failures.first is not None:
                     raise SendError(*self.failures.first) from None
+                if kafka_error(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    # brokers refuse all partitions of a transaction at once, and name none
+                    raise SendError(kafka_error(error), "") from None
                 raise self._errors.verdict(error, "the delivery can't be committed") from None
             except BaseException:
                 self._end(producer)
@@ -264,7 +269,7 @@ class DeliverySession:
         if error is not None and time.monotonic() - begun > limit and kafka_error(error).code() in FENCED:
             raise self._errors.overdue("the delivery can't be committed", limit)
 
-    def _write(self, producer: Producer, claims: Sequence[_ClaimMessage]) -> bool:
+    def _write(self, producer: Producer, claims: Sequence[ClaimMessage]) -> bool:
         for key, value in self.claims.encoded(claims):
             producer.produce(self._settings.deliveries_topic, value, key)
         return True
@@ -286,10 +291,10 @@ class DeliverySession:
         If the abort fails, ``init_transactions`` of the next producer aborts it.
         """
         try:
-            with suppress(KafkaException):
+            with suppress(KafkaException), fatal_errors():
                 producer.abort_transaction(self._settings.timeout)
             # raises the fatal error of an abort that was refused: its transaction is over in any case
-            with suppress(KafkaException):
+            with suppress(KafkaException), fatal_errors():
                 producer.poll(0)
         finally:
             self.close()

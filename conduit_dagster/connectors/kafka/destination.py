@@ -7,8 +7,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Producer
 
-from conduit_dagster.connectors.kafka.delivery_session import DeliverySession
-from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, KafkaErrors
+from conduit_dagster.connectors.kafka.delivery_session import ClaimMessage, DeliverySession
+from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, OWN_IDS, AccessRights, KafkaErrors
 from conduit_dagster.connectors.kafka.message_sender import MessageSender, PlainProducer, SendError
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import (
@@ -71,9 +71,11 @@ class KafkaDestination(StagedDestination):
     def __init__(self, settings: KafkaDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._layout = MessageLayout(settings)
-        self._errors = KafkaErrors(settings, "Write --operation Describe --operation Create")
+        owner = settings.transactional_id or f"{OWN_IDS}{context.pipeline}/{context.connector}"
+        own = {settings.deliveries_topic: ("Read", "Write", "Describe", "DescribeConfigs", "Create")}
+        rights = AccessRights(("Write", "Describe", "Create"), transactional_id=owner, others=own)
+        self._errors = KafkaErrors(settings, rights)
         self._cluster = Cluster(settings, self._errors)
-        self._owner = settings.transactional_id or f"conduit-{context.pipeline}/{context.connector}"
         self._session = DeliverySession(self._owner, settings, self._errors, self._cluster)
         self._plain = PlainProducer(settings, self._errors)
         self._topics = TargetTopics(settings, self._errors, self._cluster)
@@ -158,9 +160,15 @@ class KafkaDestination(StagedDestination):
             for one in free:
                 claims.require_known(one)
             if free:
-                messages = [message for one in free for message in claims.putting(one, state)]
-                self._session.commit(lambda producer: True, messages)
+                self._store([message for one in free for message in claims.putting(one, state)])
             return [self._session.claims.state(one) or state for one in deliveries]
+
+    def _store(self, messages: Sequence[ClaimMessage]) -> None:
+        try:
+            self._session.commit(lambda producer: True, messages)
+        except SendError as failed:
+            name = self.settings.deliveries_topic
+            raise self._errors.verdict(failed.error, f"claims can't be stored in {name}", name) from None
 
     def publish(self, delivery: Delivery) -> Target:
         """Write messages and hash in one transaction. Does nothing if the hash is already stored as delivered."""
@@ -199,6 +207,7 @@ class KafkaDestination(StagedDestination):
         """Return the error for messages that were not written: ``Rejected`` for records or a topic named by them, or an
         outage."""
         code, text = failed.error.code(), failed.error.str()
+        failed.topic = failed.topic or self._topic_at_fault(code, delivery)
         if code in _DATA:
             if delivery.records == 1:
                 return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}"))
@@ -215,3 +224,13 @@ class KafkaDestination(StagedDestination):
             nacks = [Refusal(place, Nack(f"kafka.{name}", f"{failed.topic}: {text}")) for place in places[:1_000]]
             return Rejected(*nacks[0], more=nacks[1:])
         return self._errors.verdict(failed.error, "messages can't be written", failed.topic)
+
+    def _topic_at_fault(self, code: int, delivery: Delivery) -> str:
+        """Return the topic of an error that names none: one of the delivery's that may not be written."""
+        fixed = self._layout.topic
+        if code != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return fixed or ""
+        refused = self._topics.unwritable()
+        own = [name for name in refused if name == self.settings.deliveries_topic or name == fixed]
+        named = (name for name in refused if name not in own and places_of(delivery, name))
+        return next(iter(own), "") or next(named, "")

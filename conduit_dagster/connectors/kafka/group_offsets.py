@@ -22,7 +22,7 @@ class GroupOffsets:
     def __init__(
         self, settings: KafkaSourceSettings, context: ConnectorContext, errors: KafkaErrors, cluster: Cluster
     ) -> None:
-        self._group = settings.group_id or f"conduit-{context.pipeline}/{context.connector}"
+        self._group = errors.rights.group
         self._timeout, self._node = settings.timeout, context.full_id
         self._errors, self._cluster = errors, cluster
         self._answer: Future[ConsumerGroupTopicPartitions] | None = None
@@ -72,7 +72,8 @@ class GroupOffsets:
         return True
 
     def _verdict(self, error: Any, topic: str = "") -> str:
-        return self._errors.verdict(error, "offsets can't be committed to the group", topic).message
+        found = self._errors.verdict(error, f"offsets can't be committed to the group {self._group}", topic)
+        return f"{found.message}; {found.fix}" if found.fatal else found.message
 
     def _warn(self, error: str) -> None:
         structlog.get_logger().warning("offsets not committed", node=self._node, error=error)

@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -78,12 +78,16 @@ _LOGIN: Final = (
 _SECURITY: Final = (*_LOGIN, KafkaError._SSL)
 _LINE: Final = (KafkaError._TRANSPORT, KafkaError._RESOLVE)
 _RIGHTS: Final = {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "--topic {topic} --operation {operations}",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "--group '*' --operation Read",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "--cluster --operation IdempotentWrite --operation Create",
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "--transactional-id 'conduit-' "
-    "--resource-pattern-type prefixed --operation Write --operation Describe",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "--topic {topic} {operations}",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "--group {group} --operation Read",
+    # brokers refuse an idempotent producer that may write to no topic at all
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "--topic {topic} {operations}; for brokers older than 2.8 also "
+    "--cluster --operation IdempotentWrite",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "--transactional-id {transactional_id} "
+    "--operation Write --operation Describe",
 }
+OWN_IDS: Final = "conduit-"
+"""Prefix of the groups and transactional ids that no setting names."""
 NO_TOPIC: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
 PASSING: Final = (
     KafkaError._TRANSPORT,
@@ -123,12 +127,50 @@ def kafka_error(error: Any) -> KafkaError:
     return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(found))
 
 
+@contextmanager
+def fatal_errors() -> Generator[None]:
+    """Raise a client's fatal error as the ``KafkaException`` that it is.
+
+    The client library raises it, then goes on to report messages in the same call, where Python replaces it.
+    """
+    try:
+        yield
+    except SystemError as error:
+        cause = error.__cause__
+        while cause is not None and not isinstance(cause, KafkaException):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
+
+
+class AccessRights(NamedTuple):
+    """What the user of a connector has to be granted."""
+
+    operations: tuple[str, ...]
+    """Operations on the topics of its records."""
+    group: str = ""
+    transactional_id: str = ""
+    others: Mapping[str, tuple[str, ...]] = {}
+    """Operations on topics of its own, by topic."""
+
+    def grant(self, code: int, topic: str) -> str:
+        """Return the words for ``kafka-acls.sh`` that grant what an error says is missing."""
+        operations = " ".join(f"--operation {one}" for one in self.others.get(topic, self.operations))
+        own = f"'{OWN_IDS}' --resource-pattern-type prefixed"
+        named = {
+            key: own if name.startswith(OWN_IDS) else name
+            for key, name in (("group", self.group), ("transactional_id", self.transactional_id))
+        }
+        return _RIGHTS[code].format(topic=topic or "TOPIC", operations=operations, **named)
+
+
 class KafkaErrors:
     """Translation of one connector's errors. As ``error_cb`` of a client it also records why brokers don't respond."""
 
-    def __init__(self, settings: KafkaSettings, operations: str) -> None:
+    def __init__(self, settings: KafkaSettings, rights: AccessRights) -> None:
         self._settings, self._place = settings, settings.place
-        self._operations = operations
+        self.rights = rights
         self._security: tuple[float, KafkaError] | None = None
         self._line: tuple[float, KafkaError] | None = None
 
@@ -148,8 +190,8 @@ class KafkaErrors:
         if code in _LOGIN:
             return self.fatal(text, "kafka.login", "correct saslMechanism, saslUsername and saslPassword")
         if code in _RIGHTS:
-            words = _RIGHTS[code].format(topic=topic or "TOPIC", operations=self._operations)
-            fix = f"kafka-acls.sh --bootstrap-server {self._place} --add --allow-principal User:NAME {words}"
+            user, words = self._settings.sasl_username or "NAME", self.rights.grant(code, topic)
+            fix = f"kafka-acls.sh --bootstrap-server {self._place} --add --allow-principal User:{user} {words}"
             return self.fatal(text, "kafka.no_right", fix, topic)
         if code in NO_TOPIC:
             return self.no_topic(topic)

@@ -9,7 +9,13 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from conduit_dagster.connectors.kafka.kafka_client import KafkaErrors, client_config, kafka_error, make_client
+from conduit_dagster.connectors.kafka.kafka_client import (
+    KafkaErrors,
+    client_config,
+    fatal_errors,
+    kafka_error,
+    make_client,
+)
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import MessageGroup, StagedChunk
 
@@ -175,13 +181,14 @@ class PlainProducer:
             self._producer = make_client(Producer, config, self._errors)
         self.failures.clear()
         try:
-            send(self._producer)
-            self._flush(self._producer)
+            with fatal_errors():
+                send(self._producer)
+                self._flush(self._producer)
         except BaseException as error:
             # queued messages must not be written after the delivery is repeated
             self.close()
             if isinstance(error, KafkaException):
-                raise self._errors.verdict(error, "messages can't be written") from None
+                raise SendError(kafka_error(error), "") from None
             raise
 
     def _flush(self, producer: Producer) -> None:

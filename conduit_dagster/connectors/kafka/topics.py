@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 import re2
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
+    AclOperation,  # pyright: ignore[reportPrivateImportUsage]
     AdminClient,
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
     OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]
@@ -106,6 +107,19 @@ class Cluster:
             else:
                 found[name] = (str(one.topic_id), len(one.partitions))
         return found
+
+    def unwritable(self, names: Sequence[str]) -> list[str]:
+        """Return those topics that the user may not write to, as far as brokers tell."""
+        topics, seconds = TopicCollection(list(names)), self._settings.timeout
+        asked = self.client.describe_topics(topics, include_authorized_operations=True, request_timeout=seconds)
+        return [name for name, future in asked.items() if not self._may_write(future)]
+
+    def _may_write(self, future: Future[Any]) -> bool:
+        try:
+            operations = self._result(future).authorized_operations
+        except KafkaException as error:
+            return kafka_error(error).code() != KafkaError.TOPIC_AUTHORIZATION_FAILED
+        return operations is None or AclOperation.WRITE in operations
 
     def known(self, names: Sequence[str]) -> dict[str, KnownTopic]:
         """Return the topics that exist, with their earliest and latest offsets."""
@@ -236,7 +250,7 @@ class TargetTopics:
             if self._is_there(name):
                 return None
         except FatalError as error:
-            if is_fixed or error.code != "kafka.topic_name":
+            if is_fixed or error.code not in ("kafka.topic_name", "kafka.no_right"):
                 raise
             return Nack(error.code, error.message)
         if is_fixed:
@@ -261,6 +275,10 @@ class TargetTopics:
                 raise self._errors.verdict(error, f"the topic {topic.topic} can't be created", topic.topic) from None
             return False
         return True
+
+    def unwritable(self) -> list[str]:
+        """Return those of the known topics that the user may not write to."""
+        return self._cluster.unwritable(sorted(self._found))
 
     def forget(self, name: str) -> None:
         """Forget a topic, so that it is looked up again."""

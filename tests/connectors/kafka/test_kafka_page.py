@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import shlex
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import admin
 from lab.kafka_lab import KafkaLab, numbered
 from lab.kafka_listeners import with_login
+from lab.kafka_rights import AUTHORIZER, grant
 from lab.kafka_server import KafkaServer, running_kafka
 from lab.support import Lab
 from pyspark.sql import SparkSession
@@ -23,10 +21,6 @@ from conduit_dagster.recovery.errors import FatalError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "connectors" / "kafka.md").read_text(encoding="utf-8")
 pytestmark = pytest.mark.slow
-_AUTHORIZER = """
-authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-super.users=User:ANONYMOUS
-"""
 
 
 def test_the_pipeline_of_the_page(
@@ -53,7 +47,7 @@ def test_the_pipeline_of_the_page(
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[KafkaServer]:
     """A broker with ACLs, whose user conduit has no permissions yet."""
-    with running_kafka(_AUTHORIZER, [with_login("LOGIN", "conduit", "open-sesame-7")]) as server:
+    with running_kafka(AUTHORIZER, [with_login("LOGIN", "conduit", "open-sesame-7")]) as server:
         yield server
 
 
@@ -73,8 +67,7 @@ def test_the_permissions_of_the_page_are_enough_and_needed(guarded: KafkaServer,
             call()
         assert error.value.code in ("kafka.no_right", "kafka.no_topic")
     for command in re.findall(r"^kafka-acls\.sh .*--add .*$", PAGE, re.MULTILINE):
-        for future in guarded.admin.create_acls(_bindings(command)).values():
-            future.result(90)
+        grant(guarded, command)
     assert lab.values(source, source.initial()) == [b"0", b"1", b"2", b"3", b"4"]
     destination = lab.destination("paid-orders", **settings)
     destination.check()
@@ -86,21 +79,3 @@ def test_the_permissions_of_the_page_are_enough_and_needed(guarded: KafkaServer,
     with pytest.raises(FatalError) as error:
         other.publish(lab.stage(other, numbered(5)))
     assert error.value.code == "kafka.no_right" and "kafka-acls.sh" in (error.value.fix or "")
-
-
-def _bindings(command: str) -> list[Any]:
-    """What a command on the page adds."""
-    words = shlex.split(command)[1:]
-    given = dict(pairwise(words))
-    kinds = {"--topic": admin.ResourceType.TOPIC, "--transactional-id": admin.ResourceType.TRANSACTIONAL_ID}
-    [(option, kind)] = [(option, kind) for option, kind in kinds.items() if option in given]
-    is_prefix = given.get("--resource-pattern-type") == "prefixed"
-    pattern = admin.ResourcePatternType.PREFIXED if is_prefix else admin.ResourcePatternType.LITERAL
-    names = [word for before, word in pairwise(words) if before == "--operation"]
-    return [
-        admin.AclBinding(
-            kind, given[option], pattern, given["--allow-principal"], "*",
-            admin.AclOperation[re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()], admin.AclPermissionType.ALLOW,
-        )
-        for name in names
-    ]  # fmt: skip
