@@ -271,6 +271,41 @@ def test_updates_need_a_unique_index(lab: PostgresLab) -> None:
     assert error.value.code == "postgres.no_unique_index" and "UNIQUE INDEX" in str(error.value.fix)
 
 
+STATE = "postgres.object_not_in_prerequisite_state"
+UNFIT = {
+    "a deferrable key": (
+        "CREATE TABLE t (id int PRIMARY KEY DEFERRABLE, v int)", STATE, "DEFERRABLE",
+    ),
+    "a published table without an identity": (
+        "CREATE TABLE t (id int PRIMARY KEY, v int); CREATE PUBLICATION unfit FOR TABLE t; "
+        "INSERT INTO t VALUES (1, 0); ALTER TABLE t REPLICA IDENTITY NOTHING", STATE, "REPLICA IDENTITY",
+    ),
+    "a view": ("CREATE TABLE base (id int, v int); CREATE VIEW t AS TABLE base", "postgres.no_table", "a view is none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_a_table_that_takes_no_updates_says_why(case: str, lab: PostgresLab) -> None:
+    made, code, fix = UNFIT[case]
+    lab.execute(made)
+    with pytest.raises(FatalError) as error:
+        lab.deliver(lab.destination(), [change("update", 1, v=1)])
+    assert error.value.code == code and fix in str(error.value.fix)
+
+
+def test_a_user_whose_transactions_read_only_is_told(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    database = lab.execute("SELECT current_database()")[0][0]
+    lab.execute(f'ALTER DATABASE "{database}" SET default_transaction_read_only = on')
+    try:
+        with pytest.raises(TransientError) as error:
+            lab.destination().check()
+        assert error.value.code == "postgres.read_only" and "default_transaction_read_only" in str(error.value.fix)
+    finally:
+        with psycopg.connect(lab.url, autocommit=True, options="-c default_transaction_read_only=off") as connection:
+            connection.execute(f'ALTER DATABASE "{database}" RESET ALL'.encode())
+
+
 def test_updates_of_an_identity_column_need_one_that_takes_values(lab: PostgresLab) -> None:
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY)")
     destination = lab.destination()

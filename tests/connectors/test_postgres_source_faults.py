@@ -57,7 +57,7 @@ def test_a_slot_that_somebody_else_read_on_is_fatal(reading: PostgresReading) ->
 
 
 def test_no_timeout_of_a_role_ends_a_copy_or_a_stream(reading: PostgresReading) -> None:
-    names = "'idle_in_transaction_session_timeout', 'transaction_timeout'"
+    names = "'idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout'"
     known = [name for (name,) in reading.execute(f"SELECT name FROM pg_settings WHERE name IN ({names})")]
     url = f"{reading.url}?options={'%20'.join(f'-c%20{name}%3D60000' for name in known)}"
     settings = PostgresSourceSettings.model_validate({"url": url, "tables": "a"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -10,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.postgres_reading import PostgresReading, drained
 
+from conduit_dagster.connectors.postgres.connection import connect, parameters
 from conduit_dagster.connectors.postgres.copied_rows import unescaped
+from conduit_dagster.connectors.postgres.pgoutput import ReplicationStream
 from conduit_dagster.connectors.postgres.row_values import decoder_of
+from conduit_dagster.connectors.postgres.settings import DatabaseServer
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors
+from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 
 CASES: list[tuple[str, str, Any]] = [
     ("smallint", "-32768", -32768),
@@ -154,3 +160,30 @@ def _nested(shape: list[int]) -> st.SearchStrategy[Any]:
 def test_any_array_of_texts_comes_back(connection: Any, value: Any) -> None:
     text = connection.execute("SELECT %s::text[]::text", (value,)).fetchone()[0]
     assert decoder_of(1009, lambda oid: None)(text.encode()) == value
+
+
+def test_a_document_that_is_nested_too_deeply_is_text(reading: PostgresReading) -> None:
+    """Copied and as a change; the server takes any depth, and one such row held up the pipeline for good."""
+    deep = "[" * 3_000 + "]" * 3_000
+    reading.execute("CREATE TABLE d (id int PRIMARY KEY, j jsonb, k json[])")
+    reading.execute("INSERT INTO d VALUES (1, %s::jsonb, ARRAY[%s::json])", deep, deep)
+    source = reading.source()
+    copied, position = drained(source)
+    reading.execute("INSERT INTO d SELECT 2, j, k FROM d")
+    changed, _ = drained(source, position)
+    for record in (*copied, *changed):
+        assert isinstance(record.after, dict)
+        assert (record.after["j"], record.after["k"]) == (deep, [deep])
+
+
+def test_money_does_not_depend_on_the_server_s_language(reading: PostgresReading) -> None:
+    """Else a German server would write 12,34, which another one takes for 1234."""
+    database = reading.execute("SELECT current_database()")[0][0]
+    reading.execute(f"ALTER DATABASE \"{database}\" SET lc_monetary = 'POSIX'")
+    settings = PostgresSourceSettings.model_validate({"url": reading.url, "tables": "*"})
+    with closing(connect(settings, SourceErrors(DatabaseServer.of({}), ""), "test")) as connection:
+        assert connection.execute("SHOW lc_monetary").fetchone() == ("C",)
+    with closing(ReplicationStream(parameters(settings, "test"))) as stream:
+        with pytest.raises(psycopg.errors.UndefinedObject):
+            stream.start("none", "none", 0)
+        assert stream._execute("SHOW lc_monetary").get_value(0, 0) == b"C"

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from lab.postgres_lab import PostgresLab, change
+from lab.postgres_lab import PostgresLab, change, create
 
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Rejected
@@ -207,3 +207,18 @@ def test_an_element_that_does_not_fit_is_told_at_once(lab: PostgresLab, kind: st
     lab.execute(f"CREATE TABLE t (v {kind})")
     lab.stage(lab.destination(), [Record(1, {}, {"v": value})])
     assert [refusal.nack.code for refusal in lab.refused] == [f"postgres.{code}"]
+
+
+def test_settings_of_the_database_change_no_value(lab: PostgresLab) -> None:
+    database = lab.execute("SELECT current_database()")[0][0]
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, names text[], part xml)")
+    for setting in ("array_nulls = off", "xmloption = document", "lc_monetary = 'POSIX'"):
+        lab.execute(f'ALTER DATABASE "{database}" SET {setting}')
+    try:
+        destination = lab.destination()
+        lab.deliver(destination, [create(1, names=["a", None], part="some <b>text</b>")])
+        assert lab.rows() == [(1, ["a", None], "some <b>text</b>")]
+        with destination._session.connection() as connection:
+            assert connection.execute("SHOW lc_monetary").fetchone() == ("C",)
+    finally:
+        lab.execute(f'ALTER DATABASE "{database}" RESET ALL')

@@ -28,8 +28,13 @@ _KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives
 # statement-timeout is the limit: those of a role would end a copy or a delivery that is under way, at each attempt
 NO_LIMITS = """
     SELECT set_config(name, '0', false)
-    FROM unnest(ARRAY['idle_in_transaction_session_timeout', 'transaction_timeout']) AS name
+    FROM unnest(ARRAY['idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout']) AS name
     WHERE current_setting(name, true) IS NOT NULL
+"""
+# 12.34 would be 1234 as money of a locale with a decimal comma, and null in an array a text
+SAME_VALUES = """
+    SELECT set_config(name, value, false)
+    FROM (VALUES ('lc_monetary', 'C'), ('array_nulls', 'on'), ('xmloption', 'content')) known (name, value)
 """
 
 ConnectionErrors = DatabaseErrors | SourceErrors
@@ -74,6 +79,7 @@ def _prepare(connection: Connection, settings: DatabaseSettings) -> None:
         connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
     connection.execute(DURABLE)
     connection.execute(NO_LIMITS)
+    connection.execute(SAME_VALUES)
 
 
 def value_of(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[object] = ()) -> Any:

@@ -19,6 +19,7 @@ SESSION: Final = {
     "DateStyle": "ISO, YMD",
     "TimeZone": "UTC",
     "IntervalStyle": "iso_8601",
+    "lc_monetary": "C",
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "client_encoding": "UTF8",
@@ -75,8 +76,8 @@ def _zoned(value: bytes) -> str:
 def _document(value: bytes) -> Any:
     try:
         return _json(value)
-    except msgspec.DecodeError:
-        # PostgreSQL accepts numbers that no float can hold; their text stays exact
+    except (msgspec.DecodeError, RecursionError):
+        # PostgreSQL accepts numbers that no float can hold, and any depth; their text stays exact
         return value.decode()
 
 

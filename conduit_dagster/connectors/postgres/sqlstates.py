@@ -56,9 +56,13 @@ _FATAL = {
     "42501": (
         "postgres.no_privilege",
         "as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {table} TO {user}; "
-        "for a new table CREATE on its schema, for updates TEMPORARY on the database",
+        "for a new table CREATE on its schema, for updates TEMPORARY on the database; where it has row-level security, "
+        "a policy for {user} that takes every row",
     ),
-    "42P01": ("postgres.no_table", "create the table {table}, correct the setting table, or set create-table: auto"),
+    "42P01": (
+        "postgres.no_table",
+        "create the table {table} (a view is none), correct the setting table, or set create-table: auto",
+    ),
     "42703": ("postgres.no_column", "add the column to {table}, or rename the field with the setting mapping"),
     "3F000": ("postgres.no_schema", "CREATE SCHEMA, or correct the setting schema"),
     "3D000": ("postgres.no_database", "CREATE DATABASE {database}, or correct the setting url"),
@@ -69,6 +73,12 @@ _FATAL = {
         "columns of its record",
     ),
     "0A000": ("postgres.not_supported", "COPY needs a plain table without row-level security for {user}"),
+    "42809": ("postgres.wrong_object_type", "name a table: rows are copied into a table, not into a view or a type"),
+    "55000": (
+        "postgres.object_not_in_prerequisite_state",
+        "change what the message names in {table}: a key that updates go by may not be DEFERRABLE, and a published "
+        "table needs a REPLICA IDENTITY",
+    ),
     "28000": ("postgres.login", "correct the user in the setting url, or the server's pg_hba.conf"),
     "28P01": ("postgres.login", "correct the user or the password in the setting url"),
 }
@@ -76,7 +86,11 @@ _TRANSIENT = {
     "55P03": ("postgres.busy", "another transaction holds the lock: raise lock-timeout, or end that one"),
     "55006": ("postgres.busy", "another session locks the table exclusively: wait for it"),
     "57014": ("postgres.timeout", "raise statement-timeout, or make steps smaller with delivery.batch-size"),
-    "25006": ("postgres.read_only", "the server takes no writes: name the primary in url, or wait until it is one"),
+    "25006": (
+        "postgres.read_only",
+        "the server takes no writes: name the primary in url, or wait until it is one; or "
+        "default_transaction_read_only is on for the user or the database: ALTER ROLE … RESET it",
+    ),
     "53100": ("postgres.disk_full", "free some space on the database's disk; nothing was lost"),
     "53300": ("postgres.busy", "the server has no connection left: raise max_connections, or end some"),
 }
