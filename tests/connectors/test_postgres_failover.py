@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from lab.postgres_reading import PostgresReading, drained, travelled
 from lab.postgres_server import PostgresServer, installations
+from lab.server_process import free_port
+from lab.waiting import wait_until
 
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Limit, Position
 
 pytestmark = pytest.mark.slow
@@ -94,3 +100,57 @@ def test_a_promoted_standby_without_what_was_read_is_named(
     assert caught.value.code == "postgres.went_back" and "rewind" in str(caught.value.fix)
     source.close()
     assert reading.confirmed() == confirmed
+
+
+@contextmanager
+def standby_of(server: PostgresServer, url: str, slot: str) -> Iterator[str]:
+    """Run a standby that keeps the failover slots in step, and wait until it has this one. Yield the database's URL."""
+    parts, port = urlsplit(server.url()), free_port()
+    folder, own = server.data.with_name("standby"), {"PGPASSWORD": str(parts.password)}
+    programs, address = installations()[0], f"host=127.0.0.1 port={server.port} user={parts.username} dbname=postgres"
+    with closing(PostgresReading(server.url(), folder)) as admin:
+        admin.execute("SELECT pg_create_physical_replication_slot('standby')")
+    made = [programs / "pg_basebackup", "-w", "-d", address, "-D", folder, "-X", "stream", "-R", "-c", "fast"]
+    subprocess.run(made, check=True, env={**os.environ, **own}, **server.runs_as)
+    settings = [f"port={port}", *server.settings, "hot_standby_feedback=on", "sync_replication_slots=on"]
+    settings += ["primary_slot_name=standby", f"primary_conninfo={address} password={parts.password}"]
+    words = [part for setting in settings for part in ("-c", setting)]
+    process = subprocess.Popen([programs / "postgres", "-D", folder, *words], **server.runs_as)
+    there = url.replace(f":{server.port}/", f":{port}/")
+    synced = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
+    # the standby takes a slot that is behind its own beginning only once it has moved on
+    moved = "SELECT pg_log_standby_snapshot(), pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())"
+    try:
+        wait_until(lambda: _answer(url, moved, slot) and _answer(there, synced, slot), "the standby has the slot")
+        yield there
+    finally:
+        process.send_signal(signal.SIGQUIT)
+        process.wait(60)
+
+
+def _answer(url: str, statement: str, *values: object) -> list[tuple[object, ...]]:
+    with suppress(psycopg.OperationalError), psycopg.connect(url, autocommit=True) as connection:
+        return connection.execute(statement.encode(), values).fetchall()
+    return []
+
+
+def test_a_standby_that_keeps_the_slot_in_step_is_waited_for(server: PostgresServer, reading: PostgresReading) -> None:
+    """Before it is promoted; nothing says to drop the slot. Afterwards the source goes on there."""
+    if int(reading.execute("SHOW server_version_num")[0][0]) < 170_000:
+        pytest.skip("slots are kept in step from version 17 on")
+    reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a; INSERT INTO a VALUES (1)")
+    reading.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", reading.name)
+    with standby_of(server, reading.url, reading.name) as url:
+        _, position = read(reading, {})
+        reading.execute("INSERT INTO a VALUES (2)")
+        there = PostgresReading(url, reading.root)
+        there.name = reading.name
+        wait_until(lambda: there.execute("SELECT 1 FROM a WHERE id = 2"), "the standby has the row")
+        with pytest.raises(TransientError, match="in step") as caught:
+            read(there, position)
+        assert caught.value.code == "postgres.slot_active" and "promoted" in str(caught.value.fix)
+        server.stop()
+        there.execute("SELECT pg_promote()")
+        assert read(there, position)[0] == [2]
+        there.end_sources()
+    server.start()

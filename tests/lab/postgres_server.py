@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -165,14 +166,16 @@ class PostgresServer:
         if made.wait(200) != 0:
             raise RuntimeError(f"initdb failed:\n{self._log.read_text()[-3000:]}")
 
-    def _open(self, command: list[str]) -> subprocess.Popen[bytes]:
+    @property
+    def runs_as(self) -> dict[str, Any]:
+        """Arguments of ``Popen`` that run a program in the server's folder as the server's user."""
         uid, gid, groups = (None, None, None) if self._as is None else (self._as.pw_uid, self._as.pw_gid, [])
+        return {"cwd": self._folder, "user": uid, "group": gid, "extra_groups": groups}
+
+    def _open(self, command: list[str]) -> subprocess.Popen[Any]:
         with self._log.open("ab") as log:
             # a separate session: Ctrl-C in the terminal is for the tests, which end the server themselves
-            return subprocess.Popen(
-                command, cwd=self._folder, stdout=log, stderr=log, start_new_session=True,
-                user=uid, group=gid, extra_groups=groups,
-            )  # fmt: skip
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, **self.runs_as)
 
     def _answers(self) -> bool:
         try:

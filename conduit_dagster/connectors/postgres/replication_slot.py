@@ -28,7 +28,8 @@ _LOOK = """
                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END, '0/0'),
            s.slot_name IS NOT NULL, pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'), s.wal_status, s.plugin,
            s.database = current_database(), extract(epoch FROM statement_timestamp()), pg_is_in_recovery(),
-           CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END
+           CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END,
+           pg_is_in_recovery() AND coalesce((to_jsonb(s) ->> 'synced')::boolean, false)
     FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
 """
 _PUBLICATION = """
@@ -99,13 +100,16 @@ class ReplicationSlot:
         self._identity = ClusterIdentity()
 
     def look(self, connection: Connection) -> SlotLook:
-        """Return the state of server and slot. Raises for a slot of another plugin or database."""
+        """Return the state of server and slot. Raises for a slot of another plugin or database, and for a copy that a
+        standby keeps of the primary's."""
         row = connection.execute(_LOOK, (self._settings.slot,)).fetchone()
         assert row is not None
-        flushed, exists, confirmed, status, plugin, is_here, at, is_standby, timeline = row
+        flushed, exists, confirmed, status, plugin, is_here, at, is_standby, timeline, is_copy = row
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
+        if is_copy:
+            raise self._errors.slot_synchronized()
         server, is_lost = self._identity.of(connection), status == "lost"
         number = UNKNOWN_TIMELINE if timeline is None else int(timeline, 16)
         return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby, number)

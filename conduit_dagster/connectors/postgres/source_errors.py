@@ -69,6 +69,12 @@ class SourceErrors:
         fix = f"SELECT pg_drop_replication_slot('{self._slot}'); {raised}; then {START_OVER}"
         return self._fatal("postgres.slot_lost", message, fix)
 
+    def slot_synchronized(self) -> ConduitError:
+        """Return the error for a standby that keeps its copy of the slot in step with the primary's."""
+        message = f"the server is a standby, which keeps the replication slot {self._slot} in step with the primary's"
+        fix = "read the primary: correct the url; after a failover wait until this server is promoted; nothing was lost"
+        return self._transient("postgres.slot_active", message, fix)
+
     def slot_moved(self, confirmed: str, position: str) -> ConduitError:
         """Return the error for a slot that another reader has advanced."""
         message = f"the replication slot {self._slot} is at {confirmed}, beyond our position {position}"
