@@ -117,6 +117,10 @@ _REFUSED: Final = {
     KafkaError.UNSUPPORTED_VERSION: "the brokers are too old: Kafka 2.5 or newer is needed",
 }
 
+_FORGOTTEN: Final = (
+    "the transactional id was idle for longer than the brokers' transactional.id.expiration.ms, or another run has "
+    "taken it over since: the next attempt has it again; nothing was lost"
+)
 _TLS: Final = "correct caCert, clientCert and clientKey: PEM text each, and the key is the certificate's"
 _UNREACHABLE: Final = "start the brokers, or correct servers, tls.enabled and saslMechanism; nothing was lost"
 
@@ -200,6 +204,8 @@ class KafkaErrors:
         if code in FENCED:
             fix = "another run has taken over: let one of them run; nothing was written twice"
             return self.outage(text, "kafka.fenced", fix)
+        if code == KafkaError.INVALID_PRODUCER_ID_MAPPING:
+            return self.outage(text, "kafka.server", _FORGOTTEN)
         if code in _REFUSED:
             return self.fatal(text, "kafka.refused", _REFUSED[code], topic)
         if code == KafkaError._SSL:

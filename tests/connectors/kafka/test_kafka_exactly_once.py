@@ -195,3 +195,27 @@ def test_the_topic_of_deliveries_must_be_compacted(lab: KafkaLab) -> None:
             call()
         assert error.value.code == "kafka.not_compacted"
         assert f"--entity-name {deliveries} --add-config cleanup.policy=compact" in (error.value.fix or "")
+
+
+@pytest.mark.slow
+def test_an_id_that_brokers_have_forgotten_is_told_and_is_there_again(tmp_path: Path) -> None:
+    """After days without a delivery, as a quiet pipeline has them; the topic's hashes are known still."""
+    expiring = "transactional.id.expiration.ms=1000\ntransaction.remove.expired.transaction.cleanup.interval.ms=200"
+    with running_kafka(expiring) as server:
+        lab, topic = KafkaLab(server, tmp_path), server.topic()
+        destination = lab.destination(topic)
+        destination.fence(1)
+        first = lab.stage(destination, numbered(3))
+        destination.publish(first)
+        second = lab.stage(destination, numbered(3))
+
+        def is_forgotten() -> bool:
+            return any(one.value() is None for one in server.read("__transaction_state", "read_uncommitted"))
+
+        wait_until(is_forgotten, "the brokers have forgotten the id")
+        with pytest.raises(TransientError) as error:
+            destination.publish(second)
+        assert "transactional.id.expiration.ms" in str(error.value.fix)
+        assert destination.holds(first) and not destination.holds(second)
+        destination.publish(second)
+        assert len(server.read(topic)) == 6
