@@ -15,7 +15,8 @@ from lab.postgres_server import PostgresServer
 from lab.waiting import at_once, wait_until
 from pydantic import ValidationError
 
-from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
+from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings
+from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Delivery
 
@@ -269,6 +270,32 @@ def test_updates_need_a_unique_index(lab: PostgresLab) -> None:
     with pytest.raises(FatalError) as error:
         lab.deliver(lab.destination(), [change("update", 1, v=1)])
     assert error.value.code == "postgres.no_unique_index" and "UNIQUE INDEX" in str(error.value.fix)
+
+
+REFUSED = {
+    "a full role": ("CONNECTION LIMIT 0", "", "postgres.busy", "max_connections"),
+    "a server without TLS": ("", "?sslmode=require", "postgres.unreachable", "sslmode"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_server_that_refuses_is_not_said_to_be_down(case: str, lab: PostgresLab) -> None:
+    limit, more, code, fix = REFUSED[case]
+    lab.execute("DROP ROLE IF EXISTS guest")
+    lab.execute(f"CREATE ROLE guest LOGIN PASSWORD 'welcome' {limit}")
+    parts = urlsplit(lab.url)
+    url = urlunsplit(parts._replace(netloc=f"guest:welcome@{parts.hostname}:{parts.port}")) + more
+    with pytest.raises(TransientError) as error:
+        PostgresLab(url, lab.root).destination().check()
+    assert error.value.code == code and fix in str(error.value.fix) and "start the server" not in str(error.value.fix)
+    lab.execute("DROP ROLE guest")
+
+
+def test_a_refusal_in_another_language_is_not_said_to_be_an_absent_server() -> None:
+    """libpq has no code for it."""
+    text = 'connection to server at "127.0.0.1", port 5432 failed: ВАЖНО:  база данных не принимает подключения'
+    error = DatabaseErrors(DatabaseServer.of({}), "").connecting(psycopg.OperationalError(text))
+    assert error.code == "postgres.unreachable" and "the server is up" in str(error.fix)
 
 
 STATE = "postgres.object_not_in_prerequisite_state"

@@ -118,6 +118,12 @@ _LOGIN = (
 )
 
 
+_FULL = re.compile(r"too many clients|too many connections for|remaining connection slots")
+# libpq shows what the server said behind its severity, in any language, and two spaces; its own reasons have one
+_ANSWERED = re.compile(r"failed: [^\s:]+:  ")
+_TLS = re.compile(r"\bSSL\b|certificate")
+
+
 class DatabaseErrors:
     """Translation of one destination's database errors into errors that the engine handles, without secrets."""
 
@@ -131,7 +137,14 @@ class DatabaseErrors:
         for pattern, state in _LOGIN:
             if pattern.search(text):
                 return self._fatal(state, f"can't connect: {_last_line(text)}")
+        if _FULL.search(text):
+            code, fix = _TRANSIENT["53300"]
+            return self._error(TransientError, f"can't connect: {_last_line(text)}", code, fix)
         fix = "start the server, or correct host and port in the setting url; nothing was lost"
+        if _ANSWERED.search(text):
+            fix = "the server is up and does not let this user in now: change what its message says; nothing was lost"
+        elif _TLS.search(text):
+            fix = "correct sslmode and sslrootcert in the setting url, or the server's certificate; nothing was lost"
         return self._error(TransientError, f"can't connect: {_last_line(text)}", "postgres.unreachable", fix)
 
     def of_table(self, table: str) -> DatabaseErrors:
