@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from conduit_dagster.connectors.kafka.kafka_client import (
     FENCED,
+    NO_TOPIC,
     PASSING,
     KafkaErrors,
     client_config,
@@ -249,7 +250,7 @@ class DeliverySession:
                 self._require_in_time(begun, error)
                 if self.failures.first is not None:
                     raise SendError(*self.failures.first) from None
-                if kafka_error(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                if kafka_error(error).code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, *NO_TOPIC):
                     # brokers refuse all partitions of a transaction at once, and name none
                     raise SendError(kafka_error(error), "") from None
                 raise self._errors.verdict(error, "the delivery can't be committed") from None

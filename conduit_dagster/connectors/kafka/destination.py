@@ -207,6 +207,9 @@ class KafkaDestination(StagedDestination):
         """Return the error for messages that were not written: ``Rejected`` for records or a topic named by them, or an
         outage."""
         code, text = failed.error.code(), failed.error.str()
+        if code == KafkaError._MSG_TIMED_OUT and self._topics.missing():
+            # a client that learns of the deletion by itself holds the messages back
+            code, failed.topic = KafkaError.UNKNOWN_TOPIC_OR_PART, ""
         failed.topic = failed.topic or self._topic_at_fault(code, delivery)
         if code in _DATA:
             if delivery.records == 1:
@@ -214,6 +217,9 @@ class KafkaDestination(StagedDestination):
             # of small messages, too, a batch may be larger than its topic allows
             limit = "; set batchBytes to 1,024 less than its max.message.bytes" if _DATA[code] == "too_large" else ""
             return BatchRefusedError(f"{failed.topic}: {text}{limit}")
+        if code in NO_TOPIC and failed.topic == self.settings.deliveries_topic:
+            self._topics.forget(failed.topic)
+            return self._errors.deliveries_deleted(failed.topic)
         if code in NO_TOPIC and self.settings.create_topics == "auto":
             self._topics.forget(failed.topic)
             return self._errors.topic_deleted(failed.topic)
@@ -226,11 +232,12 @@ class KafkaDestination(StagedDestination):
         return self._errors.verdict(failed.error, "messages can't be written", failed.topic)
 
     def _topic_at_fault(self, code: int, delivery: Delivery) -> str:
-        """Return the topic of an error that names none: one of the delivery's that may not be written."""
+        """Return the topic of an error that names none: one of the delivery's that is missing, or may not be
+        written."""
         fixed = self._layout.topic
-        if code != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        if code != KafkaError.TOPIC_AUTHORIZATION_FAILED and code not in NO_TOPIC:
             return fixed or ""
-        refused = self._topics.unwritable()
+        refused = self._topics.missing() if code in NO_TOPIC else self._topics.unwritable()
         own = [name for name in refused if name == self.settings.deliveries_topic or name == fixed]
         named = (name for name in refused if name not in own and places_of(delivery, name))
         return next(iter(own), "") or next(named, "")

@@ -250,6 +250,12 @@ class KafkaErrors:
         fix = "the next attempt creates it; with create-topics: never it is yours to create"
         return self.outage(f"the topic {topic} was deleted while it was written to", "kafka.topic_deleted", fix)
 
+    def deliveries_deleted(self, topic: str) -> ConduitError:
+        """Return the error for a topic of deliveries that was deleted during a run."""
+        message = f"the topic {topic} was deleted, and with it the hashes of what was delivered"
+        fix = "run again, which creates it; a step that was written and not recorded yet would be written twice"
+        return self.fatal(message, "kafka.no_topic", fix, topic)
+
     def no_coordinator(self, what: str) -> ConduitError:
         """Return the error for a timeout of transactions whose brokers answer otherwise."""
         settings = "transaction.state.log.replication.factor and transaction.state.log.min.isr"
@@ -266,6 +272,7 @@ class KafkaErrors:
     def no_topic(self, topic: str) -> ConduitError:
         """Return the error for a missing topic."""
         fix = f"kafka-topics.sh --bootstrap-server {self._place} --create --topic {topic or 'TOPIC'}"
+        fix += " --config cleanup.policy=compact" if topic in self.rights.others else ""
         return self.fatal(f"there is no topic {topic}", "kafka.no_topic", fix, topic)
 
     def outage(self, message: str, code: str, fix: str) -> ConduitError:

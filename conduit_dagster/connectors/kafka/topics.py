@@ -280,6 +280,12 @@ class TargetTopics:
         """Return those of the known topics that the user may not write to."""
         return self._cluster.unwritable(sorted(self._found))
 
+    def missing(self) -> list[str]:
+        """Return those of the known topics that are gone."""
+        known = sorted(self._found)
+        found = self._cluster.describe(known)
+        return [name for name in known if name not in found]
+
     def forget(self, name: str) -> None:
         """Forget a topic, so that it is looked up again."""
         self._found.discard(name)

@@ -219,3 +219,21 @@ def test_an_id_that_brokers_have_forgotten_is_told_and_is_there_again(tmp_path: 
         assert destination.holds(first) and not destination.holds(second)
         destination.publish(second)
         assert len(server.read(topic)) == 6
+
+
+@pytest.mark.slow
+def test_a_topic_of_deliveries_that_is_deleted_in_a_run_is_named(lab: KafkaLab) -> None:
+    """Brokers refuse the transaction without the topic's name. The next run makes it anew."""
+    more = {"deliveries-topic": lab.server.topic(cleanup_policy="compact"), "deliveryTimeout": "6s"}
+    topic = lab.server.topic()
+    destination = lab.destination(topic, **more)
+    lab.deliver(destination, numbered(3))
+    delivery = lab.stage(destination, numbered(3))
+    lab.server.delete(more["deliveries-topic"])
+    with pytest.raises(FatalError) as error:
+        destination.publish(delivery)
+    assert error.value.code == "kafka.no_topic" and more["deliveries-topic"] in error.value.message
+    again = lab.destination(topic, **more)
+    again.fence(2)
+    again.publish(delivery)
+    assert len(lab.server.read(topic)) == 6 and again.holds(delivery)
