@@ -71,9 +71,9 @@ class KafkaDestination(StagedDestination):
     def __init__(self, settings: KafkaDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._layout = MessageLayout(settings)
-        owner = settings.transactional_id or f"{OWN_IDS}{context.pipeline}/{context.connector}"
+        self._owner = settings.transactional_id or f"{OWN_IDS}{context.pipeline}/{context.connector}"
         own = {settings.deliveries_topic: ("Read", "Write", "Describe", "DescribeConfigs", "Create")}
-        rights = AccessRights(("Write", "Describe", "Create"), transactional_id=owner, others=own)
+        rights = AccessRights(("Write", "Describe", "Create"), transactional_id=self._owner, others=own)
         self._errors = KafkaErrors(settings, rights)
         self._cluster = Cluster(settings, self._errors)
         self._session = DeliverySession(self._owner, settings, self._errors, self._cluster)
