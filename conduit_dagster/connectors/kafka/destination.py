@@ -128,10 +128,11 @@ class KafkaDestination(StagedDestination):
         self._topics.forget_all()
 
     def check(self) -> None:
-        """Connect, create or check the topic of deliveries, and check a topic with a fixed name."""
+        """Connect, create or check the topic of deliveries, and check a topic with a fixed name, and the rights."""
         if self._is_exact:
             self._topics.check_deliveries()
         self._topics.check_fixed(self._layout.topic)
+        self._topics.require_rights(self._layout.topic, self._is_exact)
 
     def fence(self, epoch: int) -> None:
         """Fence older owners: their open transactions are aborted, and nothing more of theirs is written."""

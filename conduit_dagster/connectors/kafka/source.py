@@ -91,8 +91,8 @@ class KafkaSource(Source):
         return KafkaPosition(topics).as_json()
 
     def check(self) -> None:
-        """Connect and check that the topics exist."""
-        self._known()
+        """Connect and check that the topics exist and may be read."""
+        self._cluster.require_readable(sorted(self._known()))
 
     def _known(self) -> dict[str, KnownTopic]:
         """Return the topics of the setting ``topics``. Raises ``FatalError`` if one is missing."""

@@ -108,18 +108,30 @@ class Cluster:
                 found[name] = (str(one.topic_id), len(one.partitions))
         return found
 
-    def unwritable(self, names: Sequence[str]) -> list[str]:
-        """Return those topics that the user may not write to, as far as brokers tell."""
+    def lacking(self, right: AclOperation, names: Sequence[str]) -> list[str]:
+        """Return those of the topics for which the user lacks a right, as far as brokers tell."""
         topics, seconds = TopicCollection(list(names)), self._settings.timeout
         asked = self.client.describe_topics(topics, include_authorized_operations=True, request_timeout=seconds)
-        return [name for name, future in asked.items() if not self._may_write(future)]
+        return [name for name, future in asked.items() if not self._has(right, future)]
 
-    def _may_write(self, future: Future[Any]) -> bool:
+    def _has(self, right: AclOperation, future: Future[Any]) -> bool:
         try:
             operations = self._result(future).authorized_operations
         except KafkaException as error:
             return kafka_error(error).code() != KafkaError.TOPIC_AUTHORIZATION_FAILED
-        return operations is None or AclOperation.WRITE in operations
+        return not operations or right in operations
+
+    def require_readable(self, names: Sequence[str]) -> None:
+        """Raise ``FatalError`` (``kafka.no_right``) if the user may not read one of the topics."""
+        self._require(AclOperation.READ, names, "can't be read")
+
+    def require_writable(self, names: Sequence[str]) -> None:
+        """Raise ``FatalError`` (``kafka.no_right``) if the user may not write to one of the topics."""
+        self._require(AclOperation.WRITE, names, "can't be written to")
+
+    def _require(self, right: AclOperation, names: Sequence[str], what: str) -> None:
+        if name := next(iter(self.lacking(right, names) if names else ()), ""):
+            raise self._errors.verdict(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), f"{name} {what}", name)
 
     def known(self, names: Sequence[str]) -> dict[str, KnownTopic]:
         """Return the topics that exist, with their earliest and latest offsets."""
@@ -276,9 +288,15 @@ class TargetTopics:
             return False
         return True
 
+    def require_rights(self, fixed: str | None, with_deliveries: bool) -> None:
+        """Raise ``FatalError`` (``kafka.no_right``) if the user may not write to a topic whose name is known."""
+        own = [self._settings.deliveries_topic] if with_deliveries else []
+        self._cluster.require_readable(own)
+        self._cluster.require_writable([*own, *([fixed] if fixed else [])])
+
     def unwritable(self) -> list[str]:
         """Return those of the known topics that the user may not write to."""
-        return self._cluster.unwritable(sorted(self._found))
+        return self._cluster.lacking(AclOperation.WRITE, sorted(self._found))
 
     def missing(self) -> list[str]:
         """Return those of the known topics that are gone."""

@@ -94,6 +94,37 @@ def test_a_single_right_to_the_topic_of_deliveries(right: str, guarded: KafkaLab
     assert f"--operation {right}" in (error.value.fix or "").split("--topic")[1]
 
 
+@pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once"])
+def test_a_destination_that_is_checked_says_what_is_missing(strategy: str, guarded: KafkaLab) -> None:
+    """``doctor`` does, and each run before it reads; but for the transactional id, whose owner would be fenced."""
+    out, deliveries = names()
+    more = {"deliveries-topic": deliveries, "transactional-id": "conduit-p/out"}
+    guarded.server.topic(name=out)
+
+    def checked() -> None:
+        destination = guarded.destination(out, strategy=strategy, **login(guarded, **more))
+        destination.check()
+        destination.close()
+
+    until_granted(guarded, checked)
+    if strategy == "exactly-once":
+        grant(guarded.server, f"{ACLS} --transactional-id conduit-p/out --operation Write")
+    destination = guarded.destination(out, strategy=strategy, **login(guarded, **more))
+    guarded.deliver(destination, numbered(5))
+    destination.close()
+
+
+def test_a_source_that_is_checked_says_that_it_may_not_read(guarded: KafkaLab) -> None:
+    topic = guarded.server.topic()
+    grant(guarded.server, f"{ACLS} --topic {topic} --operation Describe")
+    source = guarded.source(topic, **login(guarded))
+    with pytest.raises(FatalError) as error:
+        source.check()
+    assert error.value.code == "kafka.no_right" and f"--topic {topic} --operation Read" in (error.value.fix or "")
+    until_granted(guarded, source.check)
+    source.close()
+
+
 @pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once", "at-most-once"])
 def test_a_topic_that_may_not_be_written_is_named(strategy: str, guarded: KafkaLab) -> None:
     """Brokers refuse all topics of a transaction at once; an idempotent producer, without a word of any topic."""
