@@ -63,9 +63,8 @@ def _store_url(url: str) -> str:
     return url
 
 
-_MASTER = re.compile(
-    r"shared|yarn|local(-cluster)?(\[[^\]]+\])?|[a-z][a-z0-9+.\-]*://.+"  # a scheme may be that of a package of Spark's
-)
+# a scheme may be that of a package of Spark's, but never the web's
+_MASTER = re.compile(r"shared|yarn|local(-cluster)?(\[[^\]]+\])?|(?!https?:)[a-z][a-z0-9+.\-]*://.+")
 
 
 def _spark_url(url: str) -> str:

@@ -235,7 +235,9 @@ def test_every_kind_of_state_store(tmp_path: Path, url: str) -> None:
     assert project(tmp_path, f"state: {{url: '{url}'}}\n").findings == ()
 
 
-@pytest.mark.parametrize("url", ["locall", "local[2", "Local[2]", "yarn-client", "spark:h:7077", "spark://"])
+@pytest.mark.parametrize(
+    "url", ["locall", "local[2", "Local[2]", "yarn-client", "spark:h:7077", "spark://", "http://h:4040"]
+)
 def test_what_is_no_master_of_spark_is_refused(tmp_path: Path, url: str) -> None:
     for text in (f"spark: {{url: '{url}'}}\n", f"spark: '{url}'\n"):
         [finding] = project(tmp_path, text).findings
