@@ -217,6 +217,10 @@ def _hide_in_logs() -> None:
         processors[-1] = _HidingRenderer(processors[-1])
 
 
+INVALID = "pipeline.invalid"
+"""Code of a run that could not begin because of the pipeline's file, or the project's settings."""
+
+
 def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
     """Return the pipeline as the project's files define it now. Raises ``FatalError`` if it can no longer run.
 
@@ -235,7 +239,7 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
             raise TransientError(message, code="secrets.unavailable", place=file, fix=fix)
         message = message or f"there is no pipeline {pipeline} in {file} any more"
         fix = "fix the file and run again; after adding or removing pipelines reload the code location"
-        raise FatalError(message, code="pipeline.invalid", place=file, fix=fix)
+        raise FatalError(message, code=INVALID, place=file, fix=fix)
     if refusal := bound.refusal():
         raise refusal
     return bound

@@ -16,11 +16,11 @@ from conduit_dagster.assets.asset_checks import (
     stopped_verdict,
 )
 from conduit_dagster.assets.names import ACKS, NO_RETRIES, short
-from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, INVALID, RESTART_TAG
 from conduit_dagster.engine.report import PendingRestart
 from conduit_dagster.engine.run_status import NO_FAILURE, RunDeath, end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
-from conduit_dagster.sensors.dagster_runs import LOOK, config_of, error_of
+from conduit_dagster.sensors.dagster_runs import LOOK, LastRun, config_of, error_of
 from conduit_dagster.sensors.decisions import Cancelled, Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline
 from conduit_dagster.sensors.launch_claims import LaunchClaims, location_of
@@ -130,7 +130,7 @@ class DecisionExecutor:
         error = self._error(report, run is not None)
         file, epoch = known.file, known.stored.epoch
         # a run that began has stored its own
-        digest = file.digest if report.kind == "never_began" else ""
+        digest = _failed_digest(known, run, error) if report.kind == "never_began" else None
         death = RunDeath(report.run_id, error, epoch, digest, None if run is None else run.asked_ns)
         failed = report_failure(self._database, file.pipeline, death, file.policy)
         # a run that has begun since is at work; one that was refused has ended
@@ -165,3 +165,9 @@ class DecisionExecutor:
 
     def _observe(self, known: KnownPipeline, text: str, facts: dict[str, Any]) -> None:
         self.events.append(dg.AssetObservation(known.file.keys.of(ACKS), description=text, metadata=facts))
+
+
+def _failed_digest(known: KnownPipeline, run: LastRun | None, error: ConduitError) -> str:
+    """Return the digest of the file with which a run failed to begin; empty if the file had errors at that time."""
+    had_errors = error.code == INVALID and run is not None and run.created_ns < known.file.since_ns
+    return "" if had_errors else known.file.digest

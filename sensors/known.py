@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class File:
     """Asset keys of the pipeline."""
     runnable: bool = True
     """False if a run would be refused."""
+    since_ns: int = 0
+    """When this process first saw it as it is; it had errors before, or another digest."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,12 @@ class Files:
         self._again = any(one.failed for one in references)
         self._ids = {parsed.config.id for parsed in catalogue.loaded.pipelines}
         self._is_whole = not any(finding.is_error for finding in catalogue.findings)
+        before, now_ns = {(file.pipeline, file.digest): file.since_ns for file in self._files}, time.time_ns()
         for bound in catalogue.bound:
             name = job_name(bound.id)
             if name in self._keys:
-                yield _file(bound, name, self._keys[name], project)
+                file = _file(bound, name, self._keys[name], project)
+                yield replace(file, since_ns=before.get((bound.id, bound.digest), now_ns))
 
 
 def _file(bound: BoundPipeline, job: str, keys: AssetKeys, project: Project) -> File:

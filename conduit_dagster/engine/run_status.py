@@ -215,8 +215,8 @@ class RunDeath:
     error: ConduitError
     epoch: int | None = None
     """Epoch of the owner that was found dead; None: whichever is in the store."""
-    digest: str = ""
-    """Digest of the file with which it failed to begin; empty if it has begun."""
+    digest: str | None = None
+    """Digest of the file with which it failed to begin, empty if that had errors; None if it has begun."""
     asked_ns: int | None = None
     """Time of the newest request when a sensor or a schedule launched it."""
 

@@ -147,7 +147,7 @@ class StatusStore:
         run: str,
         also: Callable[[sa.Connection], None] = lambda connection: None,
         reported: bool = False,
-        digest: str = "",
+        digest: str | None = None,
     ) -> Failed:
         """Decide what follows a failure and record both: a restart after a wait, giving up, or the requested stop.
 
@@ -163,7 +163,7 @@ class StatusStore:
             values: dict[str, Any] = {"failure": state.failure + 1, "cause": error, "restart_at_ns": 0}
             if reported:
                 values["reported"] = run
-            if digest:
+            if digest is not None:
                 values["digest"] = digest
             told = {"code": error["code"], "message": error["message"], "node": error["node"], "fatal": error["fatal"]}
             self._event(connection, "failed", **told, attempt=state.past.attempt, run=run)
