@@ -23,7 +23,7 @@ from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.sensors.dagster_runs import LOOK, LastRun, config_of, error_of
 from conduit_dagster.sensors.decisions import Cancelled, Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline
-from conduit_dagster.sensors.launch_claims import LaunchClaims, location_of
+from conduit_dagster.sensors.launch_claims import LaunchClaims, is_by_hand, location_of
 from conduit_dagster.state.launches import LaunchClaim, LaunchKind
 from conduit_dagster.state.recovery_state import record_request
 
@@ -45,9 +45,14 @@ class DecisionExecutor:
         self._claims, self._location, self._project = claims, location_of(context), project
         self.requests: list[dg.RunRequest] = []
         self.events: list[AssetEvent] = []
+        self.left: list[str] = []
+        """What an evaluation by hand has left undone."""
 
     def carry_out(self, known: KnownPipeline, decision: Decision) -> None:
-        """Carry out one decision for one pipeline."""
+        """Carry out one decision for one pipeline; by hand, only show what Dagster would launch."""
+        if is_by_hand(self._context) and decision is not None and not isinstance(decision, Restart | Start):
+            self.left.append(f"{_would(decision)} of {known.file.pipeline}")
+            return
         match decision:
             case Restart():
                 self._restart(known, decision)
@@ -104,6 +109,8 @@ class DecisionExecutor:
 
     def _claim(self, known: KnownPipeline, kind: LaunchKind, key: str) -> bool:
         """Return whether this code location launches the run; another one may have the project as well."""
+        if is_by_hand(self._context):
+            return True
         return self._claims.take(self._database, known.file.pipeline, kind, LaunchClaim(key, self._location))
 
     def _request(self, known: KnownPipeline, key: str, tags: dict[str, str], like: str) -> None:
@@ -171,3 +178,16 @@ def _failed_digest(known: KnownPipeline, run: LastRun | None, error: ConduitErro
     """Return the digest of the file with which a run failed to begin; empty if the file had errors at that time."""
     had_errors = error.code == INVALID and run is not None and run.created_ns < known.file.since_ns
     return "" if had_errors else known.file.digest
+
+
+def _would(decision: Report | Stopped | Cancelled | StopRequest) -> str:
+    """Return what a tick would do for a decision that launches nothing."""
+    match decision:
+        case Report():
+            return f"count run {decision.run_id or '(unknown)'} as a failure"
+        case Stopped():
+            return "record the stop"
+        case Cancelled():
+            return f"mark run {decision.run_id} as cancelled"
+        case StopRequest():
+            return "renew the run" if decision.asked == "renew" else "stop the run"

@@ -21,6 +21,14 @@ def location_of(context: dg.SensorEvaluationContext) -> str:
     return "" if origin is None else origin.location_name
 
 
+def is_by_hand(context: dg.SensorEvaluationContext) -> bool:
+    """Return whether the sensor is evaluated by hand, in Dagster's UI or by its command ``sensor preview``.
+
+    Dagster names a tick by its number, and such an evaluation, of which it launches and stores nothing, by its time.
+    """
+    return not (context.log_key or ["0"])[-1].isdecimal()
+
+
 class LaunchClaims:
     """Claims of launches as one sensor sees them, over the ticks of one process.
 

@@ -28,7 +28,7 @@ from conduit_dagster.sensors.known import (
     Stored,
     stored,
 )
-from conduit_dagster.sensors.launch_claims import LaunchClaims
+from conduit_dagster.sensors.launch_claims import LaunchClaims, is_by_hand
 from conduit_dagster.sensors.stopped_checks import StoppedChecks
 from conduit_dagster.state.history import deprovision
 
@@ -81,13 +81,15 @@ class Tick:
             if settled or time.monotonic() + _POLL >= end:
                 break
             time.sleep(_POLL)
-        if self._watches_files:
+        if self._watches_files and not is_by_hand(context):
             self._deprovision(database, seen or {})
             executor.events.extend(self._stopped.of(context.instance, files, seen or {}))
             if (changed := self._files.take_changed()) is not None:
                 executor.events.extend(self._file_events.of(changed))
         if executor.requests or executor.events:
             return dg.SensorResult(run_requests=executor.requests, asset_events=executor.events)
+        if executor.left:
+            return dg.SkipReason(f"evaluated by hand, which changes nothing; a tick would {', '.join(executor.left)}")
         return dg.SkipReason(f"nothing to do for {len(files)} pipelines")
 
     def _deprovision(self, database: sa.Engine, rows: Mapping[str, Stored]) -> None:

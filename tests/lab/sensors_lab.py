@@ -15,6 +15,7 @@ from typing import Any, Self
 import dagster as dg
 import pytest
 import sqlalchemy as sa
+from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin
 from dagster._core.storage.runs.schema import RunsTable
 
@@ -101,16 +102,29 @@ class Location:
 
     def tick(self, sensor: str = "conduit_recovery") -> list[dg.RunRequest]:
         """Run a sensor; return its run requests."""
+        ticked = self.evaluate(sensor, ["repository", sensor, "1"])
+        for event in ticked.asset_events:  # like the daemon
+            self.instance.report_runless_asset_event(event)
+        return list(ticked.run_requests or [])
+
+    def evaluate(self, sensor: str, log_key: list[str] | None = None) -> SensorExecutionData:
+        """Evaluate a sensor: as by hand, or as a tick with its key."""
         repository = self.definitions.get_repository_def()
         definition = repository.get_sensor_def(sensor)
         origin = RegisteredCodeLocationOrigin(self._name) if self._name else None
         context = dg.SensorEvaluationContext(
-            None, None, None, None, None, None, repository, self.instance, sensor, code_location_origin=origin
+            None,
+            None,
+            None,
+            None,
+            log_key,
+            "repository",
+            repository,
+            self.instance,
+            sensor,
+            code_location_origin=origin,
         )
-        ticked = definition.evaluate_tick(context)
-        for event in ticked.asset_events:  # like the daemon
-            self.instance.report_runless_asset_event(event)
-        return list(ticked.run_requests or [])
+        return definition.evaluate_tick(context)
 
     def tick_later(self, monkeypatch: pytest.MonkeyPatch) -> list[dg.RunRequest]:
         """Tick of the recovery sensor 200 s later, when the limit of a start is over; so are all ticks after it."""
