@@ -15,6 +15,7 @@ from conduit_dagster.assets.asset_checks import start_command
 from conduit_dagster.assets.events import Observer
 from conduit_dagster.assets.names import NO_RETRIES, job_name, run_op_name
 from conduit_dagster.assets.run_reporter import Intervals, RunReporter
+from conduit_dagster.assets.run_times import created_ns
 from conduit_dagster.assets.stopping import ExitWatchdog, Signals, StopWatcher
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
@@ -98,7 +99,8 @@ def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: 
     run = context.run
     is_own = run.job_name == job_name(bound.id)
     policy = Policy.of(bound.config.recovery, project.settings.recovery) if is_own else None
-    return RunOrigin(policy, run.run_id, restart_of(run), automatic=automatic_start(run, bound.config.status))
+    since_ns, automatic = created_ns(context.instance, run.run_id), automatic_start(run, bound.config.status)
+    return RunOrigin(policy, run.run_id, restart_of(run), since_ns=since_ns, automatic=automatic)
 
 
 def automatic_start(run: dg.DagsterRun, status: str) -> AutomaticStart | None:

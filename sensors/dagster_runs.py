@@ -10,6 +10,7 @@ from dagster._core.events import JobFailureData, RunFailureReason
 
 from conduit_dagster.assets.names import PROJECT_TAG
 from conduit_dagster.assets.run_op import asked_of, drain_config, is_drain, restart_of
+from conduit_dagster.assets.run_times import clock_ahead
 from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.engine.run_status import ONCE
 from conduit_dagster.recovery.classify import from_dagster
@@ -44,8 +45,6 @@ class LastRun:
 
 _PAGE = 200
 _FEW = 10
-_OFFSETS = 900.0
-"""Seconds of which every time zone's offset is a multiple."""
 
 
 class Runs:
@@ -101,18 +100,6 @@ def newest_run(instance: dg.DagsterInstance, job: str, project: str) -> dg.RunRe
 
 def _is_of(record: dg.RunRecord, project: str) -> bool:
     return record.dagster_run.tags.get(PROJECT_TAG) == project
-
-
-def clock_ahead(instance: dg.DagsterInstance, record: dg.RunRecord) -> float | None:
-    """Return by how many seconds the run storage's times are ahead of UTC; None if the run's events don't tell.
-
-    A database whose time zone is not UTC keeps its local time there, and Dagster reads it as UTC.
-    """
-    created, begun = record.create_timestamp.timestamp(), record.start_time
-    if begun is None or abs(created - begun) > _OFFSETS / 2:
-        stats = instance.get_run_stats(record.dagster_run.run_id)
-        begun = stats.enqueued_time or stats.launch_time or begun
-    return None if begun is None else round((created - begun) / _OFFSETS) * _OFFSETS
 
 
 def start_limit_ns(instance: dg.DagsterInstance) -> int:

@@ -16,13 +16,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
 from conduit_dagster.assets.run_op import ASKED_TAG
+from conduit_dagster.assets.run_times import clock_ahead
 from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.sensors.dagster_runs import clock_ahead, newest_run
+from conduit_dagster.sensors.dagster_runs import newest_run
 from conduit_dagster.sensors.known import CachedStore
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.launches import LaunchClaim, claim_launch

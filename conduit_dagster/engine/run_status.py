@@ -52,7 +52,7 @@ class RunOrigin:
     past: RestartHistory = FRESH
     """The restarts before this one; overridden by the store's own count if the store knows the failure."""
     since_ns: int | None = None
-    """When it began to take the lease."""
+    """When it was launched, or began to take the lease: a stop that was requested later ends it."""
     automatic: AutomaticStart | None = None
     """None: a user launched it."""
 

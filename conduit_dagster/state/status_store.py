@@ -46,7 +46,7 @@ class RunStart:
     drains: bool = False
     """Whether it only drains the sources by hand: that is no start of a pipeline that a user stopped."""
     since_ns: int | None = None
-    """When the run began to take its lease: a stop that was requested later ends it. None: none does."""
+    """When the run was launched, or began to take its lease: a stop that was requested later ends it. None: none."""
     automatic: AutomaticStart | None = None
     """None: a user launched it."""
 
@@ -101,7 +101,7 @@ class StatusStore:
             # it was stopped since the launch, or while this run took the lease; an earlier request had no run to end
             self._end(connection, PipelineStatus.STOPPED, "user", None)
             return None
-        if start.automatic is not None and self._is_withdrawn(connection, start.automatic, before):
+        if self._is_withdrawn(connection, start, before):
             return None
         # the reason outlasts the run, however that ends
         is_unasked = start.drains and before.run and before.asked != "start"
@@ -113,12 +113,16 @@ class StatusStore:
         self._event(connection, "started", run=start.run)
         return recovery_state(connection, self._id)
 
-    def _is_withdrawn(self, connection: sa.Connection, start: AutomaticStart, before: RecoveryState) -> bool:
+    def _is_withdrawn(self, connection: sa.Connection, start: RunStart, before: RecoveryState) -> bool:
         """Return whether the pipeline was stopped, by a user or its file, since this start was launched."""
         if before.asked == "start":
             return False
-        was_stopped = before.asked_ns != start.asked_ns and self._standing(connection)[1] == "user"
-        return was_stopped or not start.wanted
+        if start.automatic is None:
+            is_later = start.since_ns is not None and before.asked_ns > start.since_ns
+        else:
+            is_later = before.asked_ns != start.automatic.asked_ns
+        was_stopped = is_later and self._standing(connection)[1] == "user"
+        return was_stopped or (start.automatic is not None and not start.automatic.wanted)
 
     def _standing(self, connection: sa.Connection) -> tuple[str, str]:
         """Return status and reason."""

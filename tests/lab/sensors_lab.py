@@ -20,6 +20,7 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin
 from dagster._core.storage.runs.schema import RunsTable
 
 from conduit_dagster.assets.run_op import automatic_start
+from conduit_dagster.assets.run_times import created_ns
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
 from conduit_dagster.engine.report import error_json
@@ -190,10 +191,9 @@ class Location:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))
 
     def begins(self, run: dg.DagsterRun, status: str = "running") -> bool:
-        """Let a run that a sensor or schedule launched begin, if it is still wanted. ``status``: what its file says."""
-        automatic = automatic_start(run, status)
-        assert automatic is not None
-        start = RunStart(run.run_id, "f", automatic=automatic)
+        """Let a run begin, if it is still wanted. ``status``: what its file says."""
+        since_ns, automatic = created_ns(self.instance, run.run_id), automatic_start(run, status)
+        start = RunStart(run.run_id, "f", since_ns=since_ns, automatic=automatic)
         with owned(self.root, run.job_name) as store:
             return store.status.begin(start) is not None
 

@@ -98,6 +98,22 @@ def test_a_start_that_waits_in_dagsters_queue_obeys_a_stop(location: Location, a
     assert location.status() == (("running", "") if again else ("stopped", "user"))
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_by_hand_that_waits_in_dagsters_queue_obeys_a_stop(location: Location, again: bool) -> None:
+    """A user launched it, and then stopped the pipeline, wherever it runs; it began as soon as there was room."""
+    location.write(status="stopped")
+    location.begin(digest=digest(location))
+    location.end("stopped", "system")
+    run = location.run(status="STARTING")
+    assert stop(location.store, "orders", "operator", False, 0.1, 5.0)
+    if again:
+        assert ask_start(location.store, "orders", "operator", 10.0)
+    assert location.begins(run, "stopped") is again
+    assert location.status() == (("running", "") if again else ("stopped", "user"))
+    location.end("stopped", "user")
+    assert location.begins(location.run(), "stopped")  # launched after the stop
+
+
 @pytest.mark.parametrize("is_launched", [False, True])
 def test_the_first_start_obeys_a_stop(location: Location, is_launched: bool) -> None:
     """There was nothing to stop, and it began."""
