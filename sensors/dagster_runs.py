@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
@@ -22,7 +22,7 @@ _START_LIMIT = 180
 
 @dataclass(frozen=True)
 class LastRun:
-    """The newest run of the pipeline's own job."""
+    """The newest run of the pipeline's own job, or the one that began last."""
 
     run_id: str
     active: bool
@@ -41,6 +41,8 @@ class LastRun:
     """Time from its launch after which it counts as crashed if it has not begun, unless its restart is not due yet."""
     drains: bool = False
     """Whether its config says that it drains."""
+    is_own: bool = True
+    """False for a run of another job, which may be at work for other pipelines."""
 
 
 _PAGE = 200
@@ -79,13 +81,11 @@ class Runs:
         return self._newest.get(job)
 
     def by_id(self, job: str, run_id: str) -> LastRun | None:
-        """Return a run of a pipeline's own job; None if Dagster has none of this id, or no longer.
-
-        A run of another job may be at work for other pipelines.
-        """
+        """Return a run of a pipeline, whose own job is ``job``; None if Dagster has none of this id, or no longer."""
         record = self._instance.get_run_record_by_id(run_id) if run_id else None
-        is_own = record is not None and record.dagster_run.job_name == job
-        return _last(self._instance, record, self._ahead) if record is not None and is_own else None
+        if record is None:
+            return None
+        return replace(_last(self._instance, record, self._ahead), is_own=record.dagster_run.job_name == job)
 
 
 def newest_run(instance: dg.DagsterInstance, job: str, project: str) -> dg.RunRecord | None:

@@ -154,9 +154,8 @@ def _is_late(run: LastRun, now_ns: int, due_ns: int = 0) -> bool:
 def _without_owner(known: KnownPipeline) -> Decision:
     """Return the decision for a pipeline that should be running and has no live owner."""
     state, run = known.stored.recovery, known.run
-    last = known.found(state.run)
-    if last is not None and last.cancelled:
-        return Stopped(last.run_id)
+    if known.was_terminated(state.run):
+        return Stopped(state.run)
     if known.stored.reason == "user":
         return Stopped(state.run)  # it only drained what a user had stopped
     if run is not None and run.active and run.run_id != state.run:

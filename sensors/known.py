@@ -77,8 +77,15 @@ class KnownPipeline:
     """The run that began last, where ``run`` is a later one: it was refused, or is about to begin."""
 
     def found(self, run_id: str) -> LastRun | None:
-        """Return the run with this id, if it is known in Dagster."""
-        return next((one for one in (self.run, self.began) if one is not None and one.run_id == run_id), None)
+        """Return the run of the pipeline's own job with this id, if it is known in Dagster."""
+        return next((one for one in self._runs(run_id) if one.is_own), None)
+
+    def was_terminated(self, run_id: str) -> bool:
+        """Return whether a user has terminated this run, of whichever job."""
+        return any(one.cancelled for one in self._runs(run_id))
+
+    def _runs(self, run_id: str) -> list[LastRun]:
+        return [one for one in (self.run, self.began) if one is not None and one.run_id == run_id]
 
 
 _Signature = frozenset[tuple[str, int, int]]

@@ -215,3 +215,16 @@ def test_a_run_that_a_user_terminated_stays_ended_though_a_later_one_was_refused
     location.terminate(run)
     assert location.tick() == []
     assert location.status() == ("stopped", "user")
+
+
+def test_a_drain_of_another_job_that_a_user_terminated_before_it_was_killed_stays_ended(location: Location) -> None:
+    """As that of a user's own job: its pipeline was restarted. The job's run itself is left to Dagster."""
+    location.write(status="stopped")
+    run = dg.DagsterRun("__ASSET_JOB", status=dg.DagsterRunStatus.STARTED)
+    location.instance.add_run(run)
+    location.begin(run=run.run_id)
+    location.instance.report_run_canceling(run)
+    assert location.tick() == location.tick() == []
+    assert location.status() == ("stopped", "user")
+    assert location.dagster_status(run) is dg.DagsterRunStatus.CANCELING
+    assert "failed" not in location.events()
