@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import (
+    LARGEST,
     DryRun,
     Facts,
     Files,
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.operate.subject import Subject
 
 app = typer.Typer(no_args_is_help=True, help="The commit log.")
-First = Annotated[int | None, typer.Option("--from", metavar="N", min=0, help="The first offset.")]
-Last = Annotated[int | None, typer.Option("--to", metavar="N", min=0, help="The last offset, included.")]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most this many entries.")]
+First = Annotated[int | None, typer.Option("--from", metavar="N", min=0, max=LARGEST, help="The first offset.")]
+Last = Annotated[int | None, typer.Option("--to", metavar="N", min=0, max=LARGEST, help="The last offset, included.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LARGEST, help="At most this many entries.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="The exported file.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
 At = Annotated[
@@ -245,7 +246,7 @@ def _import(
 
     at = None if position is None else parsed_position(position, "--position")
     if dry_run and not one.is_known:
-        facts = {"pipeline": one.id, **preview(one.sound(), file, source, data), "dry_run": dry_run}
+        facts = {"pipeline": one.id, **preview(one.sound(), file, source, data, at), "dry_run": dry_run}
         return Outcome(_imported(facts), facts)
 
     def work(lock: PipelineLock, _: object) -> Facts:

@@ -28,6 +28,8 @@ Files = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
 Facts = dict[str, Any]
+LARGEST = 10**18 - 1
+"""Largest number that an option takes: every database and file can hold it, and one more."""
 
 
 def subjects(files: Sequence[str] | None, accept_new: bool = False) -> list[Subject]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,7 +12,7 @@ from conduit_dagster.engine.report import RunResult
 from conduit_dagster.state import tables
 from conduit_dagster.state.overview import offset_rows
 from lab.scripted import Script, scripted
-from lab.support import DECODE, Lab, processor, queue, source
+from lab.support import DECODE, Lab, destination, processor, queue, source
 
 from .stored_events import newest_events
 
@@ -24,6 +25,20 @@ def build(lab: Lab, count: int, *outputs: Any, **more: Any) -> None:
     lab.write("in.jsonl", [{"i": i, "c": "AABBAABBCACBAACB"[i % 16]} for i in range(count)])
     more.setdefault("processors", [DECODE])
     lab.pipeline(connectors=[source(), *(outputs or [scripted()])], **{"dead-letter-queue": queue(), **more})
+
+
+def logged(lab: Lab, count: int, **more: Any) -> None:
+    """Create a pipeline with a log whose namespaces are logged with the entries."""
+    build(lab, count, destination(), delivery={**RECORDS, **more}, processors=[DECODE])
+
+
+def fresh(lab: Lab, **delivery: Any) -> None:
+    """Empty a logged pipeline's project, except for the exported file."""
+    for path in (".conduit", "out.jsonl", "dead.jsonl"):
+        target = lab.root / path
+        shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+    lab.write("in.jsonl", [])
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE], delivery={**RECORDS, **delivery})
 
 
 def append(lab: Lab, first: int, end: int) -> None:

@@ -18,9 +18,10 @@ from conduit_dagster.commit_log.segment_files import PartFile
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.export_file import exported
+from conduit_dagster.engine.operate.logs import require_range
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, begin_log_at, move_source, renew_source
-from conduit_dagster.engine.operate.rewind import require_no_step
+from conduit_dagster.engine.operate.rewind import check_position, require_no_step
 from conduit_dagster.engine.operate.source_positions import beyond, joined_of, log_of
 from conduit_dagster.engine.registering import register_sources
 from conduit_dagster.recovery.errors import FatalError, from_os_error
@@ -44,6 +45,7 @@ def export_log(
     The layout has no positions or times of a source: positions become text, times whole seconds. Raises ``FatalError``
     (``log.*``, ``usage.*``), ``TransientError`` (``file.*``).
     """
+    require_range(first, last)
     view = log_of(database, pipeline, base, source)
     if first is not None and first >= view.state().next_offset:
         raise beyond(view, first)
@@ -70,9 +72,10 @@ def import_log(
 
     The log must be empty or end right before the file's first offset; if all its entries are delivered, it may also end
     earlier. ``position``: where the real source continues; None means its current position. ``data``: the type of the
-    entries' data. Raises ``FatalError`` (``log.*``, ``usage.*``; ``positions.step_open`` if a step is prepared).
+    entries' data. Raises ``FatalError`` (``log.*``, ``usage.*``; ``positions.step_open`` if a step is prepared,
+    ``positions.invalid`` if ``position`` is none of the source's).
     """
-    facts = preview(lock.bound, file, source, data)
+    facts = preview(lock.bound, file, source, data, position)
     # a prepared step ends with the positions that it was planned with, and registering sources may change their kind
     require_no_step(lock, lock.store.load())
     if not dry_run:
@@ -85,12 +88,20 @@ def import_log(
     return facts
 
 
-def preview(bound: BoundPipeline, file: Path, source: str | None, data: EntryData = "opencdc") -> dict[str, Any]:
-    """Return a summary of the file, which is read to its end. Raises ``FatalError`` (``log.*``, ``usage.*``)."""
+def preview(
+    bound: BoundPipeline, file: Path, source: str | None, data: EntryData = "opencdc", position: Any = None
+) -> dict[str, Any]:
+    """Return a summary of the file, which is read to its end.
+
+    Raises ``FatalError`` (``log.*``, ``usage.*``, ``positions.invalid``).
+    """
     name = chosen("source", source, [node.id for node in bound.compiled.sources], bound.id)
     if bound.compiled.program.log != "records":
         message = f"pipeline {bound.id} keeps no log of records, so there is nothing to import into"
         raise refused("log.positions_only", message, "set delivery.log: records in its file")
+    if position is not None:
+        node = next(node for node in bound.compiled.sources if node.id == name)
+        check_position(node.source, name, node.source.initial(), position)
     first, last = _looked_through(ImportedLog(file, name, data))
     return {"source": name, "file": str(file), "first": first, "last": last, "entries": last - first + 1}
 

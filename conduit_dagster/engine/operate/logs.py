@@ -138,8 +138,7 @@ def shown(
     state = stored(database, pipeline)
     if state is None:
         raise never_ran(pipeline)
-    if first is not None and last is not None and first > last:
-        raise refused("usage.range", f"--from {first} is behind --to {last}", "give the lower offset to --from")
+    require_range(first, last)
     if logs_of(database, pipeline, base):
         view = log_of(database, pipeline, base, source)
         entries = _logged(view, _unhandled(state, view.source) if first is None else first, first is None, last)
@@ -148,6 +147,12 @@ def shown(
     low, high = first or 0, last
     entries = (e for e in staged if e.offset >= low and (high is None or e.offset <= high))
     return _shown(name, f"step, as it is staged for {consumer}", _redacted(entries, redact), limit)
+
+
+def require_range(first: int | None, last: int | None) -> None:
+    """Raise ``FatalError`` (``usage.range``) if the range ends before it begins."""
+    if first is not None and last is not None and first > last:
+        raise refused("usage.range", f"--from {first} is behind --to {last}", "give the lower offset to --from")
 
 
 def _redacted(entries: Iterator[Entry], fields: Sequence[str]) -> Iterator[Entry]:
