@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
+from conduit_dagster.cli.operate import LARGEST, DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
 from conduit_dagster.cli.verb import FAILED, Outcome, count, usage_error, verb
 from conduit_dagster.engine.operate.filters import Filters
 
@@ -72,7 +72,7 @@ app = typer.Typer(no_args_is_help=True, help="Dead letters.")
 Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; without it, all.")]
 Id = Annotated[str, typer.Argument(metavar="LETTER", help="The letter, as dlq list prints it: PIPELINE/STEP.NUMBER.")]
 State = Annotated[Literal["open", "replayed", "discarded", "all"], typer.Option("--state", help="What became of them.")]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LARGEST, help="The newest N.")]
 ByReason = Annotated[bool, typer.Option("--by-reason", help="Only count them, by kind.")]
 To = Annotated[str, typer.Argument(metavar="FILE", help="One JSON object per line.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Source, operated, subject, who
+from conduit_dagster.cli.operate import LARGEST, DryRun, Facts, Files, Pipeline, Source, operated, subject, who
 from conduit_dagster.cli.verb import Outcome, count, verb
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ Only = Annotated[
     str | None, typer.Argument(metavar="[CONSUMER]", help="The destination; needed where there are several.")
 ]
 Offset = Annotated[
-    int | None, typer.Argument(metavar="[OFFSET]", min=0, help="Up to this record, included; or give --offset.")
+    int | None,
+    typer.Argument(metavar="[OFFSET]", min=0, max=LARGEST, help="Up to this record, included; or give --offset."),
 ]
 Offsets = Annotated[
     list[str] | None,

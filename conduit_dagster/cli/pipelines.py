@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.operate import DryRun, Files, Pipeline, subject, who
+from conduit_dagster.cli.operate import LARGEST, DryRun, Files, Pipeline, subject, who
 from conduit_dagster.cli.verb import (
     FAILED,
     AcceptNewState,
@@ -128,7 +128,7 @@ Since = Annotated[
     str | None,
     typer.Option("--since", metavar="AGE|TIME", help="Only newer ones: 2h, 1d12h, or 2026-08-02T10:00Z."),
 ]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LARGEST, help="The newest N.")]
 
 
 @verb("pipelines history")

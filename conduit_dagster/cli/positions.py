@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import (
+    LARGEST,
     DryRun,
     Facts,
     Files,
@@ -35,7 +36,8 @@ Name = Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="The source
 ToStart = Annotated[bool, typer.Option("--to-start", help="To the source's beginning, or that of its log.")]
 To = Annotated[str | None, typer.Option("--to", metavar="JSON", help="To a position, as positions show prints it.")]
 ToOffset = Annotated[
-    int | None, typer.Option("--to-offset", metavar="N", min=0, help="The record with this offset comes next.")
+    int | None,
+    typer.Option("--to-offset", metavar="N", min=0, max=LARGEST, help="The record with this offset comes next."),
 ]
 ToTime = Annotated[
     str | None,
@@ -50,7 +52,10 @@ Into = Annotated[
     typer.Option("--into", metavar="DESTINATION", help="Only this destination is sent the records again; with a log."),
 ]
 UntilOffset = Annotated[
-    int | None, typer.Option("--until-offset", metavar="N", min=0, help="With --into: the first record not sent again.")
+    int | None,
+    typer.Option(
+        "--until-offset", metavar="N", min=0, max=LARGEST, help="With --into: the first record not sent again."
+    ),
 ]
 UntilTime = Annotated[
     str | None, typer.Option("--until-time", metavar="AGE|TIME", help="With --into: only what was logged before.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conduit_dagster.cli.operate import LARGEST
 from conduit_dagster.cli.verb import (
     FAILED,
     OK,
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.trial.cases import CaseResult
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's file.")]
-Records = Annotated[int, typer.Option("--records", metavar="N", min=1, help="How many records of each source.")]
+Records = Annotated[
+    int, typer.Option("--records", metavar="N", min=1, max=LARGEST, help="How many records of each source.")
+]
 Pipeline = Annotated[
     str | None, typer.Option("--pipeline", metavar="PIPELINE", help="Which pipeline, if the file has several.")
 ]

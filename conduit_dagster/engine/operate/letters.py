@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -83,11 +84,12 @@ def _total(counts: Sequence[dict[str, Any]]) -> int:
 def parse_id(text: str) -> tuple[str, Key]:
     """Return pipeline and key of a letter's id; the pipeline is optional. Raises ``FatalError`` (``usage.letter``)."""
     pipeline, _, key = text.rpartition("/")
-    step, _, number = key.partition(".")
-    if not (step.isascii() and step.isdecimal() and number.isascii() and number.isdecimal()):
+    # numbers that the store can hold
+    match = re.fullmatch(r"([0-9]{1,18})\.([0-9]{1,18})", key)
+    if match is None:
         fix = "conduit-dagster dlq list shows them"
         raise refused("usage.letter", f"{text!r} is not a dead-letter id; expected PIPELINE/STEP.NUMBER", fix)
-    return pipeline, (int(step), int(number))
+    return pipeline, (int(match[1]), int(match[2]))
 
 
 def _key_of(text: str, pipeline: str) -> Key:
