@@ -16,6 +16,7 @@ from conduit_dagster.state.dead_letters import (
     STATES,
     DeadLetterQuery,
     fail_again,
+    forget_missed_between,
     insert_parts,
     newest,
     pages,
@@ -206,6 +207,28 @@ def test_only_open_letters_whose_record_is_kept_are_taken(database: sa.Engine, s
     assert begun(store, DeadLetterQuery(keys=[(1, 0), (1, 1), (1, 2)])) == 1
     assert keys(database, "replaying") == [(1, 2)]
     assert newest(database, "p", DeadLetterQuery(("discarded",)), 1)[0]["note"] == "why"
+
+
+def test_a_destination_is_struck_off_many_letters_at_once(database: sa.Engine, store: PipelineStore) -> None:
+    """A statement per letter kept every other pipeline of the store waiting for as long."""
+    missed = ('["two"]', '["one", "two"]', '["one"]')
+    add(store, 1, *(letter(number, missed=missed[number % 3]) for number in range(30)))
+    statements = list[str]()
+
+    def heard(_: Any, __: Any, text: str, *___: Any) -> None:
+        statements.append(text)
+
+    def work(connection: sa.Connection) -> None:
+        sa.event.listen(connection, "before_cursor_execute", heard)
+        forget_missed_between(connection, "p", "two", ("in",), range(27))
+
+    store.transactions.run(work)
+    assert len(statements) == 3
+    assert keys(database, "discarded") == [(1, number) for number in range(0, 27, 3)]
+    with reading(database) as connection:
+        found = sa.select(dead_letters.c.number, dead_letters.c.missed).where(dead_letters.c.state == "open")
+        left = dict(row for row in connection.execute(found).tuples())
+    assert left == {**{n: '["one"]' for n in range(27) if n % 3}, 27: missed[0], 28: missed[1], 29: missed[2]}
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
