@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from lab.operating import (
+    RECORDS,
     after_bulk_error,
     append,
     build,
@@ -101,6 +102,23 @@ def test_backwards_over_acks_that_a_job_made_durable(run, lab: Lab, script: Scri
     script.says()
     assert lab.run().error is None
     assert script.sent() == [list(range(5, 16))]
+
+
+def test_backwards_in_a_range_that_is_sent_again(run, lab: Lab, script: Script) -> None:
+    """What the destination had before the range stays handled."""
+    build(lab, 16, delivery={"redelivery": "one-at-a-time", **RECORDS})
+    assert lab.run().error is None
+    run("positions", "rewind", "p", "--to-offset", "4", "--until-offset", "12", "--into", "out")
+    script.says(bulk=[9])
+    assert code_of(lab.run()) == "delivery.bulk_failed"
+    assert code_of(lab.run()) == "delivery.record_failed"
+    script.sent()
+    assert result(run("offsets", "mark", "p", "out", "6", "--force", "--json"))["offsets"] == [7, 8]
+    assert offsets(lab)["out"] == 15
+    script.says()
+    assert lab.run().error is None
+    assert script.sent() == [[7], [8], [9], [10], [11]]
+    assert offsets(lab)["out"] == 15
 
 
 def test_going_back_over_records_that_were_skipped_is_refused(run, lab: Lab, script: Script) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from lab.leases import change_owner, silence
+from sqlalchemy import event
 
 from conduit_dagster.state import dead_letter_replays, letter_index
 from conduit_dagster.state.database import reading
@@ -219,7 +220,7 @@ def test_a_destination_is_struck_off_many_letters_at_once(database: sa.Engine, s
         statements.append(text)
 
     def work(connection: sa.Connection) -> None:
-        sa.event.listen(connection, "before_cursor_execute", heard)
+        event.listen(connection, "before_cursor_execute", heard)
         forget_missed_between(connection, "p", "two", ("in",), range(27))
 
     store.transactions.run(work)

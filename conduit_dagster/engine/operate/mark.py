@@ -25,6 +25,7 @@ from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, put_offse
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.delivery_store import end_delivery, move_offsets, put_progress
 from conduit_dagster.state.history import record_event
+from conduit_dagster.state.pipeline_state import SENT_AGAIN
 from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 
 
@@ -158,11 +159,12 @@ def _offsets(opened: OpenDelivery, cut: DeliveryPlace) -> list[tuple[str, int]]:
     """Return the new offsets of the next record's source and of the sources after it."""
     following, found = cut.following, list[tuple[str, int]]()
     assert following is not None  # the cut lies before handled records
+    known = opened.loop.context.state.sources
     behind = False
     for span in opened.shipment.plan.ranges:
         behind = behind or span.source == following.source
-        # the offsets of a join's members move with the whole step only
-        if behind and not is_joined(opened.shipment.plan):
+        # the offsets of a join's members move with the whole step only, and a range that is sent again moves none
+        if behind and not is_joined(opened.shipment.plan) and not known[span.source].unit.get(SENT_AGAIN):
             ordinal = following.ordinal if span.source == following.source else 0
             found.append((span.connector, span.offset + ordinal - 1))
     return found
