@@ -10,7 +10,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -223,10 +223,15 @@ _COMMAND = "command"
 """Key of an owner that holds the lease for one operation."""
 
 
+def is_command(owner: Mapping[str, Any] | None) -> bool:
+    """Return whether an owner holds the lease for one operation, and runs nothing."""
+    return owner is not None and bool(owner.get(_COMMAND))
+
+
 def _held(pipeline: str, owner: str) -> TransientError:
     who = json.loads(owner) if owner else {}  # empty: it was acquired and released meanwhile
     where = f", in process {who['pid']} on {who['host']}" if who else ""
-    if who.get(_COMMAND):
+    if is_command(who):
         return LeaseHeldByCommand(
             f"a command is at work on pipeline {pipeline}{where}",
             code="lease.held",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 
+import pytest
 import sqlalchemy as sa
 from lab.leases import change_owner, silence
 
 from conduit_dagster.engine.operate.subject import ask_start, stop
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.overview import pipeline_rows
@@ -87,3 +90,29 @@ def test_a_stop_while_a_run_takes_the_lease_ends_that_run(database: sa.Engine) -
     lease.release()
     row = pipeline_rows(database)["p"]
     assert (row["status"], row["reason"]) == ("stopped", "user")
+
+
+def test_a_command_at_work_runs_nothing_where_a_run_was_killed(database: sa.Engine) -> None:
+    """A start was refused as if the pipeline ran, and nothing started it when the command had ended."""
+    lease = acquire(database, "p", 30.0)
+    PipelineStore(database, lease).status.begin(RunStart("first", "p.yaml"))
+    lease.release()  # the status of a run that was killed stays
+    command = acquire(database, "p", 30.0, by_command=True)
+    assert ask_start(database, "p", "operator", 10.0)
+    assert recovery_rows(database)["p"].asked == "start"
+    command.release()
+
+
+def test_a_stop_that_waits_for_a_command_says_so(database: sa.Engine) -> None:
+    """It said to stop by force, which no command heeds."""
+    ended(database, "system")
+    command = acquire(database, "p", 30.0, by_command=True)
+    with pytest.raises(TransientError) as waiting:
+        stop(database, "p", "operator", False, 10.0, 0.2)
+    assert (waiting.value.code, waiting.value.fix) == (
+        "pipeline.stopping",
+        "wait for that command's end, then repeat: conduit-dagster pipelines stop p",
+    )
+    assert f"a command is at work on it, in process {os.getpid()}" in str(waiting.value)
+    command.release()
+    assert stop(database, "p", "operator", False, 10.0, 20.0)

@@ -22,7 +22,7 @@ from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.state.claim import existing_store, project_store
-from conduit_dagster.state.lease import free_silent
+from conduit_dagster.state.lease import free_silent, is_command
 from conduit_dagster.state.overview import locked_row, pipeline_rows, stored_names
 from conduit_dagster.state.recovery_state import NEVER, never_began, record_request, recovery_rows, recovery_state
 
@@ -48,7 +48,8 @@ def ask_start(database: sa.Engine, pipeline: str, by: str, lease_seconds: float)
 def _runs(connection: sa.Connection, pipeline: str) -> bool:
     # locked: a run that begins at this moment is the requested start, and takes the request
     row = locked_row(connection, pipeline)
-    if row is None or not _is_owned(row):
+    # what a command is at work on does not run, also where the run before was killed
+    if row is None or not _is_owned(row) or is_command(row["owner"]):
         return False
     # a run that has just ended, or waits for its restart, still holds the lease for a moment
     return row["status"] not in _ENDED and not recovery_state(connection, pipeline).restart_at_ns
@@ -82,14 +83,21 @@ def stop(
     end = time.monotonic() + longest
     while not _is_ended(database, pipeline, lease_seconds):
         if time.monotonic() > end:
-            raise TransientError(
-                f"pipeline {pipeline} was asked to stop and has not ended within {longest:g} s",
-                code="pipeline.stopping",
-                fix="wait for the step at hand, or stop it by force:"
-                f" conduit-dagster pipelines stop {shlex.quote(pipeline)} --force",
-            )
+            raise _stopping(database, pipeline, longest)
         time.sleep(_LOOK)
     return not was_stopped
+
+
+def _stopping(database: sa.Engine, pipeline: str, seconds: float) -> TransientError:
+    words, stop = shlex.quote(pipeline), "conduit-dagster pipelines stop"
+    row = pipeline_rows(database).get(pipeline)
+    if row is not None and is_command(row["owner"]):
+        why = f"a command is at work on it, in process {row['owner']['pid']} on {row['owner']['host']}"
+        fix = f"wait for that command's end, then repeat: {stop} {words}"
+    else:
+        why = f"has not ended within {seconds:g} s"
+        fix = f"wait for the step at hand, or stop it by force: {stop} {words} --force"
+    return TransientError(f"pipeline {pipeline} was asked to stop and {why}", code="pipeline.stopping", fix=fix)
 
 
 def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
