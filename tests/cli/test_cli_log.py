@@ -101,6 +101,8 @@ def test_beyond_the_end_and_backwards_ranges_are_refused(run, lab: Lab) -> None:
     beyond = error(run("log", "show", "p", "--from", "4", "--json"))
     assert (beyond["code"], "the newest one of in is 3" in beyond["message"]) == ("log.beyond_end", True)
     assert error(run("log", "show", "p", "--from", "3", "--to", "1", "--json"))["code"] == "usage.range"
+    handled = error(run("log", "show", "p", "--to", "1", "--json"))
+    assert (handled["code"], "begins at offset 4" in handled["message"]) == ("usage.range", True)
     assert run("log", "show", "p", "--from", "-1").code == 2
     assert error(run("log", "show", "p", "--source", "inn", "--json"))["fix"] == "did you mean in?"
 

@@ -385,7 +385,10 @@ def test_a_range_needs_one_destination(run, lab: Lab) -> None:
     build(lab, 2, destination(), delivery=RECORDS)
     assert lab.run().error is None
     refused = error(run("positions", "rewind", "p", "--to-start", "--until-offset", "1", "--json"))
-    assert (refused["code"], refused["fix"]) == ("usage.until", "name it: into DESTINATION")
+    assert (refused["code"], refused["fix"]) == (
+        "usage.until",
+        "name it: --into DESTINATION, in a job into: DESTINATION",
+    )
     both = ("--until-offset", "1", "--until-time", "1h")
     code = error(run("positions", "rewind", "p", "--to-start", "--into", "out", *both, "--json"))["code"]
     assert code == "usage.position"

@@ -141,7 +141,11 @@ def shown(
     require_range(first, last)
     if logs_of(database, pipeline, base):
         view = log_of(database, pipeline, base, source)
-        entries = _logged(view, _unhandled(state, view.source) if first is None else first, first is None, last)
+        start = _unhandled(state, view.source) if first is None else first
+        if last is not None and start > last:
+            message = f"what is not handled of {view.source} begins at offset {start}, behind --to {last}"
+            raise refused("usage.range", message, "name the first offset: --from N")
+        entries = _logged(view, start, first is None, last)
         return _shown(view.source, "log", _redacted(entries, redact), limit)
     name, consumer, staged = _staged(pipeline, state, bound, source)
     low, high = first or 0, last

@@ -68,7 +68,9 @@ def _shape(value: Any) -> str:
 
 def _invalid(name: str, why: str) -> Exception:
     message = f"{name} has no such position: {why}"
-    return refused("positions.invalid", message, "give one that conduit-dagster positions show, or a record, shows")
+    return refused(
+        "positions.invalid", message, "give one that conduit-dagster positions show, log export, or a record, shows"
+    )
 
 
 def skipped_by(source: Source, known: Any, wanted: Any) -> Skipped:

@@ -39,7 +39,11 @@ def resent(into: str | None, start: RewindTarget, ends: Sequence[RewindTarget], 
     ``ends``: the ends that were given; ``choices``: the names of the options. Raises ``FatalError`` (``usage.*``).
     """
     if into is None and ends:
-        raise refused("usage.until", "only one destination can be sent a range", "name it: into DESTINATION")
+        raise refused(
+            "usage.until",
+            "only one destination can be sent a range",
+            "name it: --into DESTINATION, in a job into: DESTINATION",
+        )
     end = only_target(ends, f"give one of {choices}") if ends else None
     return None if into is None else Resent(into, start, end)
 
