@@ -148,10 +148,10 @@ class PartitionReader:
                 raise self._errors.behind(f"{part.topic}, partition {part.partition}", high, expected)
 
 
-GONE = (
-    "start over: conduit-dagster positions rewind PIPELINE CONNECTOR --to-start; or accept the loss: set on-gone: skip;"
-    " and let the topic {topic} keep messages for longer (retention.ms)"
+START_OVER = (
+    "start over: conduit-dagster positions rewind PIPELINE CONNECTOR --to-start; or accept the loss: set on-gone: skip"
 )
+GONE = START_OVER + "; and let the topic {topic} keep messages for longer (retention.ms)"
 
 
 def some_messages(consumer: Consumer, count: int) -> list[Message]:

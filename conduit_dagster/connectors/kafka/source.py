@@ -19,7 +19,7 @@ from conduit_dagster.connectors.kafka.kafka_position import (
     ranges,
 )
 from conduit_dagster.connectors.kafka.message_sizes import MessageSizes, shares
-from conduit_dagster.connectors.kafka.partition_reader import GONE, PartitionReader
+from conduit_dagster.connectors.kafka.partition_reader import GONE, START_OVER, PartitionReader
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.connectors.kafka.topics import Cluster, KnownTopic
 from conduit_dagster.recovery.errors import ConduitError
@@ -169,7 +169,7 @@ class KafkaSource(Source):
         """
         if before.id != topic.id:
             message = f"the topic {topic.name} was recreated: its messages are not the ones that were read"
-            return self._errors.fatal(message, "kafka.topic_changed", GONE.format(topic=topic.name), topic.name)
+            return self._errors.fatal(message, "kafka.topic_changed", START_OVER, topic.name)
         if len(topic.low) < len(before.next):
             # partitions are never removed
             message = f"the brokers show {len(topic.low)} of the {len(before.next)} partitions of {topic.name}"
