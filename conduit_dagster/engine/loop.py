@@ -240,12 +240,11 @@ class InFlightSteps:
             self._unfinished.popleft().result()
 
     def _finish(self, plan: Plan, staged: Staged) -> None:
-        if self._failed.is_set():
-            # a step failed: this one is not prepared, and is void or staged again (CASES A10)
-            self._loop.stager.discard(staged.staging)
-            return
-        if not self._goes_on():
-            self._loop.context.store.void(plan.step)
+        # behind a failed step: this one is not prepared, and is void or staged again (CASES A10)
+        is_behind = self._failed.is_set()
+        if is_behind or not self._goes_on():
+            if not is_behind:
+                self._loop.context.store.void(plan.step)
             self._loop.stager.discard(staged.staging)
             return
         try:

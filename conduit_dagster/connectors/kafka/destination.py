@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Producer
 
 from conduit_dagster.connectors.kafka.delivery_session import ClaimMessage, DeliverySession
-from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, OWN_IDS, AccessRights, KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, AccessRights, KafkaErrors, own_id
 from conduit_dagster.connectors.kafka.message_sender import MessageSender, PlainProducer, SendError
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import (
@@ -71,7 +71,7 @@ class KafkaDestination(StagedDestination):
     def __init__(self, settings: KafkaDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._layout = MessageLayout(settings)
-        self._owner = settings.transactional_id or f"{OWN_IDS}{context.pipeline}/{context.connector}"
+        self._owner = own_id(settings.transactional_id, context)
         own = {settings.deliveries_topic: ("Read", "Write", "Describe", "DescribeConfigs", "Create")}
         rights = AccessRights(("Write", "Describe", "Create"), transactional_id=self._owner, others=own)
         self._errors = KafkaErrors(settings, rights)
@@ -239,6 +239,6 @@ class KafkaDestination(StagedDestination):
         if code != KafkaError.TOPIC_AUTHORIZATION_FAILED and code not in NO_TOPIC:
             return fixed or ""
         refused = self._topics.missing() if code in NO_TOPIC else self._topics.unwritable()
-        own = [name for name in refused if name == self.settings.deliveries_topic or name == fixed]
+        own = [name for name in refused if name in (self.settings.deliveries_topic, fixed)]
         named = (name for name in refused if name not in own and places_of(delivery, name))
         return next(iter(own), "") or next(named, "")

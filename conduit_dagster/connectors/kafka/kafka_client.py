@@ -16,6 +16,7 @@ from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.connectors.kafka.settings import KafkaSettings
 from conduit_dagster.connectors.kafka.tls_diagnosis import tls_problem
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.secret_values import remember
 
 C = TypeVar("C")
@@ -84,7 +85,7 @@ _RIGHTS: Final = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "--transactional-id {transactional_id} "
     "--operation Write --operation Describe",
 }
-OWN_IDS: Final = "conduit-"
+_OWN_IDS: Final = "conduit-"
 """Prefix of the groups and transactional ids that no setting names."""
 NO_TOPIC: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_ID)
 PASSING: Final = (
@@ -146,6 +147,11 @@ def fatal_errors() -> Generator[None]:
         raise cause from None
 
 
+def own_id(given: str, context: ConnectorContext) -> str:
+    """Return a connector's consumer group or transactional id: as a setting names it, otherwise its own."""
+    return given or f"{_OWN_IDS}{context.pipeline}/{context.connector}"
+
+
 class AccessRights(NamedTuple):
     """What the user of a connector has to be granted."""
 
@@ -159,9 +165,9 @@ class AccessRights(NamedTuple):
     def grant(self, code: int, topic: str) -> str:
         """Return the words for ``kafka-acls.sh`` that grant what an error says is missing."""
         operations = " ".join(f"--operation {one}" for one in self.others.get(topic, self.operations))
-        own = f"'{OWN_IDS}' --resource-pattern-type prefixed"
+        own = f"'{_OWN_IDS}' --resource-pattern-type prefixed"
         named = {
-            key: own if name.startswith(OWN_IDS) else name
+            key: own if name.startswith(_OWN_IDS) else name
             for key, name in (("group", self.group), ("transactional_id", self.transactional_id))
         }
         return _RIGHTS[code].format(topic=topic or "TOPIC", operations=operations, **named)

@@ -9,7 +9,7 @@ import msgspec
 import re2
 
 from conduit_dagster.connectors.kafka.group_offsets import GroupOffsets
-from conduit_dagster.connectors.kafka.kafka_client import OWN_IDS, AccessRights, KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_client import AccessRights, KafkaErrors, own_id
 from conduit_dagster.connectors.kafka.kafka_position import (
     KafkaPosition,
     PartitionRange,
@@ -52,8 +52,8 @@ class KafkaSource(Source):
 
     def __init__(self, settings: KafkaSourceSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
-        group = settings.group_id or f"{OWN_IDS}{context.pipeline}/{context.connector}"
-        self._errors = KafkaErrors(settings, AccessRights(("Read", "Describe"), group))
+        rights = AccessRights(("Read", "Describe"), own_id(settings.group_id, context))
+        self._errors = KafkaErrors(settings, rights)
         self._cluster = Cluster(settings, self._errors)
         self._sizes = MessageSizes(settings, self._errors)
         self._group = GroupOffsets(settings, context, self._errors, self._cluster)

@@ -32,7 +32,7 @@ NO_LIMITS = """
     WHERE current_setting(name, true) IS NOT NULL
 """
 # 12.34 would be 1234 as money of a locale with a decimal comma, and null in an array a text
-SAME_VALUES = """
+_SAME_VALUES = """
     SELECT set_config(name, value, false)
     FROM (VALUES ('lc_monetary', 'C'), ('array_nulls', 'on'), ('xmloption', 'content')) known (name, value)
 """
@@ -79,7 +79,7 @@ def _prepare(connection: Connection, settings: DatabaseSettings) -> None:
         connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
     connection.execute(DURABLE)
     connection.execute(NO_LIMITS)
-    connection.execute(SAME_VALUES)
+    connection.execute(_SAME_VALUES)
 
 
 def value_of(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[object] = ()) -> Any:
