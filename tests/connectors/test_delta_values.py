@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 from lab.delta_deliveries import make, numbers, records, refusals, rows, stage
@@ -107,6 +108,24 @@ def test_a_number_beyond_the_range_of_its_column_does_not_fit(tmp_path: Path) ->
     nested = make(tmp_path, path="nested")
     nested.publish(stage(nested, 1, [[{"n": [{"d": 0.5}]}]]))
     assert refusals(nested, {"n": [{"d": 1}, {"d": 10**309}]})[0][1].startswith("the field n[1].d is 1000")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_whole_number_loses_no_digits_in_a_column_of_floats(tmp_path: Path, nested: bool) -> None:
+    """It may be an id. Numbers as JavaScript and Go write floats, with the shortest digits, are kept."""
+    destination = make(tmp_path, columns="" if nested else "d:double,f:float")
+    first = {"d": 0.5, "f": 0.5}
+    destination.publish(stage(destination, 1, [[{"n": [first]} if nested else first]]))
+    kept = [2**53, -(2**60), 1152921504606847000, 10**23, float(2**53 + 1), 1.5e300]
+    lost = [2**53 + 1, -(2**53) - 1, 10**18 + 1]
+    found = refusals(destination, *({"n": [{"d": d}]} if nested else {"d": d} for d in [*kept, *lost]))
+    assert {place: code for place, (code, _) in found.items()} == dict.fromkeys((6, 7, 8), "delta.does_not_fit")
+    assert f"the field {'n[0].' if nested else ''}d is 9007199254740993" in found[6][1]
+
+
+def test_a_whole_number_loses_no_digits_in_a_column_of_short_floats(tmp_path: Path) -> None:
+    found = refusals(make(tmp_path, columns="f:float"), *({"f": f} for f in (2**24, 123456790, 3 * 10**38, 16777217)))
+    assert list(found) == [3]
 
 
 def test_a_refusal_does_not_depend_on_the_neighbours(tmp_path: Path) -> None:

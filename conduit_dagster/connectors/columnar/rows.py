@@ -13,6 +13,7 @@ import pyarrow.json as pj
 
 from conduit_dagster.connectors.columnar.columns import DataType, Schema, is_name
 from conduit_dagster.connectors.columnar.documents import documents
+from conduit_dagster.connectors.columnar.floats import has_infinity, has_large, rounds
 from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.readable import shortened
 from conduit_dagster.record import Document, Nack
@@ -205,6 +206,7 @@ class _Misfit:
 
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 class Lines:
@@ -231,8 +233,9 @@ class Lines:
 class RowReader:
     """Reader of JSON lines into rows of one schema. Converts no values except text to dates and times.
 
-    A number with a fraction part, even ``1.0``, is not an integer. A number for a double or float column is rounded to
-    that type, but one beyond its range does not fit; a time with an offset is stored as the instant it denotes.
+    A number with a fraction part, even ``1.0``, is not an integer. A fraction is rounded to the type of a double or
+    float column; a whole number that the type does not have, and a number beyond its range, do not fit. A time with an
+    offset is stored as the instant it denotes.
     """
 
     def __init__(self, schema: Schema, unknown_fields: Literal["refuse", "ignore"], plugin: str) -> None:
@@ -260,10 +263,16 @@ class RowReader:
         data = b"\n".join(lines)
         read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
-        # JSON has no infinity: Arrow's reader makes one of a number that is too large for the type
-        if any(_has_infinity(chunk) for column in table.columns for chunk in column.chunks):
-            raise pa.ArrowInvalid("a number is too large for its column")
+        self._require_kept(table, lines)
         return table if table.schema == self.schema else table.cast(self.schema)
+
+    def _require_kept(self, table: Table, lines: Sequence[bytes]) -> None:
+        large = [chunk for column in table.columns for chunk in column.chunks if has_large(chunk)]
+        # JSON has no infinity: Arrow's reader makes one of a number that is too large for the type
+        if any(map(has_infinity, large)):
+            raise pa.ArrowInvalid("a number is too large for its column")
+        if large and any(rounds(_decode(line), self.schema) for line in lines):
+            raise pa.ArrowInvalid("a whole number has more digits than its column holds")
 
     def misfits(self, lines: Sequence[bytes], first: int = 0) -> dict[int, str]:
         """Return the lines that do not fit, found by halving: index, and the reader's error for that line alone."""
@@ -315,12 +324,3 @@ def _fits(value: Any, kind: DataType) -> bool:
     except pa.ArrowException:
         return False
     return True
-
-
-def _has_infinity(array: Any) -> bool:
-    kind = array.type
-    if _types.is_floating(kind):
-        return bool(_compute.any(_compute.is_inf(array)).as_py())
-    if _types.is_struct(kind):
-        return any(map(_has_infinity, array.flatten()))
-    return _types.is_list(kind) and _has_infinity(array.flatten())
