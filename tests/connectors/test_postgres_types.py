@@ -209,6 +209,36 @@ def test_an_element_that_does_not_fit_is_told_at_once(lab: PostgresLab, kind: st
     assert [refusal.nack.code for refusal in lab.refused] == [f"postgres.{code}"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "kept", "lost"),
+    [
+        ("float8", [2**53, 1152921504606847000, 10**22, 0.1], [2**53 + 1, -(10**18) - 1, 10**400]),
+        ("float4", [2**24, 123456790, 0.1], [2**24 + 1]),
+        ("float8[]", [[2**53, None]], [[1, 2**53 + 1]]),
+    ],
+)
+def test_a_whole_number_loses_no_digits_in_a_column_of_floats(
+    lab: PostgresLab, kind: str, kept: list[Any], lost: list[Any]
+) -> None:
+    """It may be an id."""
+    lab.execute(f"CREATE TABLE t (v {kind})")
+    lab.deliver(lab.destination(), [Record(1, {}, {"v": value}) for value in [*kept, *lost]])
+    assert [refusal.place for refusal in lab.refused] == list(range(len(kept), len(kept) + len(lost)))
+    assert {refusal.nack.code for refusal in lab.refused} == {"postgres.out_of_range"}
+    assert len(lab.rows()) == len(kept)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_new_table_holds_whole_numbers_beside_fractions(lab: PostgresLab, blocks: int) -> None:
+    """Also where they come in other blocks; without fractions, they are a bigint."""
+    large = 2**53 + 1
+    records = [Record(place, {}, {"id": large, "v": v}) for place, v in enumerate((0.5, large, 2))]
+    size = len(records) // blocks
+    lab.deliver(lab.destination(create_table="auto"), *(records[i : i + size] for i in range(0, 3, size)))
+    assert lab.execute("SELECT v::text FROM t ORDER BY v") == [("0.5",), ("2",), (str(large),)]
+    assert lab.execute("SELECT DISTINCT pg_typeof(id)::text, pg_typeof(v)::text FROM t") == [("bigint", "numeric")]
+
+
 def test_settings_of_the_database_change_no_value(lab: PostgresLab) -> None:
     database = lab.execute("SELECT current_database()")[0][0]
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, names text[], part xml)")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
-from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from conduit_dagster.connectors.columnar.columns import DataType
+from conduit_dagster.connectors.whole_numbers import FloatBits, loses_digits
 from conduit_dagster.record import Document
 
 _types: Any = pa.types
 _compute: Any = pc
-_EXACT: Final = {pa.float32(): 2.0**24, pa.float64(): 2.0**53}
-"""Below this, each whole number is one of the type."""
+_BITS: Final[dict[DataType, FloatBits]] = {pa.float32(): 24, pa.float64(): 53}
 
 
 def has_infinity(array: Any) -> bool:
@@ -30,7 +28,7 @@ def has_large(array: Any) -> bool:
 
 
 def _is_large(floats: Any) -> Any:
-    return _compute.greater_equal(_compute.abs(floats), pa.scalar(_EXACT[floats.type], floats.type))
+    return _compute.greater_equal(_compute.abs(floats), pa.scalar(2.0 ** _BITS[floats.type], floats.type))
 
 
 def _any(array: Any, test: Callable[[Any], Any]) -> bool:
@@ -45,20 +43,14 @@ def _any(array: Any, test: Callable[[Any], Any]) -> bool:
 def rounds(document: Document, fields: Any) -> bool:
     """Return whether a column changes a whole number of a document that fits. ``fields``: a schema or a struct type.
 
-    A fraction is rounded to the nearest number of the type, as everywhere; a whole number, which may be an id, must be
-    a number of the type, or the shortest text of one, as JavaScript and Go write floats.
+    A fraction is rounded to the nearest number of the type, as everywhere.
     """
     return any(_rounds(document.get(field.name), field.type) for field in fields)
 
 
 def _rounds(value: Any, kind: DataType) -> bool:
-    if isinstance(value, int) and _types.is_floating(kind):
-        number = _as(value, kind)
-        return number != value and Decimal(pa.scalar(number, kind).cast(pa.string()).as_py()) != value
+    if isinstance(value, int) and kind in _BITS:
+        return loses_digits(value, _BITS[kind])
     if isinstance(value, dict) and _types.is_struct(kind):
         return rounds(value, kind)
     return isinstance(value, list) and _types.is_list(kind) and any(_rounds(item, kind.value_type) for item in value)
-
-
-def _as(number: int, kind: DataType) -> float:
-    return struct.unpack("f", struct.pack("f", number))[0] if kind == pa.float32() else float(number)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from datetime import date, datetime
-from decimal import Decimal
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection, connect
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
+from conduit_dagster.connectors.whole_numbers import FloatBits
 
 Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "hstore", "text"]
 
@@ -41,6 +40,7 @@ _KINDS: dict[str, Kind] = {
     "hstore": "hstore",
 }
 _BITS = {"int2": 15, "int4": 31, "int8": 63}
+_FLOAT_BITS: dict[str, FloatBits] = {"float4": 24, "float8": 53}
 _LIFETIME = 60.0
 """Seconds for which a process caches a table. A field without a column triggers a refresh at once."""
 
@@ -53,6 +53,8 @@ class Column(NamedTuple):
     kind: Kind
     bits: int = 0
     """Bits of an integer without its sign; for an array, those of its elements."""
+    float_bits: FloatBits | None = None
+    """Bits of the digits of a float; for an array, those of its elements."""
     required: bool = False
     """NULL is rejected, and no trigger could fill in a value."""
     has_default: bool = False
@@ -93,8 +95,8 @@ def _column(row: tuple[Any, ...]) -> Column:
     single = base[1:] if is_array else base
     of_one: Kind = _KINDS.get(single, "text")
     kind: Kind = "array" if is_array else of_one
-    bits = _BITS.get(single, 0)
-    return Column(name, shown, kind, bits, required and not has_default, has_default, generated, element=of_one)
+    made = Column(name, shown, kind, _BITS.get(single, 0), _FLOAT_BITS.get(single), required and not has_default)
+    return made._replace(has_default=has_default, generated=generated, element=of_one)
 
 
 class TableCache:
@@ -145,39 +147,6 @@ def check_rights(connection: Connection, table: Table, verdicts: DatabaseErrors)
     if row is not None and not row[0]:
         fix = f"as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {row[1]}"
         raise verdicts.fatal(f"no right to insert into {table.name}", "postgres.no_privilege", fix)
-
-
-_TYPES: Final[dict[type, str]] = {
-    str: "text",
-    bool: "boolean",
-    int: "bigint",
-    float: "double precision",
-    dict: "jsonb",
-    list: "jsonb",
-    bytes: "bytea",
-    Decimal: "numeric",
-    datetime: "timestamptz",
-    date: "date",
-}
-_NUMBERS: Final = ("bigint", "numeric", "double precision")
-
-
-def column_type(values: Sequence[Any]) -> str | None:
-    """Return the column type that holds all values; None if all are null."""
-    found = {_TYPES.get(kind, "text") for kind in set(map(type, values)) if kind is not type(None)}
-    if "bigint" in found and any(type(v) is int and not -(1 << 63) <= v < 1 << 63 for v in values):
-        found = (found - {"bigint"}) | {"numeric"}
-    return common(found)
-
-
-def common(types: Iterable[str | None]) -> str | None:
-    """Return the common type of several column types: numbers widen, any other mixture becomes text."""
-    found = {name for name in types if name is not None}
-    if len(found) <= 1:
-        return next(iter(found), None)
-    if found <= set(_NUMBERS):
-        return "numeric" if "numeric" in found else "double precision"
-    return "text"
 
 
 class TableLookup:

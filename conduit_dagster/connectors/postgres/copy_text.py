@@ -15,6 +15,7 @@ import msgspec
 
 from conduit_dagster.connectors.postgres.catalog import Column
 from conduit_dagster.connectors.postgres.sqlstates import CellError
+from conduit_dagster.connectors.whole_numbers import loses_digits
 from conduit_dagster.readable import shortened
 
 _Cell = str | int | float | bool | msgspec.Raw
@@ -53,8 +54,7 @@ def _uniform(values: Sequence[Any], kind: type, column: Column) -> Sequence[_Cel
     if kind is str:
         return values
     if kind is int and column.kind in ("integer", "number", "text"):
-        if column.bits:
-            _check_bits(min(values), max(values), column)
+        _check_whole(values, column)
         return values
     if kind is bool and column.kind in ("boolean", "text"):
         return values
@@ -64,12 +64,20 @@ def _uniform(values: Sequence[Any], kind: type, column: Column) -> Sequence[_Cel
     return [_text(value, column) for value in values]
 
 
-def _check_bits(least: int, most: int, column: Column) -> None:
+def _check_whole(numbers: Sequence[int], column: Column) -> None:
+    least, most = min(numbers), max(numbers)
     if column.bits and not -(1 << column.bits) <= least <= most < 1 << column.bits:
         worst = least if least < -(1 << column.bits) else most
-        raise CellError(
-            "out_of_range", f"{shortened(str(worst), 40)} does not fit the column {column.name} ({column.type})"
-        )
+        raise _out_of_range(worst, "does not fit", column)
+    bits = column.float_bits
+    lossy = None if bits is None else next((number for number in numbers if loses_digits(number, bits)), None)
+    if lossy is not None:
+        raise _out_of_range(lossy, "would lose digits in", column)
+
+
+def _out_of_range(number: int, what: str, column: Column) -> CellError:
+    shown = shortened(str(number), 40)
+    return CellError("out_of_range", f"{shown} {what} the column {column.name} ({column.type})")
 
 
 def _text(value: Any, column: Column) -> str:
@@ -97,7 +105,7 @@ def _boolean(value: bool, column: Column) -> str:
 
 
 def _integer(value: int, column: Column) -> str:
-    _check_bits(value, value, column)
+    _check_whole((value,), column)
     return repr(value)
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.postgres.catalog import Column, column_type, common
+from conduit_dagster.connectors.postgres.catalog import Column
 from conduit_dagster.connectors.postgres.change_marks import is_truncate, unchanged_fields
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, document, documents, key_document
 from conduit_dagster.connectors.postgres.copy_text import column_cells, copy_lines
+from conduit_dagster.connectors.postgres.new_columns import column_type, common
 from conduit_dagster.connectors.postgres.new_rows import NewRows, new_rows
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError

@@ -10,9 +10,10 @@ import psycopg
 from psycopg import errors, sql
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.postgres.catalog import Table, common
+from conduit_dagster.connectors.postgres.catalog import Table
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
+from conduit_dagster.connectors.postgres.new_columns import declared
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.sqlstates import BulkError, RowError, is_about_table, is_data, state_name
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing
@@ -33,7 +34,7 @@ def create_table(connection: Connection, name: TableName, found: list[Missing]) 
 def _statement(name: TableName, found: list[Missing]) -> sql.Composed:
     # fields beyond the limit get no column, and their records are refused
     columns = list(dict.fromkeys(column for one in found for column in one.types))[:MOST_COLUMNS]
-    types = {column: common(one.types.get(column) for one in found) or "text" for column in columns}
+    types = {column: declared(one.types.get(column) for one in found) for column in columns}
     # safe as SQL: the types come from a fixed list
     items: list[sql.Composable] = [
         sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind))  # pyright: ignore[reportArgumentType]

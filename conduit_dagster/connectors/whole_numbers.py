@@ -1,0 +1,36 @@
+"""Whole numbers in columns of floating-point numbers: which of them such a column changes."""
+
+from __future__ import annotations
+
+import struct
+from decimal import Decimal
+from typing import Final, Literal
+
+FloatBits = Literal[24, 53]
+"""Bits of the digits of a float and of a double."""
+_LONGEST: Final = {24: 9, 53: 17}
+"""So many decimal digits tell each number of the type from its neighbours."""
+
+
+def loses_digits(number: int, bits: FloatBits) -> bool:
+    """Return whether a column of floats changes a whole number, which may be an id.
+
+    It keeps the numbers of its type, and the shortest texts of these, as JavaScript and Go write them: 2^60 is
+    1152921504606847000 there. A number beyond the type's range counts as changed.
+    """
+    if abs(number) <= 1 << bits:
+        return False
+    try:
+        stored = _stored(number, bits)
+    except OverflowError:
+        return True
+    return stored != number and Decimal(_shortest(stored, bits)) != number
+
+
+def _stored(number: float, bits: FloatBits) -> float:
+    return struct.unpack("f", struct.pack("f", number))[0] if bits == 24 else float(number)
+
+
+def _shortest(stored: float, bits: FloatBits) -> str:
+    texts = (f"{stored:.{digits}g}" for digits in range(1, _LONGEST[bits]))
+    return next((text for text in texts if _stored(float(text), bits) == stored), f"{stored:.{_LONGEST[bits]}g}")
