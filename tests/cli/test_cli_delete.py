@@ -64,6 +64,8 @@ def test_nothing_stays_but_its_history_and_its_numbers(run, lab: Lab, log: str) 
     before = generation(lab)
     refusal = error(run("pipelines", "delete", "p", "--json"))
     assert (refusal["code"], "2 open dead letters" in refusal["message"]) == ("pipeline.would_lose", True)
+    settled = "replay or discard its dead letters (conduit-dagster dlq list p); or repeat it with --force"
+    assert refusal["fix"] == settled
     there, files = snapshot(lab), kept_files(lab)
     would = result(run("pipelines", "delete", "p", "--force", "--dry-run", "--json"))
     assert (would["lost"], would["dry_run"]) == (["2 open dead letters"], True)

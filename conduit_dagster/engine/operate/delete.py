@@ -55,14 +55,15 @@ def delete(subject: Subject, by: str, force: bool = False, dry_run: bool = False
         _require_no_readers(held)
         found = _Cleanup.of(held, force, acks=not dry_run)
         left = sorted([*found.left, *_left_behind(held)])
-        lost = [*_undelivered(held), *(one.loses for one in found.leftovers if one.loses)]
-        if (lost or left) and not force:
-            raise _would_lose(held, lost, left)
+        unread = [*_undelivered(held), *(one.loses for one in found.leftovers if one.loses)]
+        letters = _open_letters(held)
+        if (unread or letters or left) and not force:
+            raise _would_lose(held, unread, letters, left)
         facts: Facts = {
             "pipeline": held.id,
             "sources": sorted(held.state.sources),
             "removed": [one.name for one in found.leftovers],
-            "lost": lost,
+            "lost": [*unread, *letters],
             "left": left,
             "file": subject.bound.file if subject.bound else None,
             "dry_run": dry_run,
@@ -164,8 +165,11 @@ def _undelivered(held: _Held) -> Iterator[str]:
         waits = log.next_offset - _handled(held.state, source)
         if waits > 0:
             yield f"{waits:,} logged records of {source} that are not delivered"
-    if letters := open_counts(held.database).get(held.id, 0):
-        yield f"{letters:,} open dead {'letter' if letters == 1 else 'letters'}"
+
+
+def _open_letters(held: _Held) -> list[str]:
+    letters = open_counts(held.database).get(held.id, 0)
+    return [f"{letters:,} open dead {'letter' if letters == 1 else 'letters'}"] if letters else []
 
 
 def _handled(state: PipelineState, source: str) -> int:
@@ -216,15 +220,16 @@ def _left_behind(held: _Held) -> Iterator[str]:
             yield masked(f"{text} (source {name})")
 
 
-def _would_lose(held: _Held, lost: list[str], left: list[str]) -> Exception:
+def _would_lose(held: _Held, unread: list[str], letters: list[str], left: list[str]) -> Exception:
+    lost = [*unread, *letters]
     what = [f"would lose {'; '.join(lost)}"] if lost else []
     if left:
         what.append(f"would leave on a server, as its file does not name it any more: {'; '.join(left)}")
-    restored = "" if held.subject.has_file else "put its file back, "
-    finish = "run it once first (conduit-dagster run --once), and replay or discard its dead letters"
-    finish = f"{restored}{finish}" if lost else ""
+    restored = "" if held.subject.has_file or not lost else "put its file back"
+    finish = "run it once first (conduit-dagster run --once)" if unread else ""
+    settle = f"replay or discard its dead letters (conduit-dagster dlq list {held.id})" if letters else ""
     back = "name its last file with --file PATH" if left else ""
-    fix = "; ".join(filter(None, (finish, back, "or repeat it with --force")))
+    fix = "; ".join(filter(None, (restored, finish, settle, back, "or repeat it with --force")))
     return refused("pipeline.would_lose", f"deleting {held.id} {', and '.join(what)}", fix)
 
 
