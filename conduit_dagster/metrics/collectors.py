@@ -178,6 +178,8 @@ class StoredMetrics(Collector):
         """Yield the metrics, for a scrape."""
         recoveries, away = recovery_rows(self._database), gone(self._database)
         pipelines = [row for name, row in overview.pipeline_rows(self._database).items() if name not in away]
+        # one that is deleted, and runs again, counts from zero
+        self._highest = {key: value for key, value in self._highest.items() if key[1] not in away}
         found = overview.every_source_row(self._database)
         sources = {one["id"]: found.get(one["id"], []) for one in pipelines}
         # all together: sources that hang one after the other would take longer than a scrape may

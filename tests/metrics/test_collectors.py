@@ -19,7 +19,7 @@ from conduit_dagster.metrics.source_lag import SourceLag, source_lag
 from conduit_dagster.recovery.policy import FRESH, Policy
 from conduit_dagster.sdk import Source
 from conduit_dagster.state.connector_registrations import SourceUnit
-from conduit_dagster.state.history import deprovision
+from conduit_dagster.state.history import DELETED, deprovision, record_event
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.steps import SourceCount
@@ -229,6 +229,20 @@ def test_a_counter_does_not_go_back_a_little(database: sa.Engine, store: Pipelin
         change(database, sources, acked=value)
         acked.append(read(metrics)["pipeline_records_acked_total", "p", "in"])
     assert acked == [1_000_000, 1_000_000, 1_000_050, 20]
+
+
+def test_a_pipeline_that_was_deleted_counts_from_zero(database: sa.Engine, store: PipelineStore) -> None:
+    """Also where the old count was so low that the new one seems to have gone back a little."""
+    metrics, acked = StoredMetrics(database, no_lag), ("pipeline_records_acked_total", "p", "in")
+    change(database, sources, acked=20)
+    assert read(metrics)[acked] == 20
+    with database.begin() as connection:
+        record_event(connection, "p", DELETED)
+    assert acked not in read(metrics)
+    with database.begin() as connection:
+        record_event(connection, "p", "provisioned")
+    change(database, sources, acked=3)
+    assert read(metrics)[acked] == 3
 
 
 def test_a_pipeline_whose_file_is_gone_is_left_out(database: sa.Engine, store: PipelineStore) -> None:
