@@ -112,6 +112,21 @@ def test_a_replay_whose_letters_fail_again_fails(folder: Folder) -> None:
     assert everything.execute_in_process(instance=folder.instance, asset_selection=group).success
 
 
+def test_a_run_of_the_whole_group_succeeds_where_no_letter_is_open(folder: Folder) -> None:
+    """It is how a pipeline is drained; a replay alone is refused."""
+    folder.numbers()
+    folder.write("numbers.yaml", (folder.root / "pipelines" / "numbers.yaml").read_text().replace("== 3", "== 30"))
+    everything = folder.definitions.resolve_implicit_global_asset_job_def()
+    replayed = dg.AssetKey(["numbers", "dead_letters", "replayed"])
+    group = [replayed, *(dg.AssetKey(["numbers", name]) for name in ("out", "dead_letters", "acks"))]
+    result = everything.execute_in_process(instance=folder.instance, asset_selection=group, raise_on_error=False)
+    assert result.success
+    assert len(folder.delivered) == 50
+    assert folder.instance.get_latest_materialization_event(replayed) is None
+    alone = everything.execute_in_process(instance=folder.instance, asset_selection=[replayed], raise_on_error=False)
+    assert error_code(alone) == "dead_letters.none"
+
+
 def test_a_replay_names_the_destinations_that_it_fed(folder: Folder) -> None:
     folder.numbers()
     assert folder.run().success

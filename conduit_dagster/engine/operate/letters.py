@@ -30,6 +30,7 @@ from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.connector_registrations import next_generation
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
 
+NO_LETTERS = "dead_letters.none"
 _REASON = ("node", "code", "letters")
 
 
@@ -101,7 +102,7 @@ def _key_of(text: str, pipeline: str) -> Key:
 
 def _none(lock: StoreLock) -> FatalError:
     message = f"pipeline {lock.id} has no open dead letter of that kind: nothing was changed"
-    return refused("dead_letters.none", message, f"conduit-dagster dlq list {lock.id} --state all shows what there is")
+    return refused(NO_LETTERS, message, f"conduit-dagster dlq list {lock.id} --state all shows what there is")
 
 
 def discard(lock: StoreLock, selection: DeadLetterSelection, note: str, dry_run: bool = False) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def replay(
     try:
         _, wanted = selection.facts(lock)
     except FatalError as error:
-        if error.code != "dead_letters.none":
+        if error.code != NO_LETTERS:
             raise
         # they were in a prepared step of a killed replay
         return {**facts, **nothing, "replayed": facts["letters"]}
