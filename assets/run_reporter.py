@@ -28,6 +28,8 @@ from conduit_dagster.assets.asset_checks import (
     verdicts,
 )
 from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization, materializations
+from conduit_dagster.assets.names import job_name
+from conduit_dagster.assets.told_numbers import are_told
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.daemon_threads import below, has_ended, in_daemon
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, DestinationNode
@@ -68,6 +70,11 @@ class ContentsView:
             is_slow = not has_ended(self._asked, _CONTENTS_SECONDS)
             self._pause, self._skipped = min(2 * self._pause + 1, _LONGEST_PAUSE) if is_slow else 0, 0
         return {node.id: {} for node in self._pipeline.outputs} | dict(found)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the newest look took too long, or was left out for one that did: the contents are not known."""
+        return self._pause > 0
 
     def _may_ask(self, is_last: bool) -> bool:
         if self._asked is not None and not self._asked.done():
@@ -261,6 +268,8 @@ class RunReporter:
 
         The assets written by a successful run are yielded as outputs, so that downstream assets in the same run begin
         after it. A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
+        A run of the pipeline alone with nothing new to tell materialises its acks only: an asset that is launched for
+        each materialisation of a destination would be launched for nothing.
         Raises ``ConduitError`` if the state store does not answer.
         """
         snapshot = self._observer.snapshot()
@@ -276,11 +285,23 @@ class RunReporter:
 
     def _outputs(self, snapshot: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
         read = {self._keys.of(source.id) for source in self._bound.config.sources}
-        for event in materializations(self._bound, self._keys, snapshot, self._contents.metadata(is_last=True)):
+        for event in self._last_materializations(snapshot):
             if event.asset_key in read:
                 self._context.log_event(event)  # an external asset: no output of this op
             else:
                 yield dg.MaterializeResult(asset_key=event.asset_key, metadata=event.metadata)
+
+    def _last_materializations(self, snapshot: RunSnapshot) -> Iterable[dg.AssetMaterialization]:
+        if self._is_all_told(snapshot):
+            return [acks_materialization(self._keys, snapshot)]
+        return materializations(self._bound, self._keys, snapshot, self._contents.metadata(is_last=True))
+
+    def _is_all_told(self, snapshot: RunSnapshot) -> bool:
+        """Return whether the newest materialisations show all that was moved, and no other asset of the run waits."""
+        is_alone = self._context.run.job_name == job_name(self._bound.id)
+        if not is_alone or snapshot.progress.steps != self._logged or self._contents.is_late:
+            return False
+        return are_told(self._context.instance, materializations(self._bound, self._keys, snapshot, {}))
 
     def _materialize(self, snapshot: RunSnapshot, is_failing: bool = False) -> None:
         """``is_failing``: don't query destinations for their contents, since one may be the cause."""

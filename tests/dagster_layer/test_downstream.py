@@ -102,6 +102,31 @@ def test_automation_asks_for_what_is_behind_a_destination(folder: Folder) -> Non
     assert second.get_num_requested(dg.AssetKey("report")) == 1
 
 
+def test_automation_asks_for_nothing_behind_a_run_that_moved_nothing(folder: Folder) -> None:
+    """As the next tick of a timed pipeline, which shows by its acks that it came."""
+    folder.numbers()
+    definitions = _with(folder, _eager(_lines(folder)), dg.AssetSelection.assets("report"))
+    asked, cursor = list[int](), dg.evaluate_automation_conditions(definitions, folder.instance).cursor
+    for count in (0, 0, 10):
+        folder.append(range(100, 100 + count))
+        assert folder.run().success
+        found = dg.evaluate_automation_conditions(definitions, folder.instance, cursor=cursor)
+        asked.append(found.get_num_requested(dg.AssetKey("report")))
+        cursor = found.cursor
+    assert asked == [1, 0, 1]
+    acks = folder.instance.fetch_materializations(dg.AssetKey(["numbers", "acks"]), limit=10).records
+    assert len(acks) >= 3
+
+
+def test_what_a_killed_run_moved_and_did_not_tell_is_told_by_the_next_one(folder: Folder) -> None:
+    folder.numbers()
+    with dg.DagsterInstance.ephemeral() as lost:
+        assert folder.definitions.resolve_job_def("numbers").execute_in_process(instance=lost).success
+    assert folder.run().success
+    shown = folder.newest("numbers", "out")
+    assert (shown["records_delivered"], shown["records_delivered_all_runs"]) == (0, 40)
+
+
 @pytest.mark.parametrize(
     ("plugin", "settings", "records"),
     [("file", "{path: ./out.jsonl}", 40), ("pipeline", "{pipeline: numbers}", 100)],
