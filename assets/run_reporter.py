@@ -28,6 +28,7 @@ from conduit_dagster.assets.asset_checks import (
     verdicts,
 )
 from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization, materializations
+from conduit_dagster.assets.hidden_checks import HiddenChecks
 from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.told_numbers import are_told
 from conduit_dagster.assets.translator import AssetKeys
@@ -228,6 +229,7 @@ class RunReporter:
         self._every, self._max_wait = intervals.every, intervals.max_wait
         self._heartbeat = Heartbeat(intervals.max_lag, intervals.every)
         self._outcomes: dict[tuple[str, str], bool] = {}
+        self._hidden = HiddenChecks((context.instance, context.run.run_id), keys)
         self._logged, self._begun = 0, False
         self._due = self._heartbeat.next_look(time.monotonic())
 
@@ -260,7 +262,9 @@ class RunReporter:
             self._context.log_event(acks_materialization(self._keys, snapshot))
             self._heartbeat.show(now)
             self._begun = True  # right after this event, the first step needs none of its own
-        self._check(self._verdicts(snapshot, None))
+        found = list(self._verdicts(snapshot, None))
+        self._check(found)
+        self._hidden.show(found)
         self._check_sources(snapshot)
 
     def end(self, result: RunResult) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
@@ -280,8 +284,10 @@ class RunReporter:
             if snapshot.progress.steps != self._logged:
                 self._materialize(snapshot, is_failing=True)
             self._observe_failure(result)
-        for verdict in self._verdicts(snapshot, result):
+        found = list(self._verdicts(snapshot, result))
+        for verdict in found:
             yield as_result(self._keys, verdict)
+        self._hidden.show(found, is_last=True)
 
     def _outputs(self, snapshot: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
         read = {self._keys.of(source.id) for source in self._bound.config.sources}
