@@ -103,7 +103,7 @@ class DecisionExecutor:
     def _start(self, known: KnownPipeline, start: Start) -> None:
         before = known.run.run_id if known.run else "first"
         key = f"{known.file.pipeline}:start:{before}:{known.stored.recovery.asked_ns}"
-        tags = {"conduit/why": short(start.why), ASKED_TAG: str(known.stored.recovery.asked_ns)}
+        tags = {"conduit/why": start.why, ASKED_TAG: str(known.stored.recovery.asked_ns)}
         if self._claim(known, "start", key):
             self._request(known, key, tags, "")
 

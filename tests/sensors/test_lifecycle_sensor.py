@@ -24,6 +24,7 @@ def test_what_the_file_says_is_running_is_started_once(location: Location) -> No
     location.write("nightly", trigger='{cron: "0 3 * * *"}')
     (request,) = location.tick(SENSOR)
     assert request.job_name == "orders"
+    assert request.tags["conduit/why"] == "it never ran"
     assert [again.run_key for again in location.tick(SENSOR)] == [request.run_key]
     location.launch(request)
     assert location.tick(SENSOR) == []
