@@ -21,9 +21,10 @@ from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.run_status import NO_FAILURE
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.sensors.dagster_runs import newest_run
+from conduit_dagster.sensors.dagster_runs import error_of, newest_run
 from conduit_dagster.sensors.known import CachedStore
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.launches import LaunchClaim, claim_launch
@@ -69,7 +70,7 @@ def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
             return request
         if _is_at_work(context.instance, known, newest):
             return dg.SkipReason("the previous run is still at work")
-        last = _created(context.instance, newest) if newest else None
+        last = _last_created(context.instance, known, newest)
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
             return dg.SkipReason("not due yet")
         # a start would begin its backoff anew; an overdue one is started all the same: the recovery sensor may be off
@@ -158,6 +159,15 @@ def _ended_one_run(instance: dg.DagsterInstance, known: _Known) -> bool:
     if last is None or not was_terminated(instance, last):
         return False
     return known.recovery.asked_ns / 1e9 < _created(instance, last).timestamp()
+
+
+def _last_created(instance: dg.DagsterInstance, known: _Known | None, newest: dg.RunRecord | None) -> datetime | None:
+    """Return when the last run was created; one that was refused, as another was at work, is none."""
+    last = newest
+    if known and newest and newest.dagster_run.run_id != known.recovery.run and newest.dagster_run.is_failure:
+        refused = error_of(instance, newest.dagster_run.run_id).code in NO_FAILURE
+        last = (instance.get_run_record_by_id(known.recovery.run) or newest) if refused else newest
+    return None if last is None else _created(instance, last)
 
 
 def _created(instance: dg.DagsterInstance, record: dg.RunRecord) -> datetime:

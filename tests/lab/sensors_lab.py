@@ -6,7 +6,7 @@ import json
 import os
 import time
 from copy import copy
-from datetime import timedelta
+from datetime import UTC, timedelta
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +16,13 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.events import DagsterEvent, DagsterEventType, StepFailureData
+from dagster._core.execution.plan.objects import UserFailureData
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin
 from dagster._core.storage.runs.schema import RunsTable
+from dagster._utils.error import SerializableErrorInfo
 
-from conduit_dagster.assets.run_op import automatic_start
+from conduit_dagster.assets.run_op import automatic_start, failure
 from conduit_dagster.assets.run_times import created_ns
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
@@ -163,8 +166,28 @@ class Location:
         self.instance.report_run_canceling(run)
         self.instance.report_run_canceled(run)
 
+    def fails_with(self, run: dg.DagsterRun, code: str) -> None:
+        """Fail a run in Dagster, as the run's own op does."""
+        told = failure(TransientError("another process has it", code=code))
+        error = SerializableErrorInfo(str(told), [], "Failure")
+        data = StepFailureData(error, UserFailureData("f", told.description, told.metadata))
+        kind = DagsterEventType.STEP_FAILURE.value
+        event = DagsterEvent(event_type_value=kind, job_name=run.job_name, step_key="orders", event_specific_data=data)
+        self.instance.report_dagster_event(event, run.run_id)
+        self.instance.report_run_failed(run)
+
     def run(self, name: str = "orders", status: str = "STARTED", **tags: str) -> dg.DagsterRun:
         return self.launch(dg.RunRequest(job_name=name, tags=tags), status)
+
+    def backdate(self, run: dg.DagsterRun, by: timedelta) -> None:
+        """Let a run have been created, and have started, earlier."""
+        storage: Any = self.instance.run_storage
+        record = self.instance.get_run_record_by_id(run.run_id)
+        assert record is not None
+        created = record.create_timestamp.replace(tzinfo=None) - by
+        values = {"create_timestamp": created, "start_time": created.replace(tzinfo=UTC).timestamp()}
+        with storage.connect() as connection:
+            connection.execute(sa.update(RunsTable).where(RunsTable.c.run_id == run.run_id).values(values))
 
     def zoned(self, hours: int) -> None:
         """Let the run storage's times be those of a PostgreSQL in another time zone, and new runs have started."""

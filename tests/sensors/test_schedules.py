@@ -95,6 +95,19 @@ def test_every_is_counted_from_the_start_of_the_run_before(location: Location) -
     assert len(ticks(location, minute + timedelta(seconds=120))) == 1
 
 
+@pytest.mark.parametrize(("code", "is_due"), [("lease.held", True), ("spark.server_failed", False)])
+def test_every_is_not_counted_from_a_run_that_was_refused(location: Location, code: str, is_due: bool) -> None:
+    """As one that a user launched while the run before was at work: the next one came late by up to an interval."""
+    location.write(trigger="{every: 1h}")
+    run = location.run()
+    location.backdate(run, timedelta(hours=1))
+    location.begin(run=run.run_id)
+    location.end("stopped", "system")
+    location.instance.report_run_failed(run)
+    location.fails_with(location.run(), code)
+    assert bool(ticks(location, datetime.now(UTC))) is is_due
+
+
 def test_a_clock_that_is_set_back_does_not_stretch_the_wait(
     location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:

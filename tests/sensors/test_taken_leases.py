@@ -9,15 +9,11 @@ from typing import Any
 import dagster as dg
 import pytest
 import sqlalchemy as sa
-from dagster._core.events import DagsterEvent, DagsterEventType, StepFailureData
-from dagster._core.execution.plan.objects import UserFailureData
-from dagster._utils.error import SerializableErrorInfo
 from lab.as_owner import owned
 from lab.sensors_lab import Location
 from lab.waiting import wait_until
 from sqlalchemy import event as sql_event
 
-from conduit_dagster.assets.run_op import failure
 from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.engine.report import RunProgress
 from conduit_dagster.engine.run_status import RunDeath, RunOrigin, RunStatusWriter, report_failure
@@ -30,17 +26,6 @@ from conduit_dagster.state.tables import pipelines
 
 LIFECYCLE = "conduit_lifecycle"
 AWAY = TransientError("the destination does not answer", code="connector.failed")
-
-
-def fails_with(location: Location, run: dg.DagsterRun, code: str) -> None:
-    """Fail a run in Dagster, as the run's own op does."""
-    told = failure(TransientError("another process has it", code=code))
-    error = SerializableErrorInfo(str(told), [], "Failure")
-    data = StepFailureData(error, UserFailureData("f", told.description, told.metadata))
-    kind = DagsterEventType.STEP_FAILURE.value
-    event = DagsterEvent(event_type_value=kind, job_name=run.job_name, step_key="orders", event_specific_data=data)
-    location.instance.report_dagster_event(event, run.run_id)
-    location.instance.report_run_failed(run)
 
 
 def digest(location: Location) -> str:
@@ -58,7 +43,7 @@ def test_a_restart_that_found_the_lease_taken_is_launched_again(location: Locati
     """As by an operator's command, which is what one types while a pipeline recovers."""
     location.write()
     run = location.restart()
-    fails_with(location, run, "lease.held")
+    location.fails_with(run, "lease.held")
     (again,) = requests(location)
     assert again.tags[".dagster/conduit_failure"] == "1"
     location.launch(again)
@@ -70,7 +55,7 @@ def test_a_start_that_found_the_lease_taken_is_launched_again(location: Location
     location.begin(digest=digest(location))
     location.end("stopped", "system")
     (request,) = location.tick(LIFECYCLE)
-    fails_with(location, location.launch(request), "lease.held")
+    location.fails_with(location.launch(request), "lease.held")
     assert location.tick() == []
     assert len(location.tick(LIFECYCLE)) == 1
 
@@ -80,7 +65,7 @@ def test_a_second_launch_while_it_runs_changes_nothing(location: Location) -> No
     (request,) = location.tick(LIFECYCLE)
     first = location.launch(request)
     location.begin(run=first.run_id, alive=True, digest=digest(location))
-    fails_with(location, location.run(), "lease.held")
+    location.fails_with(location.run(), "lease.held")
     assert (location.tick(), location.tick(LIFECYCLE)) == ([], [])
     location.end("stopped", "system")
     location.instance.report_run_failed(first)
@@ -96,7 +81,7 @@ def test_an_owner_that_lost_its_lease_to_a_command_is_restarted(location: Locati
     with location.store.begin() as connection:
         connection.execute(sa.update(pipelines).values(owner=elsewhere))
     acquire(location.store, "orders", 0.5).release()
-    fails_with(location, run, "lease.lost")
+    location.fails_with(run, "lease.lost")
     (restart,) = requests(location)
     assert location.status()[0] == "recovering" and restart.tags[".dagster/conduit_failure"] == "1"
 
@@ -197,7 +182,7 @@ def begun_behind_a_refused_one(location: Location) -> dg.DagsterRun:
     location.write()
     run = location.run()
     location.begin(run=run.run_id)
-    fails_with(location, location.run(), "lease.held")
+    location.fails_with(location.run(), "lease.held")
     return run
 
 
