@@ -10,7 +10,7 @@ import dagster as dg
 import sqlalchemy as sa
 from pydantic import Field
 
-from conduit_dagster.assets.names import NO_RETRIES, job_name, short
+from conduit_dagster.assets.names import job_name, job_tags
 from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, read_again
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -68,7 +68,7 @@ def define_backfill(bound: BoundPipeline, keys: AssetKeys) -> dg.JobDefinition |
         name=name,
         description=f"Sends destinations of pipeline {bound.id} again what was logged within a partition's time. "
         "It waits until the pipeline does not run.",
-        tags={"conduit/pipeline": short(bound.id), **NO_RETRIES},
+        tags=job_tags(bound.id),
         partitions_def=partitions,
         executor_def=dg.in_process_executor,
     )

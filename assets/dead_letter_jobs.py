@@ -9,7 +9,7 @@ from pydantic import Field
 
 from conduit_dagster.assets.asset_checks import as_evaluation, letter_verdicts
 from conduit_dagster.assets.events import open_by_reason
-from conduit_dagster.assets.names import NO_RETRIES, job_name, short
+from conduit_dagster.assets.names import job_name, job_tags
 from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, read_again
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -76,7 +76,7 @@ def define_letters(bound: BoundPipeline, spec: dg.AssetSpec, keys: AssetKeys) ->
     """Return the asset that a replay writes, the replay job and the discard job."""
     loaded = LoadedPipeline(bound.id, bound.file, keys)
     replayed = _replayed(loaded, spec)
-    name, tags = job_name(bound.id), {"conduit/pipeline": short(bound.id), **NO_RETRIES}
+    name, tags = job_name(bound.id), job_tags(bound.id)
     job = dg.define_asset_job(
         replay_job_name(bound.id),
         selection=dg.AssetSelection.assets(spec.key),

@@ -7,6 +7,7 @@ import keyword
 import re
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -16,6 +17,7 @@ from conduit_dagster.config.folder import dagster_name
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.secret_values import masked
+from conduit_dagster.warm.protocol import FOLDER_TAG
 
 ACKS = "acks"
 REPLAYED = "replayed_dead_letters"
@@ -74,6 +76,11 @@ def project_name(project: Project) -> str:
     place = f"{project.root}\n{masked(project.state_url)}"
     digest = hashlib.sha256(place.encode()).hexdigest()[:8]
     return short(f"{project.root.name}-{digest}")
+
+
+def job_tags(pipeline: str) -> dict[str, str]:
+    """Return the tags of every job of a pipeline."""
+    return {"conduit/pipeline": short(pipeline), FOLDER_TAG: str(Path.cwd()), **NO_RETRIES}
 
 
 def kind(plugin: str) -> str:

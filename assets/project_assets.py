@@ -18,7 +18,7 @@ from conduit_dagster.assets.broken_files import (
     warn,
 )
 from conduit_dagster.assets.dead_letter_jobs import define_letters
-from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, project_name, run_op_name, short
+from conduit_dagster.assets.names import PROJECT_TAG, job_name, job_tags, project_name, run_op_name, short
 from conduit_dagster.assets.operator_jobs import operator_jobs
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs, find_links, specify_pipeline
 from conduit_dagster.assets.run_op import LoadedPipeline, RunConfig, run_in_dagster
@@ -78,7 +78,7 @@ def _job(bound: BoundPipeline, written: dg.AssetsDefinition, project: str) -> An
         job_name(bound.id),
         selection=dg.AssetSelection.assets(*written.keys),
         description=_about(bound),
-        tags={"conduit/pipeline": short(bound.id), PROJECT_TAG: project, **NO_RETRIES},
+        tags={**job_tags(bound.id), PROJECT_TAG: project},
         metadata={"conduit/pipeline": bound.id},
         executor_def=dg.in_process_executor,
     )

@@ -17,7 +17,7 @@ from dagster._serdes import serialize_value
 
 from conduit_dagster.processes import is_dead, is_running
 from conduit_dagster.warm.client import ForkedProcess, NotWarmError, spawn
-from conduit_dagster.warm.protocol import ForkRequest
+from conduit_dagster.warm.protocol import FOLDER_TAG, ForkRequest
 
 _OURS = "conduit/pipeline"
 _WORKER = ".dagster/conduit_worker"
@@ -94,7 +94,10 @@ class WarmRunLauncher(DefaultRunLauncher):
     def _spawn(self, run: DagsterRun, origin: JobPythonOrigin) -> ForkedProcess:
         code = origin.repository_origin
         args = ExecuteRunArgs(origin, run.run_id, self._instance.get_ref(), set_exit_code_on_failure=True)
-        folder = getattr(code.code_pointer, "working_directory", None) or str(Path.cwd())
+        told = run.tags.get(FOLDER_TAG, "")
+        # of a run that is executed again its first one's: the project may have been moved since
+        own = getattr(code.code_pointer, "working_directory", None) or str(Path.cwd())
+        folder = told if Path(told).is_absolute() and Path(told).is_dir() else own
         words = ["api", "execute_run", serialize_value(cast("Any", args))]
         wanted = ForkRequest("dagster", words, folder, dict(os.environ), own_session=True)
         with Path(os.devnull).open("rb") as nothing:

@@ -16,6 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+FOLDER_TAG = ".dagster/conduit_folder"
+"""Tag of a pipeline's runs in Dagster: the folder in which its code location was loaded, where relative paths start."""
+
 MODULES = {
     "runs": ("dagster._cli", "conduit_dagster.definitions", "pyspark.sql.connect.session"),
     "workers": (

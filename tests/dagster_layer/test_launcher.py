@@ -83,6 +83,18 @@ def test_a_run_comes_from_a_warm_process_and_can_be_terminated(folder: Folder) -
 
 
 @pytest.mark.usefixtures("connected")
+def test_a_run_has_the_folder_in_which_its_code_location_was_loaded(folder: Folder) -> None:
+    """Dagster's working directory of a location is where its modules are found, and no process is started there."""
+    folder.numbers()
+    (folder.root / "src").mkdir()
+    with web_server(folder, LAUNCHER, "-d", "src") as url, storage(folder) as instance:
+        run = ended(instance, launch(url, "numbers"))
+        assert run.status == dg.DagsterRunStatus.SUCCESS
+        assert worker(run), "it came from a warm process"
+    assert len(folder.delivered) == 40
+
+
+@pytest.mark.usefixtures("connected")
 def test_where_nobody_is_warm_dagster_launches_it(folder: Folder) -> None:
     folder.numbers()
     with web_server(folder, LAUNCHER, CONDUIT_WARM_SECONDS="0") as url, storage(folder) as instance:

@@ -25,8 +25,8 @@ mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
 
 
 @contextmanager
-def web_server(folder: Folder, dagster: str = "", **environment: str) -> Generator[str]:
-    """The URL of a server that has loaded the project; ``dagster`` is its ``dagster.yaml``."""
+def web_server(folder: Folder, dagster: str = "", *options: str, **environment: str) -> Generator[str]:
+    """The URL of a server that has loaded the project; ``dagster`` is its ``dagster.yaml``; more ``options``."""
     port = free_port()
     (folder.root / "location.py").write_text("from conduit_dagster.definitions import defs\n")
     home = folder.root / "dagster"
@@ -36,7 +36,7 @@ def web_server(folder: Folder, dagster: str = "", **environment: str) -> Generat
     program = Path(sys.executable).parent / "dagster-webserver"
     with (folder.root / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [str(program), "-f", "location.py", "-h", "127.0.0.1", "-p", str(port)],
+            [str(program), "-f", "location.py", "-h", "127.0.0.1", "-p", str(port), *options],
             cwd=folder.root,
             env={**os.environ, **own},
             stdout=log,
