@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lab.operating import NAMESPACE, after_bulk_error, build, code_of, error, fails_at_14, offsets, result, snapshot
 from lab.scripted import Script, scripted
-from lab.support import DECODE, Lab, processor
+from lab.support import DECODE, Crashes, Lab, processor
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 
@@ -59,6 +59,27 @@ def test_the_last_record_ends_the_step(run, lab: Lab, script: Script) -> None:
     script.sent()
     assert lab.run().progress.read == 0
     assert script.sent() == []
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_delivery_whose_end_was_not_stored_before_a_kill_is_delivered(
+    run, lab: Lab, script: Script, crashes: Crashes, is_split: bool
+) -> None:
+    if is_split:
+        after_bulk_error(lab, script)
+        script.says()
+    else:
+        build(lab, 16)
+    crashes(lab, "after-publish")
+    script.sent()
+    for verb in (("step", "p", "--dry-run"), ("mark", "p", "out", "15", "--dry-run"), ("step", "p")):
+        assert result(run("offsets", *verb, "--json"))["did"] == "held"
+    assert error(run("offsets", "step", "p", "--json"))["code"] == "offsets.nothing_open"
+    assert offsets(lab)["out"] == 15
+    assert lab.run().error is None
+    assert script.sent() == []
+    [consumer] = [one for one in result(run("offsets", "list", "p", "--json"))["consumers"] if one["id"] == "out"]
+    assert consumer["delivered"] == 16
 
 
 def test_the_other_destination_keeps_the_step_open(run, lab: Lab, script: Script) -> None:

@@ -18,6 +18,7 @@ from conduit_dagster.engine.operate.open_delivery import (
     not_divisible,
     open_delivery,
     require_divisible,
+    store_end,
 )
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
@@ -141,8 +142,7 @@ class _Stepping:
         lock.store.transactions.run(lambda connection: record_event(connection, lock.id, "stepped", **detail))
         if not opened.is_done:
             return False
-        sent, target = shipment.delivered, shipment.staged.target
-        lock.store.deliveries.delivered(plan.step, opened.consumer, sent, target, opened.offsets(None))
+        store_end(opened)
         return finish_step(opened)
 
     @property

@@ -73,7 +73,7 @@ def prepared_step(state: PipelineState) -> tuple[OpenStep, Decision] | None:
 
 
 def open_delivery(lock: PipelineLock, consumer: str | None, change: bool = True) -> OpenDelivery | None:
-    """Return the open delivery; None if the destination already has it: it is then marked as delivered.
+    """Return the open delivery; None if the destination already has all of it: it is then marked as delivered.
 
     Without ``change``, the destination is not contacted and nothing is written. Raises ``FatalError`` (``offsets.*``)
     if nothing is open.
@@ -83,12 +83,26 @@ def open_delivery(lock: PipelineLock, consumer: str | None, change: bool = True)
     step, decision = _step(lock, loop.context.state)
     staged = _staged(lock, step, decision, name)
     if not change:
-        return OpenDelivery(lock, loop, step, shipped(lock.pipeline, step, decision, staged))
+        opened = OpenDelivery(lock, loop, step, shipped(lock.pipeline, step, decision, staged))
+        return None if opened.is_done else opened
     blamed(loop.context.node(name), lock.pipeline.consumers[name].fence, lock.store.epoch)
     others = frozenset(d.consumer for d in decision.deliveries if d.consumer != name)
     # as at the start of a run: mark deliveries that the destination already has, and rebuild lost staging
     found = prepared(loop, replace(step, delivered=others), decision)
-    return OpenDelivery(lock, loop, step, found[0]) if found else None
+    opened = OpenDelivery(lock, loop, step, found[0]) if found else None
+    if opened is not None and opened.is_done:
+        # killed after its last record, and before its end was stored
+        store_end(opened)
+        return None
+    return opened
+
+
+def store_end(opened: OpenDelivery) -> None:
+    """Mark the delivery as delivered: all of its records are handled."""
+    shipment, store = opened.shipment, opened.lock.store.deliveries
+    store.delivered(
+        shipment.plan.step, opened.consumer, shipment.delivered, shipment.staged.target, opened.offsets(None)
+    )
 
 
 def _consumers(lock: PipelineLock, given: str | None) -> list[str]:
