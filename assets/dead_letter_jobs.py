@@ -25,6 +25,7 @@ from conduit_dagster.engine.operate.letters import (
 )
 from conduit_dagster.engine.operate.operator_errors import failed_again
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
+from conduit_dagster.engine.operate.summaries import unusable_letters
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.resources.spark_resource import Spark, StateResource
@@ -118,9 +119,11 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
                 return
             raise failure(error) from None
         if config.dry_run:
-            context.log.info(f"{facts['letters']:,} dead letters would be sent again")
+            many = facts["letters"] - facts["unusable"]
+            context.log.info(f"{many:,} dead letters would be sent again{unusable_letters(facts)}")
             return
         summary = f"{facts['replayed']:,} dead letters are delivered, {facts['failed']:,} failed again"
+        summary += unusable_letters(facts)
         context.log.info(summary)
         for event in _events(bound, keys, facts, left):
             context.log_event(event)

@@ -14,6 +14,7 @@ import typer
 from conduit_dagster.cli.operate import LARGEST, DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
 from conduit_dagster.cli.verb import FAILED, Outcome, count, usage_error, verb
 from conduit_dagster.engine.operate.filters import Filters
+from conduit_dagster.engine.operate.summaries import unusable_letters
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -290,10 +291,11 @@ def _print_letter(console: Console, row: Facts, facts: Facts) -> None:
 def _replayed(facts: Facts) -> str:
     from conduit_dagster.engine.compiled_pipeline import is_edit
 
+    left = unusable_letters(facts)
     if facts["dry_run"]:
-        many = count(facts["letters"], "dead letter")
-        return f"{facts['pipeline']}: {many} would be sent again from the {facts['from']}"
-    done = f"{facts['pipeline']}: {count(facts['replayed'], 'dead letter')} delivered"
+        many = count(facts["letters"] - facts["unusable"], "dead letter")
+        return f"{facts['pipeline']}: {many} would be sent again from the {facts['from']}{left}"
+    done = f"{facts['pipeline']}: {count(facts['replayed'], 'dead letter')} delivered{left}"
     failed = facts["failed"]
     if not failed:
         return done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -50,13 +50,22 @@ class LetterReplays:
         """
         # its sources first: they are how a later owner knows that letters may have to be given back
         self._run(lambda connection: self._add_sources(connection, replay, names, unit))
-        usable = (dead_letters.c.part != "", dead_letters.c.source.in_(list(names)))
         values = {"state": "replaying", "replay": replay}
-        meant = sum(sum(self._updated([*where, *usable], values)) for where in _selections(self._id, wanted))
+        meant = sum(sum(self._updated([*where, _is_usable(names)], values)) for where in _selections(self._id, wanted))
         reached("mid-replay", self._id)
         detail = {"replay": replay, "letters": meant, **unit}
         self._run(lambda connection: record_event(connection, self._id, "replay_began", **detail))
         return meant
+
+    def unusable(self, names: Collection[str], wanted: DeadLetterQuery) -> int:
+        """Return the number of the selected open letters that :meth:`begin` leaves unchanged."""
+
+        def work(connection: sa.Connection) -> int:
+            counted = sa.select(sa.func.count()).select_from(dead_letters).where(sa.not_(_is_usable(names)))
+            some = (counted.where(*where) for where in _selections(self._id, wanted))
+            return sum(int(connection.execute(one).scalar_one()) for one in some)
+
+        return self._transactions.read(work)
 
     def _add_sources(
         self, connection: sa.Connection, replay: int, names: Mapping[str, str], unit: Mapping[str, Any]
@@ -189,6 +198,11 @@ class LetterReplays:
         """Return the names of all files in the index. Raises ``LeaseLost`` if another owner may add to it."""
         mine = sa.select(dead_letter_parts.c.part).where(dead_letter_parts.c.pipeline == self._id)
         return set(self._run(lambda connection: list(connection.execute(mine).scalars())))
+
+
+def _is_usable(names: Collection[str]) -> sa.ColumnElement[bool]:
+    """Return the condition for letters in the archive, from one of these sources."""
+    return sa.and_(dead_letters.c.part != "", dead_letters.c.source.in_(list(names)))
 
 
 def _selections(pipeline: str, wanted: DeadLetterQuery) -> Iterable[list[sa.ColumnElement[bool]]]:

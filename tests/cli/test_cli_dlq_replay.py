@@ -175,6 +175,28 @@ def test_a_dry_run_changes_nothing(run, lab: Lab) -> None:
     assert snapshot(lab) == before and len(letters(run)) == 3
 
 
+def test_letters_that_no_replay_can_send_are_told_apart(run, lab: Lab) -> None:
+    ids = ("a", "b")
+    for name in ids:
+        lab.write(f"{name}.jsonl", [{"i": 0}, {"i": "x"}])
+    sources = [{**source(f"./{name}.jsonl"), "id": name} for name in ids]
+    number = processor("number", "field.convert", field=".Payload.After.i", type="int")
+    more = {"dead-letter-queue": queue()}
+    lab.pipeline(connectors=[*sources, destination()], processors=[DECODE, number], **more)
+    assert lab.run().error is None
+    lab.pipeline(connectors=[sources[0], destination()], processors=[DECODE], **more)
+    left = "1 can't be sent again: not in the archive, or without their source in the file"
+    for options, said in (
+        (["--dry-run"], "1 dead letter would be sent again from the source"),
+        ([], "1 dead letter delivered"),
+    ):
+        ran = run("dlq", "replay", "p", *options)
+        assert (ran.code, ran.out.strip()) == (0, f"p: {said}, {left}")
+    for options in (["--dry-run"], []):
+        assert failure(run, "replay", "p", *options)["code"] == "dead_letters.not_kept"
+    assert [(row["source"], row["state"]) for row in letters(run)] == [("b", "open")]
+
+
 def test_a_damaged_archive_is_named_and_nothing_is_lost(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None

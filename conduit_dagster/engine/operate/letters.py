@@ -139,17 +139,20 @@ def replay(
     A step that an earlier run left prepared is finished first. Each step of a replay follows the same protocol, so a
     kill at any moment loses and duplicates nothing: letters in no prepared step are open again. A letter that fails
     again stays open, with its new reason. Positions, offsets and the nack window do not move. ``go_on`` is called
-    between steps.
+    between steps. ``unusable`` in the result counts selected letters that no replay can send; they stay open.
 
     Raises ``FatalError`` (``dead_letters.*``, ``usage.*``) and any error that a run may fail with.
     """
-    counts, _ = selection.facts(lock)
+    counts, wanted = selection.facts(lock)
     facts: dict[str, Any] = {"pipeline": lock.id, "from": start, "letters": _total(counts), "reasons": counts}
     nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "errors": [], "delivered": {}}
     order = Replay(_next_id(lock), start, edits or [])
     edited = lock.of(_edited(lock, order))
     if dry_run:
-        return {**facts, **nothing}
+        left = _unusable(edited, wanted)
+        if left == facts["letters"]:
+            raise _none_usable(lock)
+        return {**facts, **nothing, "unusable": left}
     finish_open_steps(lock)
     try:
         _, wanted = selection.facts(lock)
@@ -157,8 +160,9 @@ def replay(
         if error.code != NO_LETTERS:
             raise
         # they were in a prepared step of a killed replay
-        return {**facts, **nothing, "replayed": facts["letters"]}
-    return {**facts, **_Replaying(edited, order, wanted, go_on).run()}
+        return {**facts, **nothing, "unusable": 0, "replayed": facts["letters"]}
+    left = _unusable(edited, wanted)
+    return {**facts, "unusable": left, **_Replaying(edited, order, wanted, go_on).run()}
 
 
 def _next_id(lock: PipelineLock) -> int:
@@ -176,6 +180,16 @@ def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:
         ) from None
 
 
+def _names(lock: PipelineLock) -> dict[str, str]:
+    """Return the name of the replay of each source in the file."""
+    return {node.origin: node.id for node in lock.pipeline.inputs if node.is_replay}
+
+
+def _unusable(lock: PipelineLock, wanted: DeadLetterQuery) -> int:
+    """Return how many of the letters can't be sent again: not in the archive, or their source left the file."""
+    return lock.store.replays.unusable(_names(lock), wanted)
+
+
 def finish_open_steps(lock: PipelineLock) -> None:
     """Fence off earlier owners and finish every open step, so that new steps can be planned."""
     attach_logs(lock.pipeline, lock.store, lock.options.log_url)
@@ -188,7 +202,7 @@ class _Replaying:
         self._lock, self._order, self._wanted, self._go_on = lock, order, wanted, go_on
         self._delivered = Counter[str]()
         self._errors: dict[tuple[str, str], str] = {}
-        self._names = {node.origin: node.id for node in lock.pipeline.inputs if node.is_replay}
+        self._names = _names(lock)
 
     def run(self) -> dict[str, Any]:
         lock, order = self._lock, self._order

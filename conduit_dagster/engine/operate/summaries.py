@@ -65,6 +65,12 @@ def compact_summary(facts: Facts) -> str:
     return f"{facts['pipeline']}: {entry_count(gone)} of {segments} segments {verb}"
 
 
+def unusable_letters(facts: Facts) -> str:
+    """Describe the letters that a replay leaves as they are, to be appended. ``facts``: those of ``replay``."""
+    left = facts["unusable"]
+    return f", {left:,} can't be sent again: not in the archive, or without their source in the file" if left else ""
+
+
 def entry_count(entries: int) -> str:
     """Format a number of log entries."""
     return "1 entry" if entries == 1 else f"{entries:,} entries"
