@@ -213,7 +213,10 @@ def make_engine(url: str) -> sa.Engine:
 def _connect_timed(_dialect: Any, _record: Any, args: list[Any], settings: dict[str, Any]) -> Any:
     from conduit_dagster.state.timed_connection import TimedConnection  # imports the driver, which SQLite does not need
 
-    return TimedConnection.connect_durably(*args, **settings)
+    connection = TimedConnection.connect_durably(*args, **settings)
+    # whatever the role's default: a connection that has read once would write anyway, and a new one would not
+    connection.read_only = False
+    return connection
 
 
 def _parse(url: str) -> sa.URL:

@@ -312,6 +312,18 @@ def test_what_is_committed_survives_a_crash_whatever_the_databases_default(
     engine.dispose()
 
 
+def test_a_store_is_written_on_each_connection_whatever_the_databases_default(postgres_url: str) -> None:
+    """A connection that had read once wrote all the same, and a new one, such as that of a heartbeat, did not."""
+    with make_engine(postgres_url).begin() as connection:
+        name = sa.make_url(postgres_url).database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    engine = open_database(postgres_url)
+    with reading(engine), engine.begin() as connection:
+        insert_if_absent(connection, tables.meta, name="x", value="y")
+        assert connection.execute(sa.select(tables.meta.c.value).filter_by(name="x")).scalar_one() == "y"
+    engine.dispose()
+
+
 def test_no_statement_is_prepared_on_the_server(postgres_url: str) -> None:
     """Behind a pooler another client's statement of the same name could be executed."""
     engine = open_database(postgres_url)
