@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -33,17 +34,20 @@ _AT_ONCE: Final = 5_000
 """Dead letters deleted per transaction: other pipelines wait for it."""
 
 
-def delete_state(transactions: Transactions, pipeline: str) -> None:
+def delete_state(transactions: Transactions, pipeline: str, **detail: object) -> None:
     """Delete the pipeline's state; it is then stopped, and its next run reads its sources from their beginning.
 
-    May be killed between two transactions and repeated. :func:`record_deletion` ends it.
+    May be killed between two transactions and repeated. :func:`record_deletion` ends it. ``detail``: what goes, for the
+    history, which has it even if nothing repeats a killed deletion; empty if nothing goes any more.
     """
-    transactions.run(partial(_delete_all_but_letters, pipeline=pipeline))
+    transactions.run(partial(_delete_all_but_letters, pipeline=pipeline, detail=detail))
     while transactions.run(partial(_delete_some_letters, pipeline=pipeline)):
         pass
 
 
-def _delete_all_but_letters(connection: sa.Connection, pipeline: str) -> None:
+def _delete_all_but_letters(connection: sa.Connection, pipeline: str, detail: Mapping[str, object]) -> None:
+    if detail:
+        record_event(connection, pipeline, "deleting", **detail)
     for table in metadata.sorted_tables:
         if "pipeline" in table.c and table not in _KEPT | _IN_PIECES:
             connection.execute(sa.delete(table).where(table.c.pipeline == pipeline))

@@ -120,8 +120,11 @@ def _stopped(detail: Detail) -> str:
 
 
 def _asked(detail: Detail) -> str:
-    by = f" by {detail['by']}" if detail.get("by") else ""
-    return f"to {_ASKED.get(detail['to'], detail['to'])}{by}"
+    return f"to {_ASKED.get(detail['to'], detail['to'])} {_by(detail)}"
+
+
+def _by(detail: Detail) -> str:
+    return f"by {detail['by']}" if detail.get("by") else ""
 
 
 _ASKED: Final = {"force": "stop by force", "renew": "begin again with its changed file"}
@@ -138,7 +141,8 @@ _SAID: Final[dict[str, Callable[[Detail], str]]] = {
         f"{detail['consumer']}, offsets {detail['first']} to {detail['upto'] - 1} of {detail['source']}"
     ),
     "provisioned": lambda detail: str(detail.get("file") or ""),
-    "deleted": lambda detail: f"by {detail['by']}" if detail.get("by") else "",
+    "deleting": lambda detail: _by(detail) + (f"; lost: {'; '.join(detail['lost'])}" if detail["lost"] else ""),
+    "deleted": lambda detail: _by(detail),
     "deprovisioned": lambda detail: f"{detail['file']} is gone" if detail.get("file") else "",
 }
 

@@ -178,6 +178,13 @@ def test_it_may_be_killed_and_repeated(run, lab: Lab, point: str) -> None:
         delete(subject("p", None), "me", force=True)
     assert events(lab, "deleted") == []
     assert run("pipelines", "delete", "p", "--force").code == 0
+    # by whichever command deleted them, whether or not it came to its end
+    (told,) = events(lab, "deleting")
+    assert (told["by"] == "me", told["lost"], told["sources"]) == (
+        point == "after-state",
+        ["2 open dead letters"],
+        ["in"],
+    )
     assert {name for name, count in rows(lab).items() if count} <= STAYS
     assert kept_files(lab) == []
     assert lab.run().progress.read == 5

@@ -238,10 +238,11 @@ def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     for node, position in found.sources:
         blamed(node.node, node.source.remove_leftovers, position)
     reached("after-servers", held.id)
-    delete_state(held.store.transactions, held.id)
+    told = {key: facts[key] for key in ("sources", "removed", "lost", "left")}
+    # nothing goes any more where an earlier command was killed after this
+    delete_state(held.store.transactions, held.id, **({"by": by, **told} if any(told.values()) else {}))
     reached("after-state", held.id)
     _remove_files(held)
-    told = {key: facts[key] for key in ("sources", "removed", "lost", "left")}
     held.store.transactions.run(partial(record_deletion, pipeline=held.id, by=by, **told))
 
 
