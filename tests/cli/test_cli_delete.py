@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from lab.chain_lab import chained, downstream, runs, upstream
-from lab.kills import crashing
+from lab.kills import at, crashing
 from lab.operating import RECORDS, after_bulk_error, build, error, events, result, snapshot
 from lab.scripted import Script
 from lab.support import Lab, destination, source
 
 from conduit_dagster.cli.operate import subject
 from conduit_dagster.engine.operate.delete import delete
+from conduit_dagster.engine.operate.folder_listing import FolderListing
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import FatalError
@@ -188,6 +189,41 @@ def test_it_may_be_killed_and_repeated(run, lab: Lab, point: str) -> None:
     assert {name for name, count in rows(lab).items() if count} <= STAYS
     assert kept_files(lab) == []
     assert lab.run().progress.read == 5
+
+
+@pytest.mark.parametrize("point", DELETION)
+def test_a_frozen_one_removes_nothing_of_the_next_owner(run, lab: Lab, point: str) -> None:
+    """It is frozen for longer than its lease; another machine runs the pipeline, and it goes on."""
+    with_letters(lab, delivery=RECORDS)
+
+    def run_elsewhere() -> None:
+        with lab.store() as database, database.begin() as connection:
+            mine = tables.pipelines.c
+            connection.execute(sa.update(tables.pipelines).values(epoch=mine.epoch + 1, owner=""))
+        lab.write("in.jsonl", [{"i": i} for i in range(100, 103)], mode="a")
+        assert lab.run().error is None
+
+    with at(point, run_elsewhere):
+        refusal = error(run("pipelines", "delete", "p", "--force", "--json"))
+    assert refusal["code"] == "lease.lost"
+    entries = result(run("log", "show", "p", "--from", "0", "--json"))["entries"]
+    assert len(entries) == 8
+    assert result(run("dlq", "export", "p", "letters.jsonl", "--json"))["letters"] == 2
+    assert not events(lab, "deleted")
+
+
+def test_a_file_that_is_newer_than_the_listing_stays(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
+    for one in (folder / "in" / "0", folder / "in" / "1", elsewhere):
+        one.mkdir(parents=True)
+        (one / "old").touch()
+    (folder / "link").symlink_to(elsewhere)
+    listed = FolderListing(str(folder))
+    (folder / "in" / "1" / "new").touch()
+    listed.remove()
+    listed.remove()
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["in", "in/1", "in/1/new"]
+    assert (elsewhere / "old").exists()
 
 
 def test_files_that_cannot_be_removed_are_told_and_it_is_repeated(run, lab: Lab) -> None:

@@ -14,6 +14,7 @@ from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_sources
 from conduit_dagster.engine.log_source import JoinSource
+from conduit_dagster.engine.operate.folder_listing import FolderListing
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import never_ran, refused
 from conduit_dagster.engine.operate.pipeline_lock import take_lease
@@ -236,23 +237,36 @@ def _would_lose(held: _Held, unread: list[str], letters: list[str], left: list[s
 def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     # servers first: as long as the state is there, the command can be repeated and finds them again
     for node, position in found.sources:
+        _require_lease(held)  # of a command that was frozen until now, another run may use them
         blamed(node.node, node.source.remove_leftovers, position)
     reached("after-servers", held.id)
     told = {key: facts[key] for key in ("sources", "removed", "lost", "left")}
+    # before the last check of the lease: a run that begins after it makes files of its own
+    files = {folder: FolderListing(folder) for folder in _folders(held)}
     # nothing goes any more where an earlier command was killed after this
     delete_state(held.store.transactions, held.id, **({"by": by, **told} if any(told.values()) else {}))
     reached("after-state", held.id)
-    _remove_files(held)
+    _remove_files(held, files)
     held.store.transactions.run(partial(record_deletion, pipeline=held.id, by=by, **told))
 
 
-def _remove_files(held: _Held) -> None:
+def _require_lease(held: _Held) -> None:
+    """Raise ``LeaseLost`` if another process has taken over the pipeline."""
+    held.store.transactions.run(lambda connection: None)
+
+
+def _folders(held: _Held) -> list[str]:
+    """Return the folders of the log with the archive, and of what is staged."""
+    return [storage.join(base, storage.safe_name(held.id)) for base in (held.options.log_url, held.options.staging)]
+
+
+def _remove_files(held: _Held, files: Mapping[str, FolderListing]) -> None:
     """Remove the log, the archive and the staging folder. Raises ``TransientError`` if something stays."""
+    _require_lease(held)
     failed: list[tuple[str, OSError]] = []
-    for base in (held.options.log_url, held.options.staging):
-        folder = storage.join(base, storage.safe_name(held.id))
+    for folder, listed in files.items():
         try:
-            storage.remove_folder(folder)
+            listed.remove()
         except OSError as error:
             failed.append((folder, error))
     for folder, error in failed:
