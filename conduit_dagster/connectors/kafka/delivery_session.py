@@ -24,9 +24,9 @@ from conduit_dagster.connectors.kafka.kafka_client import (
     kafka_error,
     make_client,
 )
+from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
 from conduit_dagster.connectors.kafka.message_sender import SendError, SendFailures, producer_config, purge
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
-from conduit_dagster.connectors.kafka.topics import Cluster
 from conduit_dagster.connectors.kept_hashes import new_floor
 from conduit_dagster.sdk import Claimed, Delivery
 

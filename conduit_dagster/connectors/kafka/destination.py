@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, Producer
 
 from conduit_dagster.connectors.kafka.delivery_session import ClaimMessage, DeliverySession
 from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, AccessRights, KafkaErrors, own_id
+from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
 from conduit_dagster.connectors.kafka.message_sender import MessageSender, PlainProducer, SendError
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import (
@@ -18,7 +19,7 @@ from conduit_dagster.connectors.kafka.staged_messages import (
     staged_chunks,
     staged_message,
 )
-from conduit_dagster.connectors.kafka.topics import Cluster, TargetTopics
+from conduit_dagster.connectors.kafka.topics import TargetTopics
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import (

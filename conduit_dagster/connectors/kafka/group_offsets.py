@@ -9,9 +9,9 @@ import structlog
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
 from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
 from conduit_dagster.connectors.kafka.kafka_position import KafkaPosition
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
-from conduit_dagster.connectors.kafka.topics import Cluster
 from conduit_dagster.daemon_threads import BY_HAND, IN_RUN, has_ended
 from conduit_dagster.sdk import ConnectorContext
 

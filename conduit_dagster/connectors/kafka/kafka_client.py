@@ -98,7 +98,7 @@ PASSING: Final = (
 )
 """Errors that a consumer of assigned partitions ignores: temporary, or without effect on it."""
 FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
-_SILENT: Final = (
+SILENT: Final = (
     KafkaError._TRANSPORT,
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._TIMED_OUT,
@@ -192,7 +192,7 @@ class KafkaErrors:
     def verdict(self, error: Any, what: str, topic: str = "") -> ConduitError:
         """Return the error to raise for a client error; ``what`` describes the failed action."""
         found = kafka_error(error)
-        if found.code() in _SILENT:
+        if found.code() in SILENT:
             found = self._recent(self._security) or found
         code, text = found.code(), f"{what}: {found.str()}"
         if code in _LOGIN:
@@ -214,7 +214,7 @@ class KafkaErrors:
             return self.fatal(text, "kafka.refused", _REFUSED[code], topic)
         if code == KafkaError._SSL:
             return self._tls(what) or self.fatal(text, "kafka.tls", _TLS)
-        if code in _SILENT:
+        if code in SILENT:
             return self._tls(what) or self.outage(self._silence(text), "kafka.unreachable", _UNREACHABLE)
         return self.outage(text, "kafka.server", "look at the brokers' log; nothing was lost")
 

@@ -10,6 +10,7 @@ import re2
 
 from conduit_dagster.connectors.kafka.group_offsets import GroupOffsets
 from conduit_dagster.connectors.kafka.kafka_client import AccessRights, KafkaErrors, own_id
+from conduit_dagster.connectors.kafka.kafka_cluster import Cluster, KnownTopic
 from conduit_dagster.connectors.kafka.kafka_position import (
     KafkaPosition,
     PartitionRange,
@@ -21,7 +22,6 @@ from conduit_dagster.connectors.kafka.kafka_position import (
 from conduit_dagster.connectors.kafka.message_sizes import MessageSizes, shares
 from conduit_dagster.connectors.kafka.partition_reader import GONE, START_OVER, PartitionReader
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
-from conduit_dagster.connectors.kafka.topics import Cluster, KnownTopic
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split
 

@@ -1,0 +1,285 @@
+"""The driver's view of a cluster: topics with their ids, configs, rights and offsets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
+
+import re2
+from confluent_kafka import (
+    OFFSET_INVALID,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AclOperation,  # pyright: ignore[reportPrivateImportUsage]
+    AdminClient,
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
+from confluent_kafka.cimpl import NewTopic
+
+from conduit_dagster.connectors.kafka.kafka_client import (
+    NO_TOPIC,
+    SILENT,
+    KafkaErrors,
+    client_config,
+    kafka_error,
+    make_client,
+)
+from conduit_dagster.connectors.kafka.settings import KafkaSettings
+
+_PAUSE = 0.05
+_SOON = 5.0
+"""Seconds to wait for any answer of a broker."""
+_FIRST = 3.0
+"""Seconds to wait for a broker before the client is made to look whether another one has taken its place."""
+_WITHOUT_LEADER = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION)
+_EARLIEST, _LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
+Places = Sequence[tuple[str, int]]
+"""Topics and partitions."""
+
+
+class KnownTopic(NamedTuple):
+    """Current state of a topic."""
+
+    name: str
+    id: str
+    low: tuple[int, ...]
+    """The earliest offset of each partition."""
+    high: tuple[int, ...]
+    """The last stable offset of each partition: its end for ``read_committed`` consumers."""
+
+
+class Cluster:
+    """Admin client of the driver, created on demand."""
+
+    def __init__(self, settings: KafkaSettings, errors: KafkaErrors) -> None:
+        self._settings, self._errors = settings, errors
+        self._lock = threading.Lock()
+        self._client: AdminClient | None = None
+
+    @property
+    def client(self) -> AdminClient:
+        """The client. It is kept, because its pending requests are aborted with it."""
+        with self._lock:
+            if self._client is None:
+                config = client_config(self._settings, self._errors)
+                self._client = make_client(AdminClient, config, self._errors)
+            return self._client
+
+    def close(self) -> None:
+        """Drop the client; the next request creates another."""
+        with self._lock:
+            self._client = None
+
+    def answers(self) -> bool:
+        """Return whether a broker answers within some seconds."""
+        try:
+            # any broker may answer this; most other requests wait for one that may be down
+            self.client.list_topics(timeout=_SOON)
+        except KafkaException:
+            return False
+        return True
+
+    def _of_controller(self, ask: Callable[[float], Mapping[Any, Future[Any]]]) -> dict[Any, Any]:
+        """Return the controller's answers, or a ``KafkaException`` each; ``ask`` takes the seconds to wait.
+
+        In KRaft any broker may be a client's controller. While that one is down, the client waits for it in vain until
+        it learns of another, which it does not by itself.
+        """
+        found: dict[Any, Any] = {}
+        for seconds in self._patience():
+            found = self._answers(ask(seconds))
+            if not any(isinstance(one, KafkaException) and kafka_error(one).code() in SILENT for one in found.values()):
+                break
+            self._refresh()
+        return found
+
+    def _patience(self) -> Iterator[float]:
+        """Yield the seconds of each attempt: more each time, for brokers that are slow, ``timeout`` in all."""
+        ends, seconds = time.monotonic() + self._settings.timeout, _FIRST
+        yield min(seconds, self._settings.timeout)
+        while (left := ends - time.monotonic()) > _PAUSE:
+            seconds *= 2
+            yield min(seconds, left)
+
+    def _refresh(self) -> None:
+        """Have the client learn again which broker is the controller, and which ones lead partitions."""
+        with suppress(KafkaException):
+            self.client.list_topics(timeout=_FIRST)
+        self.client.poll(_PAUSE)
+
+    def _answers(self, asked: Mapping[Any, Future[Any]]) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, future in asked.items():
+            try:
+                found[key] = self._result(future)
+            except KafkaException as error:
+                found[key] = error
+        return found
+
+    # -- topics -------------------------------------------------------------------------------------------------
+
+    def matching(self, patterns: Sequence[str]) -> list[str]:
+        """Return the topics whose whole name matches a pattern, without Kafka's internal topics."""
+        if not patterns:
+            return []
+        compiled = [re2.compile(pattern) for pattern in patterns]
+        try:
+            names = list(self.client.list_topics(timeout=self._settings.timeout).topics)
+        except KafkaException as error:
+            raise self._failed(error, "topics can't be listed") from None
+        found = [name for name in names if any(one.fullmatch(name) for one in compiled)]
+        return sorted(name for name in found if not name.startswith("__"))
+
+    def describe(self, names: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Return topic id and partition count of those topics that exist."""
+        if not names:
+            return {}
+        found: dict[str, tuple[str, int]] = {}
+        for name, one in self._described(names).items():
+            if not isinstance(one, KafkaException):
+                found[name] = (str(one.topic_id), len(one.partitions))
+            elif kafka_error(one).code() not in NO_TOPIC:
+                raise self._failed(one, f"the topic {name} can't be described", name)
+        return found
+
+    def _described(self, names: Sequence[str], **more: Any) -> dict[str, Any]:
+        topics = TopicCollection(list(names))
+        return self._of_controller(lambda seconds: self.client.describe_topics(topics, request_timeout=seconds, **more))
+
+    def lacking(self, right: AclOperation, names: Sequence[str]) -> list[str]:
+        """Return those of the topics for which the user lacks a right, as far as brokers tell."""
+        found = self._described(names, include_authorized_operations=True)
+        return [name for name, one in found.items() if not _has(right, one)]
+
+    def require_readable(self, names: Sequence[str]) -> None:
+        """Raise ``FatalError`` (``kafka.no_right``) if the user may not read one of the topics."""
+        self._require(AclOperation.READ, names, "can't be read")
+
+    def require_writable(self, names: Sequence[str]) -> None:
+        """Raise ``FatalError`` (``kafka.no_right``) if the user may not write to one of the topics."""
+        self._require(AclOperation.WRITE, names, "can't be written to")
+
+    def _require(self, right: AclOperation, names: Sequence[str], what: str) -> None:
+        if name := next(iter(self.lacking(right, names) if names else ()), ""):
+            raise self._errors.verdict(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), f"{name} {what}", name)
+
+    def known(self, names: Sequence[str]) -> dict[str, KnownTopic]:
+        """Return the topics that exist, with their earliest and latest offsets."""
+        found = self.describe(names)
+        places = [(name, partition) for name, (_, count) in sorted(found.items()) for partition in range(count)]
+        low = self.offsets(places, lambda _: _EARLIEST)
+        high = self.offsets(places, lambda _: _LATEST)
+        return {
+            name: KnownTopic(
+                name,
+                topic_id,
+                tuple(low[name, partition] for partition in range(count)),
+                tuple(high[name, partition] for partition in range(count)),
+            )
+            for name, (topic_id, count) in found.items()
+        }
+
+    def offsets(
+        self,
+        places: Places,
+        spec: Callable[[tuple[str, int]], OffsetSpec],
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[tuple[str, int], int]:
+        """Return an offset per partition, by default as ``read_committed`` consumers see it; -1 if there is none.
+
+        A partition without a leader is asked for again, until another broker leads it.
+        """
+        found: dict[tuple[str, int], int] = {}
+        failed: dict[tuple[str, int], KafkaException] = {}
+        for seconds in self._patience():
+            left = {TopicPartition(*place): spec(place) for place in places if place not in found}
+            answers = self._offsets(left, isolation, seconds)
+            found |= {place: one for place, one in answers.items() if isinstance(one, int)}
+            failed = {place: one for place, one in answers.items() if isinstance(one, KafkaException)}
+            if not failed or not all(map(_may_pass, failed.values())):
+                break
+            self._refresh()
+        for (topic, _), error in failed.items():
+            raise self._failed(error, f"offsets of {topic} can't be fetched", topic)
+        return found
+
+    def _offsets(
+        self, wanted: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel, seconds: float
+    ) -> dict[tuple[str, int], int | KafkaException]:
+        asked = self.client.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
+        found: dict[tuple[str, int], int | KafkaException] = {}
+        for place, one in self._answers(asked).items():
+            # of a partition whose leader is down, the client gives this for an offset, and no error
+            is_silent = not isinstance(one, KafkaException) and one.offset == OFFSET_INVALID
+            error = KafkaException(KafkaError(KafkaError._TIMED_OUT)) if is_silent else one
+            found[place.topic, place.partition] = error if isinstance(error, KafkaException) else error.offset
+        return found
+
+    def at_time(self, milliseconds: int, places: Places, ends: Mapping[tuple[str, int], int]) -> dict[Any, int]:
+        """Return the first offset at or after a timestamp, by partition; the partition's end if there is none."""
+        found = self.offsets(places, lambda _: OffsetSpec.for_timestamp(milliseconds))
+        return {place: offset if offset >= 0 else ends[place] for place, offset in found.items()}
+
+    def whole(self, topic: str) -> list[tuple[int, int]]:
+        """Return earliest and latest offset of each partition, as ``read_uncommitted`` consumers see them."""
+        count = self._partitions(topic)
+        places = [(topic, partition) for partition in range(count)]
+        low = self.offsets(places, lambda _: _EARLIEST)
+        high = self.offsets(places, lambda _: _LATEST, IsolationLevel.READ_UNCOMMITTED)
+        return [(low[place], high[place]) for place in places]
+
+    def _partitions(self, topic: str) -> int:
+        """Return the partition count of an existing topic; waits, because not every broker may know a new topic yet."""
+        deadline = time.monotonic() + self._settings.timeout
+        while (found := self.describe([topic]).get(topic)) is None:
+            if time.monotonic() > deadline:
+                raise self._errors.no_topic(topic)
+            self.client.poll(_PAUSE)
+        return found[1]
+
+    def config(self, topic: str, name: str) -> str:
+        """Return a config of a topic."""
+        self._partitions(topic)
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found = self._of_controller(lambda seconds: self.client.describe_configs([resource], request_timeout=seconds))
+        if isinstance(found[resource], KafkaException):
+            raise self._failed(found[resource], f"the settings of {topic} can't be read", topic)
+        return str(found[resource][name].value)
+
+    def create(self, topic: NewTopic) -> bool:
+        """Create a topic; return False if another process has created it meanwhile."""
+        found = self._of_controller(lambda seconds: self.client.create_topics([topic], request_timeout=seconds))
+        error = found[topic.topic]
+        if error is None:
+            return True
+        if kafka_error(error).code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise self._failed(error, f"the topic {topic.topic} can't be created", topic.topic)
+        return False
+
+    def _result(self, future: Future[Any]) -> Any:
+        return future.result(self._settings.timeout + 5)
+
+    def _failed(self, error: Any, what: str, topic: str = "") -> Exception:
+        self.client.poll(0)  # serve error_cb, which receives the reason of a failed connection
+        return self._errors.verdict(error, what, topic)
+
+
+def _may_pass(error: KafkaException) -> bool:
+    return kafka_error(error).code() in (*SILENT, *_WITHOUT_LEADER)
+
+
+def _has(right: AclOperation, described: Any) -> bool:
+    if isinstance(described, KafkaException):
+        return kafka_error(described).code() != KafkaError.TOPIC_AUTHORIZATION_FAILED
+    return not described.authorized_operations or right in described.authorized_operations

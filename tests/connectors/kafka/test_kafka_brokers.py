@@ -1,0 +1,89 @@
+"""Kafka connectors on several brokers, of which one dies: what it led, others lead after some seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.kafka_cluster import KafkaCluster, running_cluster
+from lab.kafka_lab import ALL, KafkaLab, numbered
+from lab.waiting import wait_until
+
+from conduit_dagster.recovery.errors import TransientError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[KafkaCluster]:
+    with running_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(running: KafkaCluster) -> Iterator[KafkaCluster]:
+    """Three brokers, as they are again after the test."""
+    yield running
+    running.mend()
+
+
+@pytest.fixture
+def lab(cluster: KafkaCluster, tmp_path: Path) -> KafkaLab:
+    return KafkaLab(cluster, tmp_path)
+
+
+def test_the_controller_of_a_client_dies(lab: KafkaLab, cluster: KafkaCluster) -> None:
+    """Any broker can be a client's controller: the client waits for it without end, and others would answer."""
+    source = lab.source(cluster.topic(), timeout="20s")
+    source.check()
+    cluster.kill(_controller(source))
+    source.check()
+    source.close()
+
+
+def test_a_partition_whose_leader_dies_is_waited_for(lab: KafkaLab, cluster: KafkaCluster) -> None:
+    """The client gives -1001 for its offsets, and no error: such a position could never be read."""
+    topic = cluster.topic(partitions=3)
+    lab.deliver(lab.destination(topic), numbered(50))
+    assert len(cluster.read(topic)) == 50
+    source = lab.source(topic)
+    latest = lab.source(topic, start_from="latest")
+    start, end = source.initial(), latest.initial()
+    cluster.kill(cluster.leader(topic))
+    # it takes some seconds until another broker leads the partition
+    assert source.latest(start, ALL)["topics"][topic]["next"] == end["topics"][topic]["next"]
+    assert latest.initial() == end
+    assert len(lab.step(source, start)[1]) == 50
+
+
+def test_a_partition_without_a_leader_is_an_outage(lab: KafkaLab, cluster: KafkaCluster) -> None:
+    topic = cluster.topic(partitions=3, replicas=1)
+    source = lab.source(topic, timeout="20s")
+    start = source.initial()
+    cluster.kill(cluster.leader(topic))
+    with pytest.raises(TransientError, match=f"offsets of {topic} can't be fetched"):
+        source.latest(start, ALL)
+
+
+def test_hashes_are_read_from_a_topic_whose_leader_has_died(lab: KafkaLab, cluster: KafkaCluster) -> None:
+    """While nothing else is down: without its hash, a delivery would be written twice."""
+    coordinator = cluster.leader("__transaction_state")
+    dies = next(node for node in cluster.nodes if node != coordinator)
+    topic, deliveries = cluster.topic(lead=coordinator), cluster.topic(lead=dies, cleanup_policy="compact")
+    first = lab.destination(topic, **{"deliveries-topic": deliveries})
+    delivery = lab.stage(first, numbered(10))
+    first.publish(delivery)
+    second = lab.destination(topic, **{"deliveries-topic": deliveries})
+    second.check()
+    wait_until(lambda: _controller(second) != dies, "another broker is the client's controller")
+    cluster.kill(dies)
+    second.fence(2)
+    second.publish(delivery)
+    assert len(cluster.read(topic)) == 10
+
+
+def _controller(connector: Any) -> int:
+    """Return the broker that a connector's client takes for the controller."""
+    return connector._cluster.client.list_topics(timeout=60).controller_id
