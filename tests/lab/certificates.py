@@ -47,17 +47,26 @@ class Authority:
         """The file with it."""
         return self._folder / "ca.pem"
 
-    def issue(self, name: str, *hosts: str) -> Certificate:
-        """Signs a certificate with a new key for ``hosts``, such as ``IP:127.0.0.1`` or ``DNS:kafka.example``."""
+    def issue(self, name: str, *hosts: str, days: int = 2) -> Certificate:
+        """Signs a certificate with a new key for ``hosts``, such as ``IP:127.0.0.1`` or ``DNS:kafka.example``.
+
+        One of -1 ``days`` has expired.
+        """
         self._count += 1
         key, request, signed = (f"{self._count}.{ending}" for ending in ("key", "csr", "pem"))
         self._run("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
         (self._folder / "extensions").write_text(f"subjectAltName={','.join(hosts)}\n" if hosts else "")
         self._run(
-            "x509", "-req", "-in", request, "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+            "x509", "-req", "-in", request, "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", f"{days}",
             "-extfile", "extensions", "-out", signed,
         )  # fmt: skip
         return Certificate(self._read(signed), self._read(key))
+
+    def lock(self, key: str, password: str) -> str:
+        """Encrypts a private key."""
+        (self._folder / "plain.key").write_text(key)
+        self._run("pkcs8", "-topk8", "-in", "plain.key", "-passout", f"pass:{password}", "-out", "locked.key")
+        return self._read("locked.key")
 
     def _read(self, name: str) -> str:
         return (self._folder / name).read_text()

@@ -120,7 +120,9 @@ _FORGOTTEN: Final = (
     "the transactional id was idle for longer than the brokers' transactional.id.expiration.ms, or another run has "
     "taken it over since: the next attempt has it again; nothing was lost"
 )
-_TLS: Final = "correct caCert, clientCert and clientKey: PEM text each, and the key is the certificate's"
+_TLS: Final = (
+    "correct caCert, clientCert and clientKey: PEM text each, and the key, without a password, is the certificate's"
+)
 _UNREACHABLE: Final = "start the brokers, or correct servers, tls.enabled and saslMechanism; nothing was lost"
 
 

@@ -22,6 +22,8 @@ _MOST: Final = 3
 _PORT: Final = 9092
 _PIPE: Final = 16_000
 """Bytes that fit into any pipe without a reader."""
+_DATES: Final = (9, 10)
+"""OpenSSL codes for a certificate that is not valid yet, and for one that has expired."""
 _NAMES: Final = (62, 64)
 """OpenSSL codes for a certificate with another host name, and with another IP address."""
 
@@ -75,6 +77,8 @@ def _not_trusted(server: str, error: ssl.SSLCertVerificationError) -> _TlsProble
     if error.verify_code in _NAMES:
         fix = "name the broker in servers and in its advertised.listeners as its certificate names it"
         return _TlsProblem(message, f"{fix}, or add the name to the certificate (subjectAltName)")
+    if error.verify_code in _DATES:
+        return _TlsProblem(message, "give the broker a certificate that is valid today; and is the clock here right?")
     return _TlsProblem(message, "set caCert to the authority that signed the brokers' certificates, as PEM text")
 
 

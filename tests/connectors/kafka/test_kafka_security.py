@@ -37,6 +37,8 @@ class Secured(NamedTuple):
     client: Certificate
     stranger: Certificate
     """A client's certificate that the broker does not trust."""
+    locked: Certificate
+    """The client's, its key encrypted."""
 
     def tls(self, listener: str, **more: str) -> Settings:
         """Settings for a listener with TLS."""
@@ -62,8 +64,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     ours, others = Authority(folder, "ours"), Authority(folder, "others")
     own = tls_settings(ours.issue("broker", "IP:127.0.0.1").write(folder / "own.pem"))
     elsewhere = tls_settings(ours.issue("broker", "DNS:kafka.example").write(folder / "elsewhere.pem"))
+    expired = tls_settings(ours.issue("broker", "IP:127.0.0.1", days=-1).write(folder / "expired.pem"))
     listeners = [
         Listener("TLS", "SSL", own),
+        Listener("EXPIRED", "SSL", expired),
         Listener("ELSEWHERE", "SSL", elsewhere),
         Listener("MUTUAL", "SSL", tls_settings(folder / "own.pem", ours.path)),
         with_login("LOGIN", "alice", PASSWORD),
@@ -71,8 +75,9 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         with_login("SCRAM", "alice", PASSWORD, only="SCRAM-SHA-512"),
     ]
     client, stranger = ours.issue("alice"), others.issue("alice")
+    locked = Certificate(client.chain, ours.lock(client.key, PASSWORD))
     with running_kafka(listeners=listeners, scram={"alice": PASSWORD}) as server:
-        yield Secured(server, ours.certificate, others.certificate, client, stranger)
+        yield Secured(server, ours.certificate, others.certificate, client, stranger, locked)
 
 
 # -- what works ---------------------------------------------------------------------------------------------------
@@ -162,6 +167,12 @@ MISTAKES = {
     "another host's certificate": Mistake(
         lambda s: s.tls("ELSEWHERE"), "kafka.tls", "certificate is not valid for '127.0.0.1'", "advertised.listeners"
     ),
+    "an expired certificate": Mistake(
+        lambda s: s.tls("EXPIRED"), "kafka.tls", "is not trusted: certificate has expired", "that is valid today"
+    ),
+    "a key with a password": Mistake(
+        lambda s: s.mutual(s.locked), "kafka.tls", "no client can be made", "the key, without a password"
+    ),
     "no client certificate": Mistake(
         lambda s: s.mutual(None), "kafka.tls", "wants a client's certificate: .*ALERT", "set clientCert and clientKey"
     ),
@@ -231,7 +242,7 @@ def _errors(lab: KafkaLab, topic: str, split: Split, settings: Settings) -> list
 
 def _require_masked(error: ConduitError, secured: Secured) -> None:
     text = f"{error!r} {error} {error.fix}"
-    keys = [line for one in (secured.client, secured.stranger) for line in one.key.splitlines()[1:-1]]
+    keys = [line for one in (secured.client, secured.stranger, secured.locked) for line in one.key.splitlines()[1:-1]]
     assert not [secret for secret in (PASSWORD, WRONG, *keys) if secret in text]
 
 
