@@ -45,6 +45,8 @@ def consumer_config(settings: KafkaSourceSettings, errors: KafkaErrors) -> dict[
         # pause before the next fetch once that many messages are queued; the default is a second
         "fetch.queue.backoff.ms": 5,
         "queued.max.messages.kbytes": 65_536,
+        # a message of any size that a broker takes; by default one of 100 MB could never be read
+        "receive.message.max.bytes": (1 << 31) - 1,
     }
 
 
@@ -261,8 +263,9 @@ class RecordMaker:
 
     def _metadata(self, message: Message, time_: tuple[int, int], headers: Any) -> dict[str, str]:
         made = dict(self._own)
-        if time_[0] != TIMESTAMP_NOT_AVAILABLE:
-            made[CREATED_AT] = f"{time_[1]}000000"
+        # -1 is Kafka's own way to say that a message has no time
+        if time_[0] != TIMESTAMP_NOT_AVAILABLE and time_[1] >= 0:
+            made[CREATED_AT] = str(time_[1] * 1_000_000)
         if self._offsets:
             made["kafka.offset"] = str(message.offset())
         for name, value in headers or ():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from lab.kafka_batches import send_with_time
 from lab.kafka_lab import ALL, ROWS, KafkaLab
+from lab.kafka_server import running_kafka
 from lab.waiting import wait_until
 from pydantic import ValidationError
 
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.engine.operate.rewind import check_position
+from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Limit
 
@@ -38,6 +42,28 @@ def test_a_record_has_what_the_message_has(lab: KafkaLab) -> None:
         "kafka.header.a": "x", "kafka.header.b.base64": "/w==", "kafka.header.c": "",
     }  # fmt: skip
     assert (second.key, second.after) == (None, None)
+
+
+def test_a_message_without_a_time_has_none(lab: KafkaLab) -> None:
+    """Some clients write -1, which is no moment before 1970; 0 is one."""
+    topic = lab.server.topic()
+    for time_ in (-1, 0, 1_500):
+        send_with_time(lab.server.port, topic, b"x", time_)
+    source = lab.source(topic)
+    records = lab.step(source, source.initial())[1]
+    assert [record.metadata.get("opencdc.createdAt") for record in records] == [None, "0", "1500000000"]
+
+
+def test_a_message_of_more_than_100_megabytes(tmp_path: Path) -> None:
+    """The client's own limit; the broker's is what counts."""
+    size = 110_000_000
+    limits = f"message.max.bytes={2 * size}\nsocket.request.max.bytes={2 * size}"
+    with running_kafka(limits, heap="1g") as server:
+        lab, topic = KafkaLab(server, tmp_path), server.topic(max_message_bytes=f"{2 * size}")
+        destination = lab.destination(topic, strategy="at-least-once", batchBytes=f"{size + 1_000}", compression="none")
+        lab.deliver(destination, [Record(1, {}, b"x" * size)])
+        source = lab.source(topic, timeout="10s")
+        assert [len(value or b"") for value in lab.values(source, source.initial())] == [size]
 
 
 def test_only_committed_messages_are_read(lab: KafkaLab) -> None:
