@@ -170,7 +170,7 @@ class KafkaDestination(StagedDestination):
             self._session.commit(lambda producer: True, messages)
         except SendError as failed:
             name = self.settings.deliveries_topic
-            raise self._errors.verdict(failed.error, f"claims can't be stored in {name}", name) from None
+            raise self._unwritten(failed, f"claims can't be stored in {name}", name) from None
 
     def publish(self, delivery: Delivery) -> Target:
         """Write messages and hash in one transaction. Does nothing if the hash is already stored as delivered."""
@@ -231,7 +231,13 @@ class KafkaDestination(StagedDestination):
             self._topics.forget(failed.topic)
             nacks = [Refusal(place, Nack(f"kafka.{name}", f"{failed.topic}: {text}")) for place in places[:1_000]]
             return Rejected(*nacks[0], more=nacks[1:])
-        return self._errors.verdict(failed.error, "messages can't be written", failed.topic)
+        return self._unwritten(failed, "messages can't be written", failed.topic)
+
+    def _unwritten(self, failed: SendError, what: str, topic: str) -> Exception:
+        """Return the error for messages that are not a record's fault."""
+        if failed.error.code() == KafkaError._MSG_TIMED_OUT and (which := self._topics.out_of_sync(topic)):
+            return self._errors.out_of_sync(f"{what}: {failed.error.str()}", which)
+        return self._errors.verdict(failed.error, what, topic)
 
     def _topic_at_fault(self, code: int, delivery: Delivery) -> str:
         """Return the topic of an error that names none: one of the delivery's that is missing, or may not be

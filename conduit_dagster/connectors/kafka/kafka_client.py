@@ -269,6 +269,11 @@ class KafkaErrors:
         message = f"{what}: the brokers answer, but none coordinates transactions"
         return self.outage(message, "kafka.no_coordinator", fix)
 
+    def out_of_sync(self, what: str, which: str) -> ConduitError:
+        """Return the error for messages that brokers do not take, since too few replicas are in sync."""
+        fix = "start the brokers that are down: a topic takes messages while min.insync.replicas are in sync"
+        return self.outage(f"{what}: {which}", "kafka.out_of_sync", f"{fix}; nothing was lost")
+
     def behind(self, where: str, high: int, offset: int) -> ConduitError:
         """Return the error for a partition that ends before an offset that was there."""
         fix = "wait for the broker that has them; else conduit-dagster positions rewind PIPELINE CONNECTOR --to-start"

@@ -162,6 +162,16 @@ class Cluster:
         found = self._described(names, include_authorized_operations=True)
         return [name for name, one in found.items() if not _has(right, one)]
 
+    def out_of_sync(self, names: Sequence[str]) -> str:
+        """Return in words the first partition that lacks a replica in sync; empty if brokers show none."""
+        for name, one in self._described(names).items():
+            for part in [] if isinstance(one, KafkaException) else one.partitions:
+                if len(part.isr) < len(part.replicas):
+                    return (
+                        f"{len(part.isr)} of {len(part.replicas)} replicas of {name}, partition {part.id}, are in sync"
+                    )
+        return ""
+
     def require_readable(self, names: Sequence[str]) -> None:
         """Raise ``FatalError`` (``kafka.no_right``) if the user may not read one of the topics."""
         self._require(AclOperation.READ, names, "can't be read")

@@ -103,6 +103,10 @@ class TargetTopics:
         found = self._cluster.describe(known)
         return [name for name in known if name not in found]
 
+    def out_of_sync(self, first: str) -> str:
+        """Return in words a partition that lacks a replica in sync, of topic ``first`` if it has one; else empty."""
+        return self._cluster.out_of_sync(sorted(self._found, key=lambda name: (name != first, name)))
+
     def forget(self, name: str) -> None:
         """Forget a topic, so that it is looked up again."""
         self._found.discard(name)

@@ -84,6 +84,23 @@ def test_hashes_are_read_from_a_topic_whose_leader_has_died(lab: KafkaLab, clust
     assert len(cluster.read(topic)) == 10
 
 
+@pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once"])
+def test_too_few_replicas_in_sync_are_told(lab: KafkaLab, cluster: KafkaCluster, strategy: str) -> None:
+    """Brokers are reachable, and take no messages; once all are back, the delivery is there."""
+    topic = cluster.topic(min_insync_replicas="3")
+    destination = lab.destination(topic, strategy=strategy, deliveryTimeout="10s")
+    destination.check()
+    delivery = lab.stage(destination, numbered(10))
+    cluster.kill(next(node for node in cluster.nodes if node != cluster.leader(topic)))
+    with pytest.raises(TransientError, match=f"2 of 3 replicas of {topic}, partition 0, are in sync") as error:
+        destination.publish(delivery)
+    assert error.value.code == "kafka.out_of_sync"
+    cluster.mend()
+    destination.publish(delivery)
+    # without a transaction, the leader had appended them before it missed the other replica
+    assert len(cluster.read(topic)) == 10 or strategy == "at-least-once"
+
+
 def _controller(connector: Any) -> int:
     """Return the broker that a connector's client takes for the controller."""
     return connector._cluster.client.list_topics(timeout=60).controller_id
