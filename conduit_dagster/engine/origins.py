@@ -91,8 +91,61 @@ def _is_run(origins: Sequence[int]) -> TypeGuard[range]:
     return isinstance(origins, range) and origins.step == 1
 
 
+_LINE = 1_000
+
+
+class _OriginLines:
+    """Origins as lines of JSON, each of at most ``_LINE`` records of one source.
+
+    Invariant: the same records result in the same bytes, however they are divided into blocks. A step that is staged
+    again from the log has other blocks than the source gave.
+    """
+
+    def __init__(self, part: NewPart) -> None:
+        self._part = part
+        self._source = ""
+        self._ordinals: list[int] = []
+        self._positions: list[Any] = []
+        self._namespaces: list[str] = []
+
+    def add(self, source: str, ordinals: Sequence[int], positions: list[Any], namespaces: str | list[str]) -> None:
+        """Add a block's records; ``ordinals`` are their places in the source's range."""
+        if source != self._source:
+            self.flush()
+            self._source = source
+        self._ordinals += ordinals
+        self._positions += positions
+        self._namespaces += [namespaces] * len(ordinals) if isinstance(namespaces, str) else namespaces
+        whole = len(self._ordinals) // _LINE * _LINE
+        for start in range(0, whole, _LINE):
+            self._write(slice(start, start + _LINE))
+        for column in (self._ordinals, self._positions, self._namespaces):
+            del column[:whole]
+
+    def flush(self) -> None:
+        """Write the last line of a source."""
+        if self._ordinals:
+            self._write(slice(None))
+            for column in (self._ordinals, self._positions, self._namespaces):
+                column.clear()
+
+    def _write(self, some: slice) -> None:
+        ordinals, positions, namespaces = self._ordinals[some], self._positions[some], self._namespaces[some]
+        first, count = ordinals[0], len(ordinals)
+        # consecutive records are encoded as the first one and their number
+        is_run = ordinals == [*range(first, first + count)]
+        rest = count if is_run else [ordinal - first for ordinal in ordinals]
+        named = namespaces[0] if namespaces.count(namespaces[0]) == count else namespaces
+        try:
+            line = _encode((self._source, first, rest, positions, named))
+        except UnicodeEncodeError:
+            names = clean(named) if isinstance(named, str) else list(map(clean, named))
+            line = _encode((self._source, first, rest, [clean(str(position)) for position in positions], names))
+        self._part.write(line + b"\n")
+
+
 class TracedWriter(Writer):
-    """Wraps a destination's own writer and stores the origins beside its part: a line of JSON per block.
+    """Wraps a destination's own writer and stores the origins beside its part.
 
     ``as_records``: also stage the share as whole records, for single records that the destination refuses.
     """
@@ -101,7 +154,7 @@ class TracedWriter(Writer):
         self._writer, self._part = writer, NewPart(task, "origins")
         # a separate token: the writer may name its part in the same way
         self._records = RecordWriter(replace(task, token=f"{task.token}r")) if as_records else None
-        self._count = 0
+        self._lines, self._count = _OriginLines(self._part), 0
         self._source, self._first, self._origins = "", 0, tuple[int, ...]()
         self._positions = BlockPositions(Block([], lambda i: None), are_read=True)
         self.origins: Part | None = None
@@ -132,15 +185,9 @@ class TracedWriter(Writer):
 
     def _trace(self, origins: Sequence[int], records: list[Record]) -> None:
         """Add the origins; record ``i`` comes from record ``first + origins[i]`` of the source."""
-        positions, namespaces = self._positions.of(records, origins), _namespaces_of(records)
-        # consecutive records are encoded as the first one and their number
-        first, rest = (self._first + origins[0], len(origins)) if _is_run(origins) else (self._first, list(origins))
-        try:
-            line = _encode((self._source, first, rest, positions, namespaces))
-        except UnicodeEncodeError:
-            names = clean(namespaces) if isinstance(namespaces, str) else list(map(clean, namespaces))
-            line = _encode((self._source, first, rest, [clean(str(position)) for position in positions], names))
-        self._part.write(line + b"\n")
+        positions = self._positions.of(records, origins)
+        ordinals = [self._first + origin for origin in origins]
+        self._lines.add(self._source, ordinals, positions, _namespaces_of(records))
         self._count += len(positions)
         if self._records is not None:
             self._records.place(self._source, self._first, origins)
@@ -149,6 +196,7 @@ class TracedWriter(Writer):
     def finish(self) -> Part | None:
         """Finish the origins, and return the writer's own part."""
         part = self._writer.finish()
+        self._lines.flush()
         self.origins = self._part.finish(self._count)
         self.records = None if self._records is None else self._records.finish()
         return part

@@ -55,7 +55,11 @@ class Writer(ABC):
 
     @abstractmethod
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Write a block, in order. Refused records are nacked, the others are written."""
+        """Write a block, in order. Refused records are nacked, the others are written.
+
+        The same records must give the same bytes, however they are divided into blocks: a step that is staged again
+        from the log comes in other blocks than the source gave.
+        """
 
     @abstractmethod
     def finish(self) -> Part | None:

@@ -91,3 +91,25 @@ def test_those_that_another_version_staged_otherwise_are_one_error(tmp_path: Pat
     with pytest.raises(FatalError, match="does not know") as caught:
         list(read_origins(staged))
     assert (caught.value.code, caught.value.place) == ("state.version", str(tmp_path / "old"))
+
+
+def staged_bytes(root: Path, size: int) -> bytes:
+    """The origins of 2,500 records of two sources, written in blocks of ``size``; every third has a second copy."""
+    writer = TracedWriter(Taker(), WriterTask(str(root), 0, f"t{size}"))
+    for source, count in (("in", 1_800), ("two", 700)):
+        every = [Record(f"p{i}", ONE if i < 1_500 else OTHER) for i in range(count)]
+        for first in range(0, count, size):
+            records = every[first : first + size]
+            origins = [place for place in range(len(records)) for _ in range(1 + ((first + place) % 3 == 0))]
+            writer.place(source, first, origins if source == "two" else range(len(records)))
+            writer.block(BlockPositions(Block(records, str), are_read=True))
+            writer.write([records[origin] for origin in origins] if source == "two" else records)
+    writer.finish()
+    assert writer.origins is not None
+    return (root / writer.origins.name).read_bytes()
+
+
+@pytest.mark.parametrize("size", [1, 7, 1_000, 1_500])
+def test_blocks_leave_no_trace(tmp_path: Path, size: int) -> None:
+    """What is staged again from the log comes in other blocks than the source gave."""
+    assert staged_bytes(tmp_path, size) == staged_bytes(tmp_path, 5_000)

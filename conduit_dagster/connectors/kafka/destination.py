@@ -11,10 +11,10 @@ from conduit_dagster.connectors.kafka.delivery_session import ClaimMessage, Deli
 from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, AccessRights, KafkaErrors, own_id
 from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
 from conduit_dagster.connectors.kafka.message_sender import MessageSender, PlainProducer, SendError
+from conduit_dagster.connectors.kafka.message_writer import MessageWriter
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import (
     MessageLayout,
-    MessageWriter,
     places_of,
     staged_chunks,
     staged_message,

@@ -21,7 +21,7 @@ from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, 
 from conduit_dagster.expressions import compile_template
 from conduit_dagster.record import CREATED_AT, Nack, Record, decode
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Delivery, NewPart, Part, Refusal, Writer, WriterTask
+from conduit_dagster.sdk import Delivery, Refusal
 
 _HEAD = struct.Struct(">II")
 """Chunk header: bytes and records of the chunk, so that readers can skip it."""
@@ -238,30 +238,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StagedChunk).decode
 
 
-class MessageWriter(Writer):
-    """Writer of a task's chunks into one file."""
-
-    def __init__(self, task: WriterTask, layout: MessageLayout) -> None:
-        self._layout = layout
-        self._part = NewPart(task, "messages")
-        self._records = 0
-
-    def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Append the records as a chunk; refuse those that can't become a message."""
-        chunk, refused = self._layout.chunk(records)
-        if chunk is not None:
-            data = _encode(chunk)
-            self._part.write(_HEAD.pack(len(data), chunk.records) + data)
-            self._records += chunk.records
-        return refused
-
-    def finish(self) -> Part | None:
-        """Finish the file and return its part."""
-        return self._part.finish(self._records)
-
-    def abort(self) -> None:
-        """Abort the file."""
-        self._part.abort()
+def packed(chunk: StagedChunk) -> bytes:
+    """Return a chunk as it is staged."""
+    data = _encode(chunk)
+    return _HEAD.pack(len(data), chunk.records) + data
 
 
 def staged_chunks(delivery: Delivery) -> Iterator[tuple[int, StagedChunk]]:
