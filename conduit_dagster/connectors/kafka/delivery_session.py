@@ -33,7 +33,7 @@ from conduit_dagster.sdk import Claimed, Delivery
 _FLOOR: Final = "floor"
 
 
-class _DeliveryClaim(msgspec.Struct, frozen=True):
+class DeliveryClaim(msgspec.Struct, frozen=True):
     """The claim stored under a hash."""
 
     state: str
@@ -47,11 +47,11 @@ class ClaimMessage(NamedTuple):
 
     name: str
     """The hash, or ``floor``."""
-    claim: _DeliveryClaim | None
+    claim: DeliveryClaim | None
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_DeliveryClaim).decode
+_decode = msgspec.json.Decoder(DeliveryClaim).decode
 
 
 class DeliveryClaims:
@@ -60,7 +60,7 @@ class DeliveryClaims:
 
     def __init__(self, owner: str, errors: KafkaErrors) -> None:
         self._owner, self._errors = owner, errors
-        self._known: dict[str, _DeliveryClaim] = {}
+        self._known: dict[str, DeliveryClaim] = {}
 
     def state(self, delivery: Delivery) -> Claimed | None:
         """Return the state stored under the delivery's hash, or None."""
@@ -69,16 +69,20 @@ class DeliveryClaims:
 
     def require_known(self, delivery: Delivery) -> None:
         """Raise ``FatalError`` for a delivery so old that its hash may have been removed."""
-        floor = self._known.get(_FLOOR)
-        if floor is None or delivery.step >= floor.step:
+        floor = self._floor()
+        if delivery.step >= floor:
             return
-        message = f"step {delivery.step} is older than what the topic of deliveries still knows (step {floor.step})"
+        message = f"step {delivery.step} is older than what the topic of deliveries still knows (step {floor})"
         fix = "a run this old must not go on; where the state store was started anew on purpose: set transactional-id"
         raise self._errors.fatal(message, "kafka.step_pruned", fix)
 
+    def _floor(self) -> int:
+        found = self._known.get(_FLOOR)
+        return 0 if found is None else found.step
+
     def putting(self, delivery: Delivery, state: Claimed) -> list[ClaimMessage]:
         """Return the message that stores a claim."""
-        return [ClaimMessage(delivery.hash, _DeliveryClaim(state, delivery.step, delivery.records))]
+        return [ClaimMessage(delivery.hash, DeliveryClaim(state, delivery.step, delivery.records))]
 
     def pruning(self, delivery: Delivery) -> list[ClaimMessage]:
         """Return, with one delivery in a hundred, messages that remove the claims of steps before :func:`new_floor`."""
@@ -86,14 +90,15 @@ class DeliveryClaims:
         if floor is None:
             return []
         old = [name for name, one in self._known.items() if name != _FLOOR and one.step < floor]
-        return [ClaimMessage(_FLOOR, _DeliveryClaim("pruned", floor)), *(ClaimMessage(name, None) for name in old)]
+        return [ClaimMessage(_FLOOR, DeliveryClaim("pruned", floor)), *(ClaimMessage(name, None) for name in old)]
 
     def committed(self, messages: Sequence[ClaimMessage]) -> None:
         """Apply committed messages."""
         for name, claim in messages:
             if claim is None:
                 self._known.pop(name, None)
-            else:
+            elif name != _FLOOR or claim.step >= self._floor():
+                # an older floor may be read later: it stays in its partition when partitions are added
                 self._known[name] = claim
 
     def encoded(self, messages: Sequence[ClaimMessage]) -> Iterator[tuple[bytes, bytes | None]]:
@@ -161,9 +166,16 @@ class _ClaimReader:
                 elif error.code() not in PASSING:
                     raise self._errors.verdict(error, f"{self._topic} can't be read", self._topic)
             if at < end and time.monotonic() - heard > self._settings.timeout:
-                message = f"{self._topic} can be read to {at} of {end}: a transaction of another pipeline is open"
-                fix = "wait for that one; if its run died, start it again or wait for its transaction-timeout"
-                raise self._errors.outage(message, "kafka.open_transaction", fix)
+                raise self._stuck(consumer.assignment()[0].partition, at, end)
+
+    def _stuck(self, partition: int, at: int, end: int) -> Exception:
+        """Return why no more messages come: an open transaction, or a broker that does not answer."""
+        if self._cluster.stable_end(self._topic, partition) >= end:
+            silent = KafkaError(KafkaError._TIMED_OUT)
+            return self._errors.verdict(silent, f"{self._topic} can be read to {at} of {end}", self._topic)
+        message = f"{self._topic} can be read to {at} of {end}: a transaction of another pipeline is open"
+        fix = "wait for that one; if its run died, start it again or wait for its transaction-timeout"
+        return self._errors.outage(message, "kafka.open_transaction", fix)
 
 
 class DeliverySession:

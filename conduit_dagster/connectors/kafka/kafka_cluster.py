@@ -249,6 +249,10 @@ class Cluster:
         high = self.offsets(places, lambda _: _LATEST, IsolationLevel.READ_UNCOMMITTED)
         return [(low[place], high[place]) for place in places]
 
+    def stable_end(self, topic: str, partition: int) -> int:
+        """Return the offset up to which no transaction is open."""
+        return self.offsets([(topic, partition)], lambda _: _LATEST)[topic, partition]
+
     def _partitions(self, topic: str) -> int:
         """Return the partition count of an existing topic; waits, because not every broker may know a new topic yet."""
         deadline = time.monotonic() + self._settings.timeout

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import (
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
@@ -16,6 +18,8 @@ from lab.kills import at, crashing
 from lab.waiting import wait_until
 
 from conduit_dagster.connectors import kept_hashes
+from conduit_dagster.connectors.kafka.delivery_session import ClaimMessage, DeliveryClaim
+from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import AlreadyClaimed
 
@@ -141,6 +145,27 @@ def test_an_open_transaction_of_another_pipeline_does_not_hide_a_hash(lab: Kafka
     assert len(lab.server.read(topic)) == 3
 
 
+def test_brokers_that_fall_silent_are_not_said_to_have_an_open_transaction(
+    lab: KafkaLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While hashes are read: nobody's transaction would be found."""
+    topic, deliveries = lab.server.topic(), lab.server.topic(cleanup_policy="compact")
+    lab.deliver(lab.destination(topic, deliveries_topic=deliveries), numbered(3))
+    again = lab.destination(topic, deliveries_topic=deliveries, timeout="2s")
+    with ExitStack() as stack:
+        whole = Cluster.whole
+
+        def and_freeze(cluster: Cluster, name: str) -> list[tuple[int, int]]:
+            found = whole(cluster, name)
+            stack.enter_context(lab.server.frozen())
+            return found
+
+        monkeypatch.setattr(Cluster, "whole", and_freeze)
+        with pytest.raises(TransientError) as error:
+            again.fence(1)
+    assert error.value.code == "kafka.unreachable"
+
+
 def test_a_transaction_timeout_that_brokers_do_not_allow_is_fatal(lab: KafkaLab) -> None:
     """A quarter of an hour, unless the brokers' settings say otherwise."""
     destination = lab.destination(lab.server.topic(), **{"transaction-timeout": "1h"})
@@ -174,6 +199,24 @@ def test_old_hashes_are_dropped(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) 
             one.publish(old)
         assert error.value.code == "kafka.step_pruned"
     assert len(lab.server.read(topic)) == 3
+
+
+@pytest.mark.parametrize("places", [(0, 1), (1, 0)])
+def test_the_newest_floor_counts_whichever_partition_has_it(lab: KafkaLab, places: tuple[int, int]) -> None:
+    """Partitions that are added to the topic of deliveries take keys from others, which keep their old messages."""
+    deliveries = lab.server.topic(partitions=2, cleanup_policy="compact")
+    destination = lab.destination(lab.server.topic(), deliveries_topic=deliveries)
+    with destination._session.opened():
+        claims = destination._session.claims
+    producer = Producer({"bootstrap.servers": lab.server.servers})
+    for partition, step in zip(places, (100, 200), strict=True):
+        [(key, value)] = claims.encoded([ClaimMessage("floor", DeliveryClaim("pruned", step))])
+        producer.produce(deliveries, value, key, partition)
+    producer.flush(30)
+    with pytest.raises(FatalError, match="step 200") as error:
+        destination.fence(1)
+        destination.publish(lab.stage_as(150, destination, numbered(1)))
+    assert error.value.code == "kafka.step_pruned"
 
 
 def test_a_new_topic_of_deliveries_is_compacted_while_it_is_small(lab: KafkaLab) -> None:
