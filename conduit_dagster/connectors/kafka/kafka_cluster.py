@@ -36,6 +36,7 @@ from conduit_dagster.connectors.kafka.kafka_client import (
     make_client,
 )
 from conduit_dagster.connectors.kafka.settings import KafkaSettings
+from conduit_dagster.recovery.errors import FatalError
 
 _PAUSE = 0.05
 _SOON = 5.0
@@ -185,7 +186,20 @@ class Cluster:
             raise self._errors.verdict(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), f"{name} {what}", name)
 
     def known(self, names: Sequence[str]) -> dict[str, KnownTopic]:
-        """Return the topics that exist, with their earliest and latest offsets."""
+        """Return the topics that exist, with their earliest and latest offsets.
+
+        One that is deleted meanwhile is left out as well, as soon as brokers describe it no more.
+        """
+        deadline = time.monotonic() + self._settings.timeout
+        while True:
+            try:
+                return self._described_offsets(names)
+            except FatalError as error:
+                if error.code != "kafka.no_topic" or time.monotonic() > deadline:
+                    raise
+                self.client.poll(_PAUSE)
+
+    def _described_offsets(self, names: Sequence[str]) -> dict[str, KnownTopic]:
         found = self.describe(names)
         places = [(name, partition) for name, (_, count) in sorted(found.items()) for partition in range(count)]
         low = self.offsets(places, lambda _: _EARLIEST)

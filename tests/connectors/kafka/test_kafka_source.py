@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lab.kafka_server import running_kafka
 from lab.waiting import wait_until
 from pydantic import ValidationError
 
+from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.engine.operate.rewind import check_position
 from conduit_dagster.record import Record
@@ -209,6 +211,25 @@ def test_a_topic_of_a_pattern_that_was_deleted_is_told(lab: KafkaLab) -> None:
     assert error.value.code == "kafka.no_topic" and "on-gone: skip" in (error.value.fix or "")
     assert lab.source(f"{other},^{topic}", on_gone="skip").latest(position, ALL) == position
     assert lab.source(other).latest(position, ALL) == position
+
+
+def test_a_topic_of_a_pattern_may_go_while_it_is_looked_at(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at its partitions and that at their offsets: with ``on-gone: skip``, it is just not there."""
+    stays, goes = lab.server.topic(), lab.server.topic()
+    lab.server.send(stays, ROWS[:1])
+    source = lab.source(f"{stays},^{goes}", on_gone="skip")
+    describe, deleted = Cluster.describe, list[str]()
+
+    def then_delete(cluster: Cluster, names: Sequence[str]) -> dict[str, tuple[str, int]]:
+        found = describe(cluster, names)
+        if not deleted:
+            deleted.append(goes)
+            lab.server.delete(goes)
+        return found
+
+    monkeypatch.setattr(Cluster, "describe", then_delete)
+    assert list(source.latest(source.initial(), ALL)["topics"]) == [stays]
+    assert deleted
 
 
 def test_messages_that_retention_removed_unread_are_told(lab: KafkaLab) -> None:
