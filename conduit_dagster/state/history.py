@@ -120,7 +120,7 @@ def _stopped(detail: Detail) -> str:
 
 
 def _asked(detail: Detail) -> str:
-    return f"to {_ASKED.get(detail['to'], detail['to'])} {_by(detail)}"
+    return f"to {_ASKED.get(detail['to'], detail['to'])} {_by(detail)}".rstrip()
 
 
 def _by(detail: Detail) -> str:
@@ -141,7 +141,7 @@ _SAID: Final[dict[str, Callable[[Detail], str]]] = {
         f"{detail['consumer']}, offsets {detail['first']} to {detail['upto'] - 1} of {detail['source']}"
     ),
     "provisioned": lambda detail: str(detail.get("file") or ""),
-    "deleting": lambda detail: _by(detail) + (f"; lost: {'; '.join(detail['lost'])}" if detail["lost"] else ""),
+    "deleting": lambda detail: _by(detail) + (f"; lost: {'; '.join(detail['lost'])}" if detail.get("lost") else ""),
     "deleted": lambda detail: _by(detail),
     "deprovisioned": lambda detail: f"{detail['file']} is gone" if detail.get("file") else "",
 }
