@@ -119,7 +119,8 @@ class Restaged:
 
 def _unreadable(plan: Plan, source: str, node: str) -> FatalError:
     return FatalError(
-        f"step {plan.step} was prepared, its staging is gone, and the file removes or changes {source}, which it read",
+        f"step {plan.step} was prepared, its staging is gone, and the file no longer reads {source} as it was: "
+        "the source, delivery.log or fan-in has changed",
         code="delivery.source_changed",
         node=node,
         fix="set the source, delivery.log and fan-in back, let the pipeline finish the step (run --once), then change",
