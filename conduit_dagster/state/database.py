@@ -260,7 +260,22 @@ def _prepare(engine: sa.Engine, create: bool) -> None:
         if found == 0 and not create:
             raise NoStore
     with engine.begin() as connection:
+        _wait_longer(connection)
         migrations.migrate(connection, place_of(engine))
+
+
+_MIGRATION_SECONDS = 3600.0
+
+
+def _wait_longer(connection: sa.Connection) -> None:
+    """Wait long for the answers to this transaction: an index of a large table is one statement.
+
+    With the usual timeout each attempt would be undone after the same time, and the store never be migrated.
+    """
+    if connection.dialect.name == "postgresql":
+        driver: Any = connection.connection.dbapi_connection
+        driver.seconds = _MIGRATION_SECONDS
+        connection.detach()  # closed afterwards: the next transaction has the usual timeout
 
 
 def reading(engine: sa.Engine) -> sa.Connection:

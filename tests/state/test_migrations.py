@@ -156,6 +156,26 @@ def test_a_migration_that_is_killed_has_changed_nothing(old: sa.Engine, database
     assert more(old) == ["yes"]
 
 
+WAITED_FOR = """
+    from conduit_dagster.state.timed_connection import TimedConnection
+    TimedConnection.seconds = 0.3
+    waits = "SELECT 1 FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()"
+    waits += " WHERE locktype = 'advisory' AND NOT granted"
+    loop = f"WHILE NOT EXISTS ({waits}) LOOP PERFORM pg_sleep(0.02); END LOOP; PERFORM pg_sleep(0.5);"
+    op.execute(f"DO $$ BEGIN {loop} END $$")
+"""
+
+
+def test_a_migration_may_take_longer_than_any_other_answer(postgres_url: str, next_version: Path) -> None:
+    """An index of a large table is one statement: each attempt was undone after the same time. Others wait for it."""
+    open_database(postgres_url).dispose()
+    url = f"{postgres_url}?options=-clock_timeout%3D100"
+    first = start(url, next_version, WAITED_FOR)
+    assert first.stdout is not None and first.stdout.readline() == "half\n"
+    second = subprocess.Popen(first.args, stdout=subprocess.PIPE, text=True)
+    assert [finish(first), finish(second)] == [["open"], ["open"]]
+
+
 def test_an_owner_writes_nothing_once_a_newer_program_has_migrated_the_store(
     old: sa.Engine, database_url: str, next_version: Path, tmp_path: Path
 ) -> None:

@@ -68,7 +68,10 @@ def require_not_newer(connection: sa.Connection, place: str) -> int:
 def _lock(connection: sa.Connection) -> None:
     # on SQLite the transaction itself began with the write lock
     if connection.dialect.name == "postgresql":
+        # for as long as another process migrates; a frozen one loses its transaction after 10 s
+        connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        connection.exec_driver_sql("SET LOCAL lock_timeout TO DEFAULT")
 
 
 def _require_every_character(connection: sa.Connection, place: str) -> None:
