@@ -259,9 +259,14 @@ def _prepare(engine: sa.Engine, create: bool) -> None:
             return
         if found == 0 and not create:
             raise NoStore
-    with engine.begin() as connection:
-        _wait_longer(connection)
-        migrations.migrate(connection, place_of(engine))
+    try:
+        with engine.begin() as connection:
+            _wait_longer(connection)
+            migrations.migrate(connection, place_of(engine))
+    except SQLAlchemyError as error:
+        if not found:
+            raise
+        raise _not_migrated(engine, found, error) from error
 
 
 _MIGRATION_SECONDS = 3600.0
@@ -276,6 +281,19 @@ def _wait_longer(connection: sa.Connection) -> None:
         driver: Any = connection.connection.dbapi_connection
         driver.seconds = _MIGRATION_SECONDS
         connection.detach()  # closed afterwards: the next transaction has the usual timeout
+
+
+_OWN = (
+    "let a user who owns the store's tables run `conduit-dagster pipelines list` once, or make this user their owner;"
+    " then give those who only use it all rights on its tables"
+)
+
+
+def _not_migrated(engine: sa.Engine, found: int, error: SQLAlchemyError) -> ConduitError:
+    doing = f"the state store has version {found}, and can't be migrated to version {tables.VERSION}"
+    if _is_refused(error):
+        return FatalError(f"{doing}: {cause_of(error)}", code="state.unusable", place=place_of(engine), fix=_OWN)
+    return unreachable(engine, error, doing)
 
 
 def reading(engine: sa.Engine) -> sa.Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from lab.postgres_server import PostgresServer
 from lab.waiting import at_once, wait_until
 from sqlalchemy import event
 
@@ -174,6 +176,27 @@ def test_a_migration_may_take_longer_than_any_other_answer(postgres_url: str, ne
     assert first.stdout is not None and first.stdout.readline() == "half\n"
     second = subprocess.Popen(first.args, stdout=subprocess.PIPE, text=True)
     assert [finish(first), finish(second)] == [["open"], ["open"]]
+
+
+def test_a_user_who_may_not_migrate_a_store_is_told_who_may(postgres_server: PostgresServer) -> None:
+    """Rights on its tables are not enough: the fix was to give them."""
+    url = postgres_server.create_database()
+    older = open_database(url)
+    user = f"u_{secrets.token_hex(6)}"
+    with older.begin() as connection:
+        connection.exec_driver_sql("DROP INDEX conduit_history_by_event")
+        connection.exec_driver_sql(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0004'")
+        connection.exec_driver_sql(f"CREATE ROLE {user} LOGIN PASSWORD 'x'")
+        connection.exec_driver_sql(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}")
+        connection.exec_driver_sql(f"GRANT ALL ON SCHEMA public TO {user}")
+    older.dispose()
+    with pytest.raises(
+        FatalError, match=r"has version 4, and can't be migrated to version \d+: must be owner"
+    ) as caught:
+        open_database(sa.make_url(url).set(username=user, password="x").render_as_string(hide_password=False))
+    assert caught.value.code == "state.unusable"
+    assert caught.value.fix is not None and "who owns the store's tables" in caught.value.fix
+    open_database(url).dispose()
 
 
 def test_an_owner_writes_nothing_once_a_newer_program_has_migrated_the_store(
