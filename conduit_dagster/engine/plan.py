@@ -19,7 +19,7 @@ from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination, Source
 from conduit_dagster.state.connector_registrations import inside
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
-from conduit_dagster.state.steps import LoggedRange, Plan, ProcessorState, Range
+from conduit_dagster.state.steps import LoggedRange, Plan, ProcessorState, Range, not_known
 
 
 def planned_target(destination: Destination) -> dict[str, str | None]:
@@ -30,8 +30,13 @@ def planned_target(destination: Destination) -> dict[str, str | None]:
 
 
 def is_target(planned: dict[str, str | None], destination: Destination) -> bool:
-    """Return whether the destination is still the one of a plan; older plans do not say where hashes are."""
+    """Return whether the destination is still the one of a plan; older plans do not say where hashes are.
+
+    Raises ``FatalError`` (``state.version``) for a plan of a newer version that says more.
+    """
     now = planned_target(destination)
+    if unknown := sorted(planned.keys() - now.keys()):
+        raise not_known(f"a target has `{unknown[0]}`")
     return all(now[key] == was for key, was in planned.items())
 
 

@@ -275,11 +275,16 @@ def decode(text: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
-        raise FatalError(
-            f"the state store has a step in a form that this version of conduit-dagster does not know: {error}",
-            code="state.version",
-            fix="install the version of conduit-dagster that wrote it",
-        ) from error
+        raise not_known(str(error)) from error
+
+
+def not_known(what: str) -> FatalError:
+    """Return the error for a step that another version wrote; ``what``: its unknown part."""
+    return FatalError(
+        f"the state store has a step in a form that this version of conduit-dagster does not know: {what}",
+        code="state.version",
+        fix="install the version of conduit-dagster that wrote it",
+    )
 
 
 learn(Plan, Decision, LateLetter, DeliveryProgress)

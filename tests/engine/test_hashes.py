@@ -12,6 +12,7 @@ from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.engine.delivery_progress import delivery_hash
 from conduit_dagster.engine.plan import is_target, planned_target
 from conduit_dagster.expressions import Clock
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination
 
 RANGE = {"source": "in", "generation": 1, "start": {"offset": 0}, "end": {"offset": 10}}
@@ -71,3 +72,11 @@ def test_a_setting_that_says_where_hashes_are_is_a_part_of_the_target(
     assert not is_target(planned, made(kind, **settings, **change))
     older = {key: value for key, value in planned.items() if key != "hashes"}
     assert is_target(older, made(kind, **settings, **change)), "a plan of an older version doesn't say it"
+
+
+def test_a_target_of_a_newer_version_that_says_more_is_refused() -> None:
+    """It was a KeyError; passed over, the step could go to another place than the one that it was prepared for."""
+    destination = made(DeltaDestination, path="/t")
+    with pytest.raises(FatalError, match="a target has `more`") as caught:
+        is_target({**planned_target(destination), "more": "x"}, destination)
+    assert caught.value.code == "state.version"
