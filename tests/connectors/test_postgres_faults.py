@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,6 +90,22 @@ def test_a_lock_that_is_not_given_is_an_outage(lab: PostgresLab, settings: dict[
     assert error.value.code == code
     destination.publish(delivery)
     assert lab.rows() == [(1,)]
+
+
+@pytest.mark.parametrize("operation", ["create", "snapshot"])
+def test_rows_that_others_hold_are_waited_for_once(lab: PostgresLab, operation: str) -> None:
+    """Not once for each of them, as refused rows are searched for."""
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    destination, begun = lab.destination(lock_timeout="1s"), time.monotonic()
+    delivery = lab.stage(destination, [change(operation, i) for i in range(100)])
+    with psycopg.connect(lab.url) as other:
+        other.execute("INSERT INTO t SELECT generate_series(0, 29)")
+        with pytest.raises(TransientError) as error:
+            destination.publish(delivery)
+        other.rollback()
+    assert error.value.code == "postgres.busy" and time.monotonic() - begun < 20
+    destination.publish(delivery)
+    assert len(lab.rows()) == 100
 
 
 def test_two_publishers_of_one_delivery_write_it_once(lab: PostgresLab) -> None:

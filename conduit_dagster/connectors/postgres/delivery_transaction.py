@@ -28,6 +28,7 @@ from conduit_dagster.connectors.postgres.sqlstates import (
     TableError,
     copy_line,
     is_about_table,
+    is_outage,
 )
 from conduit_dagster.connectors.postgres.staged_rows import MOVES, LineGroup
 from conduit_dagster.connectors.postgres.table_changes import create_table, empty_tables, narrowed_lines
@@ -200,7 +201,7 @@ def _copy(
                 copy.write(chunk)
                 progress.add(len(chunk))
     except psycopg.Error as error:
-        line = copy_line(error, relation)
+        line = None if is_outage(error) else copy_line(error, relation)
         if line is None:
             raise
         raise RowError(batch.place(line), error) from error

@@ -168,7 +168,7 @@ class DatabaseErrors:
                 TransientError, f"the connection is gone: {_last_line(str(error))}", "postgres.unreachable", fix
             )
         text = _message(error)
-        if state in _TRANSIENT or state[:2] in _TRANSIENT_CLASSES:
+        if is_outage(error):
             code, fix = _TRANSIENT.get(state, (_TRANSIENT_CLASSES.get(state[:2], "postgres.busy"), None))
             return self._error(TransientError, text, code, fix)
         if state in _FATAL or state[:2] in _FATAL_CLASSES:
@@ -204,6 +204,13 @@ class DatabaseErrors:
 def is_data(error: psycopg.Error) -> bool:
     """Return whether the error is about the data, and so caused by a record."""
     return (error.sqlstate or "")[:2] in _DATA_CLASSES
+
+
+def is_outage(error: psycopg.Error) -> bool:
+    """Return whether the error is about the server or other sessions, such as a lock that was waited for too long: no
+    record caused it, whichever was being written."""
+    state = error.sqlstate or ""
+    return state in _TRANSIENT or state[:2] in _TRANSIENT_CLASSES
 
 
 def is_about_table(error: psycopg.Error) -> bool:
