@@ -187,7 +187,7 @@ class ReplicatedTables:
     ) -> PostgresPosition:
         limit, horizon = bounds
         lsn = start.point.lsn
-        self._timelines.require(look.timeline, start)
+        self._require_kept(look, start)
         there = look.flushed if horizon is None else min(look.flushed, parse_lsn(horizon["lsn"]))
         if there <= lsn or self._is_quiet(connection, lsn, there):
             return start
