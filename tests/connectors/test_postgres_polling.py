@@ -293,6 +293,18 @@ def test_a_table_with_another_order_is_refused(reading: PostgresReading, change:
     assert raised.value.code == "postgres.order_changed"
 
 
+def test_a_polling_column_of_another_type_is_refused(reading: PostgresReading) -> None:
+    """The times of a time zone behind UTC would lie before those that were read."""
+    reading.execute(f"{TIMED}; INSERT INTO a VALUES (1)")
+    source = reading.source(**POLLED, **{"polling.column": "updated_at"})
+    _, position = drained(source)
+    reading.execute("SET timezone = 'America/New_York'; ALTER TABLE a ALTER updated_at TYPE timestamp")
+    reading.execute("INSERT INTO a VALUES (2)")
+    with pytest.raises(FatalError) as raised:
+        polled(source, position)
+    assert raised.value.code == "postgres.order_changed"
+
+
 def test_a_table_without_a_key_is_refused(reading: PostgresReading) -> None:
     reading.execute("CREATE TABLE a (id int)")
     with pytest.raises(FatalError) as raised:

@@ -10,7 +10,7 @@ import pytest
 from lab.postgres_reading import ALL_KEYS, PostgresReading, drained, records_of, told, travelled
 
 from conduit_dagster.connectors.postgres.source import PostgresSource
-from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Limit, Position
 
 TABLE = "CREATE TABLE a (id bigint PRIMARY KEY, v int NOT NULL)"
@@ -53,6 +53,41 @@ def test_a_row_that_moves_between_the_parts_is_neither_lost_nor_doubled(reading:
         ("delete", "a", {"id": 4}, {"id": 4}, None),
         ("create", "a", {"id": 0}, None, {"id": 0, "v": 8}),
     ]
+
+
+def test_a_copy_does_not_go_on_in_the_order_of_another_type(reading: PostgresReading) -> None:
+    """As text, 10 lies before 5: it would never come."""
+    position = half_copied(reading)
+    reading.execute("ALTER TABLE a ALTER id TYPE text")
+    with pytest.raises(FatalError) as raised:
+        rest(reading.source(), position)
+    assert raised.value.code == "postgres.order_changed"
+
+
+def test_a_copy_goes_on_with_a_wider_key(reading: PostgresReading) -> None:
+    reading.execute(
+        "CREATE TABLE a (id int, t varchar(9), PRIMARY KEY (t, id)); INSERT INTO a VALUES (1, 'a'), (2, 'b')"
+    )
+    source = reading.source()
+    position = travelled(source.latest(source.initial(), Limit(1, WIDE)))
+    source.close()
+    reading.execute("ALTER TABLE a ALTER id TYPE bigint, ALTER t TYPE text")
+    assert [key for _, _, key, *_ in rest(reading.source(), position)] == [{"t": "b", "id": 2}]
+
+
+def test_changes_from_before_a_key_got_another_type_are_compared_as_they_were(reading: PostgresReading) -> None:
+    """As text, 2 lies behind the first part, which ends with 10."""
+    reading.execute(f"{TABLE}; INSERT INTO a SELECT i, 0 FROM generate_series(1, 20) i")
+    source = reading.source()
+    position = travelled(source.latest(source.initial(), Limit(10, WIDE)))
+    source.close()
+    reading.execute("UPDATE a SET v = 1 WHERE id IN (2, 12)")
+    source = reading.source()
+    copied = travelled(source.latest(position, Limit(100, WIDE)))
+    assert len(records_of(source, position, copied)) == 10
+    source.ack(copied, 1)
+    reading.execute("ALTER TABLE a ALTER id TYPE text")
+    assert rest(source, copied) == [("update", "a", {"id": 2}, None, {"id": 2, "v": 1})]
 
 
 def test_parts_of_a_copy_are_told_apart_by_the_order_of_the_key(reading: PostgresReading) -> None:

@@ -73,7 +73,7 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     shapes: dict[str, str] = {}
     """By ``schema.table``: digest of the columns that changes must have; a missing table may have any."""
     orders: dict[str, list[str]] = {}
-    """By table that is being copied or polled: OID, and the columns in whose order rows are read."""
+    """By table that is being copied or polled: OID, and the columns in whose order rows are read, with their types."""
     followed: list[str] = []
     """Tables whose initial copy is complete and whose new rows are found by polling."""
     again: int = 0

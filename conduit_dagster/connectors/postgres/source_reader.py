@@ -325,13 +325,13 @@ class _TypeCatalog:
         if table not in self._orders:
             relation = self._relations[table]
             live = key_by_oid(self._asked(), relation.oid)
-            if {column.name for column in live} == set(relation.key_names):
+            told = {relation.names[place]: self._type_name(relation.types[place]) for place in relation.key}
+            if len(live) == len(told) and all(column.has_type(told.get(column.name, "")) for column in live):
                 places = [relation.key_names.index(column.name) for column in live]
                 self._orders[table] = _Order(places, [column.type for column in live])
             else:
-                # the table was dropped or has another key: use the order of the stream
-                types = [self._type_name(relation.types[place]) for place in relation.key]
-                self._orders[table] = _Order(list(range(len(types))), types)
+                # the table was dropped, or has another key or one of another type: use the order of the stream
+                self._orders[table] = _Order(list(range(len(told))), list(told.values()))
         return self._orders[table]
 
     def _type_name(self, oid: int) -> str:

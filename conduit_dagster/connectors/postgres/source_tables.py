@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from psycopg import sql
 
@@ -69,12 +69,28 @@ TableKind = Literal["table", "partition", "not logged", "other", "missing"]
 """``not logged``: an unlogged or temporary table, whose changes are not in the WAL; ``other``: a view, for example."""
 
 
+_WHOLE_NUMBERS: Final = frozenset({"smallint", "integer", "bigint"})
+_VARYING: Final = "character varying"
+
+
 class KeyColumn(NamedTuple):
     """A column of a table's key."""
 
     name: str
     type: str
     """SQL type, with the collation that orders it."""
+
+    @property
+    def order(self) -> str:
+        """The type, or another one with the same order and the same text of each value: that of a wider integer, or of
+        a text without a limit, is the same."""
+        if self.type in _WHOLE_NUMBERS:
+            return "integer"
+        return self.type.replace(_VARYING, "text", 1) if self.type.startswith(_VARYING) else self.type
+
+    def has_type(self, shown: str) -> bool:
+        """Return whether this is the column's SQL type, whatever its collation is."""
+        return self.type == shown or self.type.startswith(f"{shown} COLLATE ")
 
 
 def all_tables(connection: Connection, schema: str) -> list[TableName]:

@@ -71,13 +71,16 @@ class TableCopies:
                 raise self._errors.partitions_unidentified(str(table), partitions)
 
     def _require_order(self, connection: Connection, position: PostgresPosition) -> None:
-        """Raise ``FatalError`` for a partly copied table that was recreated or has another key, so that the last key is
-        no longer a position in its order."""
+        """Raise ``FatalError`` for a partly copied table that was recreated or has another key, or one of another type,
+        so that the last key is no longer a position in its order."""
         for table in self._tables:
             known = position.orders.get(str(table))
             if not (known and position.copied_upto(str(table))):
                 continue
-            if known != order_facts(connection, self._ordered(connection, table)):
+            keyed = self._ordered(connection, table)
+            facts = order_facts(connection, keyed)
+            # positions of earlier versions have no types
+            if known not in (facts, [facts[0], *(column.name for column in keyed.order)]):
                 raise self._errors.order_changed(str(table))
 
     def _require_keys(self, connection: Connection, tables: Sequence[TableName]) -> None:
@@ -206,8 +209,8 @@ class TableCopies:
 
 
 def order_facts(connection: Connection, keyed: KeyedTable) -> list[str]:
-    """Return the table's OID and the columns that order its rows, as a position stores them."""
-    return [oid_of(connection, keyed.name), *(column.name for column in keyed.order)]
+    """Return the table's OID and the columns that order its rows, with their types, as a position stores them."""
+    return [oid_of(connection, keyed.name), *(f"{column.name} {column.order}" for column in keyed.order)]
 
 
 def _copied_between(start: PostgresPosition, end: PostgresPosition) -> list[str]:
