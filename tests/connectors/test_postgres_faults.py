@@ -315,6 +315,21 @@ def test_a_refusal_in_another_language_is_not_said_to_be_an_absent_server() -> N
     assert error.code == "postgres.unreachable" and "the server is up" in str(error.fix)
 
 
+_CLOSED = "server closed the connection unexpectedly"
+_STARTING = "FATAL:  the database system is not yet accepting connections"
+
+
+@pytest.mark.parametrize(
+    ("reason", "more"),
+    [(_CLOSED, "\tThis probably means …\n\tbefore or while processing"), (_STARTING, "DETAIL:  Consistent recovery …")],
+)
+def test_an_outage_is_told_in_a_whole_sentence(reason: str, more: str) -> None:
+    """libpq puts hints, and what the server adds, on lines of their own."""
+    error = psycopg.OperationalError(f"connection failed: {reason}\n{more}")
+    errors = DatabaseErrors(DatabaseServer.of({}), "")
+    assert all(str(told).endswith(reason) for told in (errors.connecting(error), errors.verdict(error)))
+
+
 STATE = "postgres.object_not_in_prerequisite_state"
 UNFIT = {
     "a deferrable key": (

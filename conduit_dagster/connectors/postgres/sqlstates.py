@@ -121,6 +121,8 @@ _LOGIN = (
 _FULL = re.compile(r"too many clients|too many connections for|remaining connection slots")
 # libpq shows what the server said behind its severity, in any language, and two spaces; its own reasons have one
 _ANSWERED = re.compile(r"failed: [^\s:]+:  ")
+# lines about the one before: hints of libpq are indented, what the server adds has a label and two spaces
+_MORE = re.compile(r"\s|[^\s:]+ ?:  |Is the server|Multiple connection|- ")
 _TLS = re.compile(r"\bSSL\b|certificate")
 
 
@@ -249,7 +251,7 @@ def _message(error: psycopg.Error) -> str:
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # libpq tries several addresses and reports each on its own line; hints come after the reason
-    reasons = [line for line in lines if not line.startswith(("Is the server", "Multiple connection", "- "))]
-    return (reasons or lines or ["no reason given"])[-1]
+    lines = [line for line in text.splitlines() if line.strip()]
+    # libpq tries several addresses and reports each on its own line
+    reasons = [line for line in lines if not _MORE.match(line)]
+    return (reasons or lines or ["no reason given"])[-1].strip()
