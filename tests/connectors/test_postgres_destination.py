@@ -27,6 +27,27 @@ def test_it_is_known_by_its_name() -> None:
     assert found is not None and found.name == "postgres" and found.divisible
 
 
+_SEEN = """
+    CREATE TABLE t (id int PRIMARY KEY, seen text);
+    CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        NEW.seen := concat_ws(' ', current_setting('synchronous_commit'), current_setting('lock_timeout'));
+        RETURN NEW; END $$;
+    CREATE TRIGGER note BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION note()
+"""
+
+
+@pytest.mark.parametrize("operation", ["create", "update"])
+def test_each_transaction_has_its_settings(lab: PostgresLab, operation: str) -> None:
+    """A pooler, such as PgBouncer with ``pool_mode = transaction``, takes them to sessions that were never prepared."""
+    lab.execute(_SEEN)
+    destination = lab.destination(url=f"{lab.url}?options=-c%20synchronous_commit%3Doff", lock_timeout="7s")
+    destination.check()
+    with destination._session.connection() as connection:
+        connection.execute("RESET ALL")
+    lab.deliver(destination, [change(operation, 1, seen="")])
+    assert lab.rows() == [(1, "on 7s")]
+
+
 # -- rows ---------------------------------------------------------------------------------------------------------
 
 

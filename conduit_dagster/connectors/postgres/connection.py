@@ -18,7 +18,6 @@ from psycopg.rows import TupleRow
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
-from conduit_dagster.state.timed_connection import DURABLE
 
 Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
@@ -26,15 +25,20 @@ _IDLE = 1.0
 _KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
 
 # statement-timeout is the limit: those of a role would end a copy or a delivery that is under way, at each attempt
-NO_LIMITS = """
-    SELECT set_config(name, '0', false)
-    FROM unnest(ARRAY['idle_in_transaction_session_timeout', 'idle_session_timeout', 'transaction_timeout']) AS name
+_UNLIMITED = ("idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout")
+NO_LIMITS = f"""
+    SELECT set_config(name, '0', false) FROM unnest('{{{",".join(_UNLIMITED)}}}'::text[]) AS name
     WHERE current_setting(name, true) IS NOT NULL
 """
-# 12.34 would be 1234 as money of a locale with a decimal comma, and null in an array a text
-_SAME_VALUES = """
-    SELECT set_config(name, value, false)
-    FROM (VALUES ('lc_monetary', 'C'), ('array_nulls', 'on'), ('xmloption', 'content')) known (name, value)
+# what is committed survives a crash of the server; 12.34 would be 1234 as money of a locale with a decimal comma, and
+# null in an array a text
+_OWN_SETTINGS = """
+    SELECT set_config(name, value, %s) FROM (
+        VALUES ('statement_timeout', %s), ('lock_timeout', %s), ('lc_monetary', 'C'), ('array_nulls', 'on'),
+            ('xmloption', 'content'),
+            ('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'))
+        UNION ALL SELECT name, '0' FROM unnest(%s::text[]) AS name
+    ) known (name, value) WHERE current_setting(name, true) IS NOT NULL
 """
 
 ConnectionErrors = DatabaseErrors | SourceErrors
@@ -65,6 +69,7 @@ def connect(settings: DatabaseSettings, verdicts: ConnectionErrors, name: str) -
     except psycopg.Error as error:
         # "from None": a traceback would show libpq's unredacted text
         raise verdicts.connecting(error) from None
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     try:
         _prepare(connection, settings)
     except psycopg.Error as error:
@@ -73,13 +78,18 @@ def connect(settings: DatabaseSettings, verdicts: ConnectionErrors, name: str) -
     return connection
 
 
-def _prepare(connection: Connection, settings: DatabaseSettings) -> None:
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-    for name, seconds in (("statement_timeout", settings.statement_timeout), ("lock_timeout", settings.lock_timeout)):
-        connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
-    connection.execute(DURABLE)
-    connection.execute(NO_LIMITS)
-    connection.execute(_SAME_VALUES)
+def _prepare(connection: Connection, settings: DatabaseSettings, within_transaction: bool = False) -> None:
+    limits = [f"{round(seconds * 1000)}ms" for seconds in (settings.statement_timeout, settings.lock_timeout)]
+    connection.execute(_OWN_SETTINGS, (within_transaction, *limits, [*_UNLIMITED]))
+
+
+@contextmanager
+def transaction(connection: Connection, settings: DatabaseSettings, force_rollback: bool = False) -> Generator[None]:
+    """Open a transaction with the settings of :func:`connect`: behind a pooler, such as PgBouncer with ``pool_mode =
+    transaction``, it may run in another session than the one that was prepared."""
+    with connection.transaction(force_rollback=force_rollback):
+        _prepare(connection, settings, within_transaction=True)
+        yield
 
 
 def value_of(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[object] = ()) -> Any:

@@ -18,7 +18,7 @@ from psycopg import errors, sql
 from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.claims_table import Claims, is_race
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, transaction
 from conduit_dagster.connectors.postgres.merge import Merge
 from conduit_dagster.connectors.postgres.new_rows import DirectCopy
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
@@ -101,7 +101,7 @@ class TablePublisher:
 
         search = _RowSearch(connection, write)
         try:
-            with connection.transaction(force_rollback=True):
+            with transaction(connection, self._settings, force_rollback=True):
                 if self._claims.put(connection, delivery, "delivered") is None:
                     slices = self._created(connection, delivery, self._locator.slices(delivery))
                     search.run(batches(slices, strict=True))
@@ -123,7 +123,7 @@ class TablePublisher:
         return Rejected(*refused[0], more=refused[1:])
 
     def _write(self, connection: Connection, delivery: Delivery, strict: bool = False) -> Claim | None:
-        with connection.transaction():
+        with transaction(connection, self._settings):
             return self._put(connection, delivery, strict)
 
     def _put(self, connection: Connection, delivery: Delivery, strict: bool) -> Claim | None:

@@ -12,7 +12,14 @@ from psycopg import sql
 from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights
 from conduit_dagster.connectors.postgres.claims_table import NAME, Claims
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
-from conduit_dagster.connectors.postgres.connection import Connection, Session, application, end_older, value_of
+from conduit_dagster.connectors.postgres.connection import (
+    Connection,
+    Session,
+    application,
+    end_older,
+    transaction,
+    value_of,
+)
 from conduit_dagster.connectors.postgres.copy_writer import CopyWriter
 from conduit_dagster.connectors.postgres.delivery_transaction import TablePublisher
 from conduit_dagster.connectors.postgres.encode import TableEncoder
@@ -187,12 +194,12 @@ class PostgresDestination(StagedDestination):
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
         """Store ``state`` under the hash if it is free. Blocks while an open transaction may insert the same hash."""
-        with self._connected() as connection, connection.transaction():
+        with self._connected() as connection, transaction(connection, self.settings):
             return self._claims.put(connection, delivery, state) or state
 
     def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
         """Claim the hashes in one transaction, in order, so that two owners claiming the same hashes never deadlock."""
-        with self._connected() as connection, connection.transaction():
+        with self._connected() as connection, transaction(connection, self.settings):
             return self._claims.put_all(connection, deliveries, state) if deliveries else []
 
     def publish(self, delivery: Delivery) -> Target:
