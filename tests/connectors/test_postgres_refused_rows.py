@@ -6,11 +6,14 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
+import psycopg
 import pytest
 from lab.postgres_lab import PostgresLab, change, child, create
 
-from conduit_dagster.connectors.postgres.sqlstates import BulkError
+from conduit_dagster.connectors.postgres.settings import DatabaseServer
+from conduit_dagster.connectors.postgres.sqlstates import BulkError, DatabaseErrors
 from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Rejected
 
 LONG = "".join(hashlib.sha256(b"%d" % i).hexdigest() for i in range(200))
@@ -162,13 +165,33 @@ def test_what_names_no_record_is_unclassified_but_for_a_lone_one(lab: PostgresLa
     assert lab.rows() == [(1,), (3,)]
 
 
-def test_an_error_of_a_trigger_is_its_record_s(lab: PostgresLab) -> None:
-    lab.execute("""
-        CREATE TABLE t (id int);
+@pytest.mark.parametrize("operation", ["create", "update"])
+@pytest.mark.parametrize("code", ["P0001", "UE001", "45000", "20000", "21000", "38000"])
+def test_an_error_of_a_trigger_is_its_record_s(lab: PostgresLab, code: str, operation: str) -> None:
+    """Whatever its code is: one of its own, or that of a statement of the trigger."""
+    lab.execute(f"""
+        CREATE TABLE t (id int PRIMARY KEY);
         CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS
-        $$ BEGIN IF NEW.id = 2 THEN RAISE 'not two'; END IF; RETURN NEW; END $$;
+        $$ BEGIN IF NEW.id = 2 THEN RAISE 'not two' USING ERRCODE = '{code}'; END IF; RETURN NEW; END $$;
         CREATE TRIGGER f BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()
     """)
     with pytest.raises(Rejected) as error:
-        lab.deliver(lab.destination(), [create(i) for i in range(4)])
+        lab.deliver(lab.destination(), [change(operation, i) for i in range(4)])
     assert (error.value.place, error.value.nack.message) == (2, "not two")
+
+
+def test_rows_whose_keys_a_trigger_makes_equal_are_written_in_order(lab: PostgresLab) -> None:
+    lab.execute("""
+        CREATE TABLE t (id text PRIMARY KEY, v int);
+        CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN NEW.id := lower(NEW.id); RETURN NEW; END $$;
+        CREATE TRIGGER f BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()
+    """)
+    lab.deliver(lab.destination(), [change("update", key, v=i) for i, key in enumerate("aBAb")])
+    assert lab.rows() == [("a", 2), ("b", 3)]
+
+
+@pytest.mark.parametrize("kind", ["DeadlockDetected", "AdminShutdown", "OutOfMemory", "InternalError_", "IoError"])
+def test_an_outage_is_no_record_s_fault_and_says_what_to_do(kind: str) -> None:
+    error = DatabaseErrors(DatabaseServer.of({}), "").verdict(getattr(psycopg.errors, kind)("no"), 0)
+    assert isinstance(error, TransientError) and error.fix
