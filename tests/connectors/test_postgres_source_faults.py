@@ -124,6 +124,25 @@ def test_a_warning_that_changes_are_left_out_ends_the_stream(reading: PostgresRe
             list(stream.messages(reading.wal(), 0))
 
 
+def test_a_slot_that_another_program_reads_is_waited_for(
+    reading: PostgresReading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conduit_dagster.connectors.postgres.source_reader._PATIENCE", 0.2)
+    reading.execute(TABLE)
+    source = reading.source()
+    _, position = drained(source)
+    reading.execute("INSERT INTO a VALUES (1)")
+    reading.await_idle()
+    settings = PostgresSourceSettings.model_validate({"url": reading.url, "tables": "a"})
+    with closing(ReplicationStream(parameters(settings, "another"))) as stream:
+        stream.start(reading.name, reading.name, 0)
+        with pytest.raises(TransientError, match="PID") as caught:
+            drained(source, position)
+    assert code_of(caught) == "postgres.slot_active"
+    reading.await_idle()
+    assert len(drained(source, position)[0]) == 1
+
+
 def test_a_slot_of_another_pipeline_is_not_taken(reading: PostgresReading) -> None:
     reading.execute(TABLE)
     drained(reading.source("one"))

@@ -179,6 +179,8 @@ class SplitReader:
                 break
             except psycopg.errors.ObjectInUse:
                 stream.close()
+                if time.monotonic() - begun > _PATIENCE:
+                    raise
                 self._take_over(name, time.monotonic() - begun)
             except BaseException:
                 stream.close()
@@ -187,11 +189,7 @@ class SplitReader:
             yield stream
 
     def _take_over(self, name: str, waited: float) -> None:
-        """Wait for a slot in use; terminate a reader of this source that stays. Raises ``TransientError`` after half a
-        minute."""
-        if waited > _PATIENCE:
-            fix = "give each reader a slot of its own; see SELECT active_pid FROM pg_replication_slots on the server"
-            raise self._errors.waiting(f"the replication slot {self._settings.slot} is being read by another", fix)
+        """Wait a moment for a slot in use; terminate a reader of this source that stays."""
         if waited > _OURS:
             with closing(self._session()) as connection:
                 connection.execute(_END_READER, (self._settings.slot, name))
