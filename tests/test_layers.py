@@ -40,6 +40,7 @@ LAYERS = [
         "conduit_dagster.node_ids",
         "conduit_dagster.public_network",
         "conduit_dagster.secret_values",
+        "conduit_dagster.timed_responses",
         "conduit_dagster.msgspec_warmup",
     },
     {"conduit_dagster.lazy_records"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ import urllib3
 from pydantic import AfterValidator, ConfigDict, model_validator
 from pydantic import Field as Describe
 from typing_extensions import override
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.util import Retry, Timeout
 
 from conduit_dagster.config.findings import refuse
@@ -33,12 +33,15 @@ from conduit_dagster.sdk import (
     Record,
     Result,
 )
+from conduit_dagster.timed_responses import TimedHTTP, TimedHTTPS, TimedPoolManager
 
 _HEADERS = "headers."
 _CONTENT_TYPE = "content-type"
 _SHOWN = 200
 _PIECE = 1 << 16
 _SCHEMES = ("http", "https")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _SHORTEST, _LONGEST = 0.1, 10.0
 """Waits in seconds that replace 0, as in Conduit."""
 _MOST_REQUESTS = 10
@@ -126,6 +129,13 @@ class WebhookHttpSettings(ConduitSettings):
         if self.content_type and any(name.lower() == _CONTENT_TYPE for name in self.below(_HEADERS)):
             message = "request.contentType and headers.Content-Type are given"
             raise refuse(message, fix="remove the first", at="request.contentType")
+        for name, value in {**self.below(_HEADERS), "Content-Type": self.content_type}.items():
+            # without the value, which may be a secret
+            if not _HEADER_NAME.fullmatch(name):
+                raise refuse("this is no name of a header", fix="letters, digits and dashes", at=f"{_HEADERS}{name}")
+            if _CONTROL.search(value):
+                message = f"the header {name} has a line end or another control character"
+                raise refuse(message, fix="give it in one line", at=f"{_HEADERS}{name}")
         return self
 
     @property
@@ -157,8 +167,9 @@ class WebhookHttp(Processor):
         self._url, self._body = compile_template(settings.url), compile_template(settings.body)
         self._into = Reference.parse(settings.response_body)
         self._status = None if settings.response_status is None else Reference.parse(settings.response_status)
-        self._headers = settings.headers
-        self._pool = urllib3.PoolManager(
+        # as UTF-8, as in Conduit: the library takes text for Latin-1
+        self._headers = {name: value.encode().decode("latin-1") for name, value in settings.headers.items()}
+        self._pool = TimedPoolManager(
             maxsize=settings.concurrency,
             retries=Retry(None, connect=0, read=0, other=0, status=0),
             timeout=Timeout(total=settings.timeout),
@@ -228,8 +239,7 @@ class WebhookHttp(Processor):
     def _answered(
         self, method: str, url: str, body: bytes | None, headers: dict[str, str]
     ) -> tuple[urllib3.BaseHTTPResponse, bytes]:
-        """Send one request and read its whole response within the timeout, however slowly the response comes."""
-        end = time.monotonic() + self.settings.timeout
+        """Send one request and read its whole response."""
         headers = _login(url, headers)
         answer = self._pool.request(method, url, body=body, headers=headers, redirect=False, preload_content=False)
         try:
@@ -238,8 +248,6 @@ class WebhookHttp(Processor):
                 data += piece
                 if len(data) > self.settings.max_size:
                     raise ValueError(f"the response has more than {self.settings.max_size} bytes (response.maxSize)")
-                if time.monotonic() > end:
-                    raise TimeoutError(f"the response was not complete after {self.settings.timeout:g}s")
         except BaseException:
             answer.close()  # its connection still has the rest
             raise
@@ -250,7 +258,8 @@ class WebhookHttp(Processor):
         try:
             status, data = self._followed(self.settings.method.upper(), url, body.encode() or None)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            raise ProcessError(f"no answer from {_host(url)}: {_reason(error)}", code="webhook.unreachable") from None
+            reason = _reason(error, self.settings.timeout)
+            raise ProcessError(f"no answer from {_host(url)}: {reason}", code="webhook.unreachable") from None
         if status >= 500:
             shown = data[:_SHOWN].decode("utf-8", "replace")
             raise ProcessError(f"{_host(url)} answered {status}: {shown}", code="webhook.status")
@@ -279,7 +288,7 @@ def _without(headers: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.lower() not in names}
 
 
-class _PublicHTTP(HTTPConnection):
+class _PublicHTTP(TimedHTTP):
     """Connects to public addresses only. :meth:`_new_conn` is called for each connection, also after a redirect."""
 
     @override
@@ -287,7 +296,7 @@ class _PublicHTTP(HTTPConnection):
         return _public(self)
 
 
-class _PublicHTTPS(HTTPSConnection):
+class _PublicHTTPS(TimedHTTPS):
     """Like :class:`_PublicHTTP`; the certificate must match the host's name."""
 
     @override
@@ -295,7 +304,7 @@ class _PublicHTTPS(HTTPSConnection):
         return _public(self)
 
 
-def _public(connection: HTTPConnection) -> socket.socket:
+def _public(connection: TimedHTTP | TimedHTTPS) -> socket.socket:
     port, options = connection.port or connection.default_port, connection.socket_options
     try:
         return connect_public((connection.host, port), connection.timeout, None, options)
@@ -331,6 +340,8 @@ def _host(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, seconds: float) -> str:
     inner: Any = getattr(error, "reason", None) or error
+    if isinstance(inner, urllib3.exceptions.ReadTimeoutError):
+        return f"the response was not complete after {seconds:g}s (request.timeout)"
     return f"{type(inner).__name__}: {str(inner).rpartition('>: ')[2] or inner}"

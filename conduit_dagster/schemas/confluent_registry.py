@@ -17,6 +17,7 @@ from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.schemas.schema_registry import RefusedSchemaError, Schema, UnknownSchemaError
+from conduit_dagster.timed_responses import TimedPoolManager
 
 _TYPE = "application/vnd.schemaregistry.v1+json"
 _SECONDS = 10.0
@@ -77,8 +78,8 @@ class ConfluentRegistry:
         self._access = access
 
     @lazy_property
-    def _pool(self) -> urllib3.PoolManager:
-        return urllib3.PoolManager(
+    def _pool(self) -> TimedPoolManager:
+        return TimedPoolManager(
             ssl_context=_tls(self._access) if self._url.startswith("https:") else None,
             retries=Retry(total=2, backoff_factor=0.1),
             timeout=Timeout(total=_SECONDS),

@@ -58,6 +58,8 @@ class Handler(QuietHandler):
             self.answer(302, Location=f"http://127.0.0.2:{self.server.server_port}/")
         elif self.path == "/drip":
             self.drip()
+        elif self.path == "/continue":
+            self.go_on()
         elif self.path == "/cut":
             self.answer(200, b"hello", **{"Transfer-Encoding": "chunked"})  # no chunk, and then nothing
             self.close_connection = True
@@ -73,6 +75,14 @@ class Handler(QuietHandler):
             for _ in range(200):
                 self.wfile.write(b" ")
                 self.server.pause.wait(0.05)
+
+    def go_on(self) -> None:
+        """Announce a response for ten seconds, and give none."""
+        with suppress(ConnectionError):
+            for _ in range(200):
+                self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.server.pause.wait(0.05)
+        self.close_connection = True
 
 
 @pytest.fixture
@@ -104,6 +114,11 @@ def test_the_body_and_the_status_come_back(server: Server) -> None:
         "POST", b"world", "text/plain", "Bearer key",
     )  # fmt: skip
     assert shared == {"m": "1"}
+
+
+def test_headers_are_sent_as_utf_8(server: Server) -> None:
+    sent({"request.url": server.url, "headers.X-City": "Köln, 5 €"}, Record("1", {}))
+    assert server.seen[0][3]["x-city"].encode("latin-1").decode() == "Köln, 5 €"
 
 
 def test_the_url_may_be_a_template(server: Server) -> None:
@@ -224,9 +239,10 @@ def test_no_answer_is_a_nack_that_tells_no_secret(server: Server) -> None:
     assert record.after == {"a": 1}
 
 
-def test_an_answer_that_does_not_end_in_time_is_none(server: Server) -> None:
+@pytest.mark.parametrize("path", ["drip", "continue"])
+def test_an_answer_that_does_not_end_in_time_is_none(server: Server, path: str) -> None:
     """Each of its bytes comes in time."""
-    [nack] = sent({"request.url": f"{server.url}/drip", "request.timeout": "500ms"}, Record("1", {}))
+    [nack] = sent({"request.url": f"{server.url}/{path}", "request.timeout": "500ms"}, Record("1", {}))
     assert isinstance(nack, Nack) and nack.code == "webhook.unreachable" and "after 0.5s" in nack.message
 
 
@@ -278,6 +294,10 @@ def test_a_field_that_can_not_take_the_answer(server: Server) -> None:
         {"request.url": "http://h/", "backoffRetry.count": "-1"},
         {"request.url": "http://h/", "request.concurrency": "0"},
         {"request.url": "http://h/{{ .Nope"},
+        {"request.url": "http://h/", "headers.X Key": "a"},
+        {"request.url": "http://h/", "headers.Schlüssel": "a"},
+        {"request.url": "http://h/", "headers.Authorization": "Bearer\nkey"},
+        {"request.url": "http://h/", "request.contentType": "text\r\nplain"},
     ],
 )
 def test_settings_that_do_not_fit(settings: dict[str, str]) -> None:
