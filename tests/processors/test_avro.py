@@ -329,6 +329,29 @@ def test_settings_that_do_not_fit(more: dict[str, str]) -> None:
         make("avro.encode", more)
 
 
+NODE = {"type": "record", "name": "Node", "fields": [{"name": "next", "type": ["null", "Node"]}]}
+
+
+@pytest.mark.parametrize("depth", [998, 5_000, 1_000_000])
+def test_data_that_is_nested_too_deeply_is_a_nack(tmp_path: Path, depth: int) -> None:
+    """Also where the compiled reader would end the process: its stack is the thread's."""
+    FolderRegistry(str(tmp_path)).register("nodes", json.dumps(NODE))
+    nack = decode(Record("1", {}, WIRE + b"\x02" * depth + b"\x00"), str(tmp_path))
+    assert isinstance(nack, Nack) and nack.code == "avro.decode.invalid" and "nested too deeply" in nack.message
+
+
+@pytest.mark.parametrize("depth", [20, 150])
+def test_data_of_a_schema_that_contains_itself_comes_back(tmp_path: Path, depth: int) -> None:
+    text = {"name": "text", "type": {"type": "bytes", "logicalType": "decimal", "precision": 900, "scale": 1}}
+    FolderRegistry(str(tmp_path)).register("nodes", json.dumps({**NODE, "fields": [text, *NODE["fields"]]}))
+    level = b"\x14" + b"\x00" * 9 + b"\x0f"
+    document: Any = {"text": "1.5", "next": None}
+    for _ in range(depth):
+        document = {"text": "1.5", "next": document}
+    data = WIRE + (level + b"\x02") * depth + level + b"\x00"
+    assert decode(Record("1", {}, data), str(tmp_path)).after == document
+
+
 def test_lists_have_one_type() -> None:
     def items(*values: Any) -> Any:
         return inferred({"l": list(values)})["fields"][0]["type"]["items"]

@@ -145,6 +145,21 @@ def parsed(text: str) -> Parsed:
         raise ProcessError(f"the schema can't be used: {error}", code="avro.bad_schema") from error
 
 
+def contains_itself(schema: Any, around: frozenset[str] = frozenset()) -> bool:
+    """Return whether a parsed schema refers to a record within itself: its data may be nested to any depth.
+
+    ``around``: the names of the records that contain it.
+    """
+    if isinstance(schema, list):
+        return any(contains_itself(branch, around) for branch in schema)
+    if not isinstance(schema, dict):
+        return schema in around
+    if "fields" in schema:
+        inside = around | {schema["name"]}
+        return any(contains_itself(field["type"], inside) for field in schema["fields"])
+    return any(contains_itself(schema[key], around) for key in ("type", "items", "values") if key in schema)
+
+
 def raw_bytes(value: Any) -> bytes | None:
     """Return the bytes of a field: raw data, or Base64 text within a document; None for any other value."""
     if isinstance(value, bytes):
