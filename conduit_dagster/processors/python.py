@@ -19,6 +19,7 @@ from conduit_dagster.record import copy, copy_document
 from conduit_dagster.recovery.classify import ENDINGS
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import (
+    DROP,
     Drop,
     Example,
     Nack,
@@ -66,9 +67,9 @@ class Python(Processor):
     each record. An exception nacks the record; per block it fails the step. Per `arrow` it gets a table with one row
     per payload, each of which must be a document, and returns a table of the new payloads: with the same number of
     rows, or with a column `_row` that holds the index of each row's original (no row: the record is dropped; several:
-    it is split). Text in a column `_error` nacks the record. In the table, integers beside fractions are fractions, and
-    a document has the fields of all; a value that the function does not change goes on as it was. A second parameter
-    receives the processor's context.
+    it is split). Text in a column `_error` nacks the record; so does a field of these names in its payload. In the
+    table, integers beside fractions are fractions, and a document has the fields of all; a value that the function does
+    not change goes on as it was. A second parameter receives the processor's context.
 
     The result must depend on the record alone. The function runs with all rights of the worker: it is not sandboxed.
     """
@@ -124,8 +125,8 @@ class Python(Processor):
     # -- Arrow --------------------------------------------------------------------------------------------------
 
     def _columns(self, records: list[Record]) -> list[Result]:
-        results: list[Result] = [_NO_DOCUMENT] * len(records)
-        chosen = [place for place, record in enumerate(records) if isinstance(record.after, dict)]
+        results: list[Result] = [_unfit(record.after) for record in records]
+        chosen = [place for place, result in enumerate(results) if result is DROP]
         try:
             made = self._of_table([records[place] for place in chosen]) if chosen else []
         except (TransientError, *ENDINGS):
@@ -202,6 +203,20 @@ def _shared_out(
 _NO_DOCUMENT: Final = Nack(
     "field.unresolved", ".Payload.After does not contain structured data: put json.decode before it"
 )
+
+
+_RESERVED: Final = Nack(
+    "python.reserved",
+    f".Payload.After has a field {ROW} or {ERROR}, as the function's result may have: put field.rename before it",
+)
+
+
+def _unfit(after: Any) -> Nack | Drop:
+    """Return why a payload can't be a row of the table; a Drop, which is replaced by its result, if it can."""
+    if not isinstance(after, dict):
+        return _NO_DOCUMENT
+    # the function would seem to have returned them: one record's payload would go to another
+    return _RESERVED if ROW in after or ERROR in after else DROP
 
 
 def _with_context(function: Callable[..., Any], context: ProcessorContext, given: Any) -> Any:

@@ -236,7 +236,14 @@ def nack_of(error: BaseException) -> Nack:
         return Nack(str(error.code), error.message)
     if isinstance(error, FieldError):
         return Nack(error.code, str(error))
-    return Nack("processor.error", f"{type(error).__name__}: {error}")
+    return Nack("processor.error", f"{type(error).__name__}: {_text(error)}")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001  # an author's exception may fail at that too
+        return f"its text can't be read, {type(failed).__name__}"
 
 
 Key = int | str | bytes

@@ -24,6 +24,11 @@ class Raising(Processor):
         return record
 
 
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
 GOOD, BAD = Record(1, {}, {"bad": False}), Record(2, {}, {"bad": True})
 
 
@@ -34,6 +39,7 @@ GOOD, BAD = Record(1, {}, {"bad": False}), Record(2, {}, {"bad": True})
         (ProcessError("no", code="mine.no"), Nack("mine.no", "no")),
         (FatalError("no", code="mine.no"), Nack("mine.no", "no")),
         (FatalError("no", code=422), Nack("422", "no")),
+        (SpeechlessError(), Nack("processor.error", "SpeechlessError: its text can't be read, KeyError")),
     ],
 )
 def test_an_error_is_the_nack_of_its_record(error: Exception, nack: Nack) -> None:

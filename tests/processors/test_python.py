@@ -165,6 +165,17 @@ def test_a_wrong_row_at_the_end_changes_no_record_twice() -> None:
     assert run("joined", {"n": 1}, {"n": 2}, per="arrow") == [[{"n": 100}], [{"n": 200}]]
 
 
+@pytest.mark.parametrize("name", ["_row", "_error"])
+def test_a_payload_with_a_column_of_the_result_is_nacked(name: str) -> None:
+    """It would say which record each payload belongs to."""
+    records = [Record("1", {}, {"n": 1, name: 1}), Record("2", {}, {"n": 2})]
+    settings = {"function": "mod:columns", "module.source": MODULE, "per": "arrow"}
+    nack, doubled = make("python", settings).process_block(records)
+    assert isinstance(nack, Nack) and nack.code == "python.reserved"
+    assert doubled == [Record("2", {}, {"n": 4})]
+    assert records[0].after == {"n": 1, name: 1}
+
+
 def test_per_arrow_an_empty_document_is_a_row() -> None:
     assert run("same", {}, {}, per="arrow") == [[{}], [{}]]
     assert run("same", {}, per="arrow") == [[{}]]
