@@ -13,7 +13,8 @@ from typing import Any, Final
 import pytest
 
 _SUFFIXES: Final = (".yaml", ".yml")
-_MARKS: Final = (b"pipelines:", b"tests:")
+_MARKS: Final = (b"pipelines:", b"connectors:", b"tests:")
+"""Keys of a pipeline with tests. Files of CI services such as Bitbucket's have ``pipelines:`` too."""
 
 
 class CaseError(Exception):

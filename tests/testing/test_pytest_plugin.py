@@ -52,3 +52,11 @@ def test_a_file_with_mistakes_fails(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(PIPELINE.replace("json.decode", "json.decoed"))
     code, out = pytest_in(tmp_path)
     assert code == 2 and "there is no processor json.decoed" in out, out
+
+
+def test_a_file_of_another_program_is_none_of_its_own(tmp_path: Path) -> None:
+    step = "{name: 'run tests: all', script: [make]}"
+    (tmp_path / "bitbucket-pipelines.yml").write_text(f"pipelines:\n  default:\n    - step: {step}\n")
+    (tmp_path / "test_one.py").write_text("def test_one():\n    pass\n")
+    code, out = pytest_in(tmp_path)
+    assert code == 0 and "1 passed" in out, out
