@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+import sqlalchemy as sa
+from lab.kills import at, crashing
 from lab.operating import (
     RECORDS,
     after_bulk_error,
@@ -20,6 +23,10 @@ from lab.operating import (
 )
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Lab, destination
+
+from conduit_dagster.engine.acks import Acked
+from conduit_dagster.recovery.kill_points import SETTING_BACK
+from conduit_dagster.state import tables
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 
@@ -102,6 +109,46 @@ def test_backwards_over_acks_that_a_job_made_durable(run, lab: Lab, script: Scri
     script.says()
     assert lab.run().error is None
     assert script.sent() == [list(range(5, 16))]
+
+
+def after_kill(lab: Lab, script: Script, stored: int, acked: int) -> None:
+    """Run until the destination has acked ``stored``; a job after it had acked more when its run was killed."""
+    script.says(acks=[[stored, "upto"]])
+    assert code_of(lab.run()) == "delivery.unacked"
+    (folder,) = (lab.root / ".conduit" / "staging" / "p").glob("*/out")
+    (folder / f"acks-{acked:016x}-00000000.json").write_bytes(msgspec.json.encode(Acked(acked + 1, ("in", acked + 1))))
+    script.sent()
+    script.says()
+
+
+@pytest.mark.parametrize("point", SETTING_BACK)
+def test_one_backwards_that_was_frozen_removes_no_acks_of_the_next_owner(
+    run, lab: Lab, script: Script, point: str
+) -> None:
+    """It is frozen for longer than its lease; another machine runs the pipeline, and it goes on."""
+    build(lab, 16)
+    after_kill(lab, script, 4, 6)
+
+    def run_elsewhere() -> None:
+        with lab.store() as database, database.begin() as connection:
+            column = tables.pipelines.c
+            connection.execute(sa.update(tables.pipelines).values(epoch=column.epoch + 1, owner=""))
+        after_kill(lab, script, 9, 12)
+
+    with at(point, run_elsewhere):
+        assert error(run("offsets", "mark", "p", "out", "2", "--force", "--json"))["code"] == "lease.lost"
+    assert lab.run().error is None
+    assert script.sent() == [[13, 14, 15]]
+
+
+@pytest.mark.parametrize("point", SETTING_BACK)
+def test_one_backwards_that_is_killed_before_its_end_changes_nothing(run, lab: Lab, script: Script, point: str) -> None:
+    build(lab, 16)
+    after_kill(lab, script, 4, 12)
+    with crashing(point):
+        run("offsets", "mark", "p", "out", "2", "--force")
+    assert lab.run().error is None
+    assert script.sent() == [[13, 14, 15]]
 
 
 def test_backwards_in_a_range_that_is_sent_again(run, lab: Lab, script: Script) -> None:

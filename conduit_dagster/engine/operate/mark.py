@@ -22,6 +22,7 @@ from conduit_dagster.engine.operate.open_delivery import (
 )
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, put_offset
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.delivery_store import end_delivery, move_offsets, put_progress
 from conduit_dagster.state.history import record_event
@@ -129,10 +130,7 @@ def require_resending(opened: OpenDelivery, cut: DeliveryPlace, force: bool) -> 
 def set_back(opened: OpenDelivery, cut: DeliveryPlace) -> None:
     """Make the cut's record the next one of the delivery, although it is handled."""
     lock, shipment = opened.lock, opened.shipment
-    # acks that a job made durable would move the delivery forward again
-    for name in storage.files(shipment.staged.staging):
-        if name.startswith("acks-"):
-            storage.remove(storage.join(shipment.staged.staging, name))
+    _forget_acks(opened, cut)
     shipment.progress = _before(shipment.progress, cut.place)
     offsets = _offsets(opened, cut)
 
@@ -146,6 +144,23 @@ def set_back(opened: OpenDelivery, cut: DeliveryPlace) -> None:
         )  # fmt: skip
 
     lock.store.transactions.run(work)
+
+
+def _forget_acks(opened: OpenDelivery, cut: DeliveryPlace) -> None:
+    """Remove the acks that a job made durable: they would move the delivery forward again."""
+    lock, shipment = opened.lock, opened.shipment
+    reached("before-acks", lock.id)
+    acks = [name for name in storage.files(shipment.staged.staging) if name.startswith("acks-")]
+    if not acks:
+        return
+    # stored first, as the owner: then these files mean nothing any more, and those of a later owner have other names
+    following = _record_at(opened, cut, shipment.progress.handled)
+    offsets = opened.offsets(following)
+    lock.store.deliveries.progress(shipment.plan.step, opened.consumer, shipment.progress, offsets)
+    reached("after-acks", lock.id)
+    for name in acks:
+        storage.remove(storage.join(shipment.staged.staging, name))
+    reached("before-set-back", lock.id)
 
 
 def _before(progress: DeliveryProgress, place: int) -> DeliveryProgress:
