@@ -152,6 +152,10 @@ class Compacted(NamedTuple):
         return Compacted(self.segments + other.segments, self.entries + other.entries, self.bytes + other.bytes)
 
 
+def _untold(connection: sa.Connection, done: Compacted) -> None:
+    """Record nothing."""
+
+
 class Compactor:
     """Compacts the log of one source, for the pipeline's owner; one at a time."""
 
@@ -163,10 +167,16 @@ class Compactor:
         self._run = run
         self._source = folder.source
 
-    def compact(self, consumers: Sequence[str], now_us: int | None = None) -> Compacted:
+    def compact(
+        self,
+        consumers: Sequence[str],
+        now_us: int | None = None,
+        tell: Callable[[sa.Connection, Compacted], None] = _untold,
+    ) -> Compacted:
         """Compact the closed segments beyond the retention. ``consumers``: all of the log's, even without an ack.
 
-        Repeating it changes nothing. Files are removed while others read them: a reader that finds one missing reloads
+        ``tell`` is called in the transaction of each segment, with all that is removed by then. Repeating it changes
+        nothing. Files are removed while others read them: a reader that finds one missing reloads
         the manifest (:func:`read_current`).
         """
         reached("before-compact", self._folder.pipeline)
@@ -178,7 +188,7 @@ class Compactor:
             segments = beyond_retention(self._folder, segments, self._retention, now_us)
             for parts in self._run(partial(self._free, segments)):
                 if parts[0].first <= highest:
-                    done = done.plus(self._compact(parts, consumers, offsets))
+                    done = self._compact(parts, CompactionRule(consumers, offsets), done, tell)
         reached("after-compact", self._folder.pipeline)
         return done
 
@@ -212,29 +222,41 @@ class Compactor:
         held = held_from(connection, self._folder.pipeline, self._source)
         return [parts for parts in segments if held is None or parts[-1].next <= held]
 
-    def _swap(self, old: list[LogPart], new: LogPart, connection: sa.Connection) -> bool:
-        # checked again in the deciding transaction: a reader may have been added or rewound meanwhile
-        return bool(self._free([old], connection)) and self._store.swap(connection, self._source, old, new)
-
-    def _compact(self, old: list[LogPart], consumers: Sequence[str], offsets: ByConsumer) -> Compacted:
+    def _compact(
+        self,
+        old: list[LogPart],
+        retention: CompactionRule,
+        done: Compacted,
+        tell: Callable[[sa.Connection, Compacted], None],
+    ) -> Compacted:
+        """Compact a segment; return ``done``, what is removed before it, with what is removed of it."""
         before = sum(part.entries for part in old)
-        retention = CompactionRule(consumers, offsets)
         for batch in read(self._folder, old, columns=["namespace"]):
             retention.see(batch)
         if retention.count == before:
-            return Compacted()
+            return done
         verify(self._folder, old)  # damage must not become permanent
         new = self._rewritten(old, retention)
+        then = done.plus(Compacted(1, before - new.entries, sum(part.bytes for part in old) - new.bytes))
         reached("after-compact-write", self._folder.pipeline)
-        if not self._run(partial(self._swap, old, new)):
-            return Compacted()
+
+        def swap(connection: sa.Connection) -> bool:
+            # checked again in the deciding transaction: a reader may have been added or rewound meanwhile
+            is_free = bool(self._free([old], connection))
+            if not (is_free and self._store.swap(connection, self._source, old, new)):
+                return False
+            tell(connection, then)
+            return True
+
+        if not self._run(swap):
+            return done
         # from here the manifest lists the new file: the old ones may be removed, now or by the next compaction
         reached("after-compact-swap", self._folder.pipeline)
         self._folder.publish_name(new.segment, new.name)
         for part in old:
             storage.remove(storage.join(self._folder.segment(part.segment), part.name))
             reached("mid-compact-remove", self._folder.pipeline)
-        return Compacted(1, before - new.entries, sum(part.bytes for part in old) - new.bytes)
+        return then
 
     def _rewritten(self, old: list[LogPart], retention: CompactionRule) -> LogPart:
         first, last = old[0], old[-1]

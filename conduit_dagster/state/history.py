@@ -57,6 +57,15 @@ def record_event(connection: sa.Connection, pipeline: str, event: str, **detail:
         prune(connection, pipeline, retention_of(connection.get_execution_options()), now)
 
 
+def update_event(connection: sa.Connection, pipeline: str, event: str, **detail: Any) -> None:
+    """Give the newest event of a kind new details, in the transaction of a change that belongs to it."""
+    mine = (history.c.pipeline == pipeline, history.c.event == event)
+    newest = sa.select(sa.func.max(history.c.id)).where(*mine)
+    number = connection.execute(newest).scalar_one()
+    text = json.dumps(hide_in(detail))
+    connection.execute(sa.update(history).where(history.c.id == number).values(detail=text))
+
+
 def _is_due(number: int) -> bool:
     # pipelines share the numbers: hashing keeps a pipeline that gets every n-th one from being always or never due
     return (number * _STRIDE & _BITS) >> _LEVEL == 0

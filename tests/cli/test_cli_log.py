@@ -8,6 +8,7 @@ import shutil
 from typing import Any
 
 import pytest
+from lab.kills import crashing
 from lab.operating import (
     NAMESPACE,
     RECORDS,
@@ -178,6 +179,19 @@ def test_compaction_keeps_the_last_entry_and_a_dry_run_counts(run, lab: Lab) -> 
     assert row["bytes"] > 0
     assert events(lab, "log_compacted")[0]["entries"] == 2 * 4095
     assert result(run("log", "compact", "p", "--json"))["logs"][0]["entries"] == 0
+
+
+@pytest.mark.parametrize("killed", [1, 2])
+def test_what_a_killed_compaction_removed_is_in_the_history(run, lab: Lab, killed: int) -> None:
+    logged(lab, 9_000)
+    assert lab.run().error is None
+    run("log", "export", "p", "all.log")
+    fresh(lab, **{"log-segment-size": "10KB"})
+    run("log", "import", "p", "all.log")
+    assert lab.run().error is None
+    with crashing("after-compact-swap", killed):
+        run("log", "compact", "p")
+    assert [one["entries"] for one in events(lab, "log_compacted")] == [killed * 4095]
 
 
 def test_c18_reading_from_what_is_gone_gives_the_next_surviving_entry(run, lab: Lab) -> None:

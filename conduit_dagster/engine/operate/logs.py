@@ -35,7 +35,7 @@ from conduit_dagster.record import encode, mode_of
 from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.catch_ups import held_from
 from conduit_dagster.state.delivery_store import ByConsumer, offsets_of
-from conduit_dagster.state.history import record_event
+from conduit_dagster.state.history import record_event, update_event
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
 from conduit_dagster.state.steps import StagedDelivery
@@ -249,10 +249,15 @@ def _compact(lock: PipelineLock, view: LogView, dry_run: bool) -> dict[str, Any]
         done = _counted(lock, view, consumers)
         return {"source": view.source, "segments": done.segments, "entries": done.entries, "bytes": None}
     retention = lock.bound.config.delivery.log_retention
-    done = Compactor(view.folder, LogStore(lock.id), lock.store.transactions.run, retention).compact(consumers)
-    if done.segments:
+
+    def tell(connection: sa.Connection, done: Compacted) -> None:
+        # with each segment, since a kill may follow; one event for all of them
         detail = {"by": lock.by, "source": view.source, "entries": done.entries, "bytes": done.bytes}
-        lock.store.transactions.run(lambda connection: record_event(connection, lock.id, "log_compacted", **detail))
+        put = record_event if done.segments == 1 else update_event
+        put(connection, lock.id, "log_compacted", **detail)
+
+    compactor = Compactor(view.folder, LogStore(lock.id), lock.store.transactions.run, retention)
+    done = compactor.compact(consumers, tell=tell)
     return {"source": view.source, **done._asdict()}
 
 
