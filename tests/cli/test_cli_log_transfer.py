@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from lab.chain_lab import chained, downstream
 from lab.kills import crashing
 from lab.operating import (
     RECORDS,
@@ -134,6 +135,26 @@ def test_offsets_that_were_never_in_a_log_are_no_gap_between_steps(run, lab: Lab
             assert offset_gaps(database, "q") == []
         assert lab.run("q").error is None
     assert [row["i"] for row in lab.documents("other.jsonl")] == [0, 1, 2, 6, 7, 8, 9]
+
+
+def test_a_reader_of_a_log_reads_what_lies_before_offsets_that_were_never_in_it(run, lab: Lab) -> None:
+    """It ended before them, with a fix that skips what it has not read yet as well."""
+    logged(lab, 10)
+    assert lab.run().error is None
+    run("log", "export", "p", "part.log", "--from", "6")
+    lab.write("few.jsonl", [{"i": i} for i in range(3)])
+    lab.pipeline(id="q", connectors=[source("./few.jsonl"), destination("other")], delivery=RECORDS)
+    downstream(lab, chained("q"), destination("read"), id="r")
+    assert lab.run("r").error is None
+    assert lab.run("q").error is None
+    assert run("log", "import", "q", "part.log", "--json").envelope["error"] is None
+    refusal = lab.run("r").error
+    assert refusal is not None and refusal.code == "chain.log_gap"
+    assert "3 to 5" in refusal.message
+    assert [row["i"] for row in lab.documents("read.jsonl")] == [0, 1, 2]
+    assert run("positions", "rewind", "r", "in", "--to", "6", "--force").code == 0
+    assert lab.run("r").error is None
+    assert [row["i"] for row in lab.documents("read.jsonl")] == [0, 1, 2, 6, 7, 8, 9]
 
 
 def test_the_source_goes_on_where_the_export_left_it(run, lab: Lab) -> None:

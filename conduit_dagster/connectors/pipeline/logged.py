@@ -57,9 +57,9 @@ class LogReadMode(ReadMode):
         return self._manifest.state().next_offset
 
     def latest(self, start: int, limit: Limit, horizon: int | None) -> int:
-        """Return how far a step may read, at most to the log's end.
+        """Return how far a step may read, at most to the log's end or the first missing entry.
 
-        Raises ``FatalError`` (``chain.*``) if an entry in between is missing.
+        Raises ``FatalError`` (``chain.*``) if the next entry is missing.
         """
         end = self._end(start)
         first = self._first(start)
@@ -69,8 +69,12 @@ class LogReadMode(ReadMode):
         # a step must not consist of nacked entries alone
         stop = behind(first, stop, self._manifest.nacked(first, stop), limit.records)
         stop = reach(self._manifest, first, stop, limit.bytes)
-        self._require_whole(first, stop)
-        return stop
+        gap = self._gap_in(first, stop)
+        if gap is None:
+            return stop
+        if gap[0] - first > len(self._manifest.nacked(first, gap[0])):
+            return gap[0]  # who goes on behind the gap, as the error says, must not lose what lies before it
+        raise self._gap(*gap, self.initial())
 
     def _end(self, position: int) -> int:
         end = self._manifest.state().next_offset
@@ -96,16 +100,21 @@ class LogReadMode(ReadMode):
 
     def _require_whole(self, start: int, stop: int) -> None:
         """Raise if an entry is missing in between: those not in the manifest, or compacted away, are never skipped."""
+        gap = self._gap_in(start, stop)
+        if gap is not None:
+            raise self._gap(*gap, self.initial())
+
+    def _gap_in(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Return the first range of offsets in which entries are missing, as first and end; None if none is."""
         expected = start
         for part in self._manifest.parts(start, stop) if start < stop else ():
             if part.first > expected:
-                raise self._gap(expected, part.first, self.initial())
+                return expected, part.first
             first, last = max(part.first, start), min(part.next, stop)
             if part.entries != part.next - part.first and self._manifest.count(first, last) != last - first:
-                raise self._gap(first, last, self.initial())
+                return first, last
             expected = part.next
-        if expected < stop:
-            raise self._gap(expected, stop, self.initial())
+        return (expected, stop) if expected < stop else None
 
     def split(self, start: int, end: int, n: int) -> list[Split]:
         """Split into ranges of offsets, each with the files that hold it."""
