@@ -104,6 +104,11 @@ class LogFolder:
         else:
             storage.rename(old, new)
 
+    def segments(self) -> list[int]:
+        """Return the first offsets of all segments that have a folder, also of those that the manifest lacks."""
+        names = [name.partition("segment=")[2] for name in storage.folders(self.url)]
+        return sorted(int(name) for name in names if name.isdecimal())
+
     def names(self, segment: int) -> list[str]:
         """Return the names of the files in a segment's folder."""
         return storage.files(self.segment(segment))

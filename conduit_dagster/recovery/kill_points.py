@@ -60,6 +60,8 @@ REPLAY: Final = ("before-replay", "mid-replay", "after-replay")
 """Points around the transactions that select the dead letters of a replay; the replay's steps pass the other points."""
 DELETION: Final = ("after-servers", "after-state")
 """Points of ``pipelines delete``: the sources' servers are cleaned up; the state store's rows are gone as well."""
+IMPORT: Final = ("mid-import", "before-import")
+"""Points of ``log import``: a file is written; all of them are, and the manifest is about to list them."""
 SETTING_BACK: Final = ("before-acks", "after-acks", "before-set-back")
 """Points of ``offsets mark --force`` backwards: the acks that a job left are stored; their files are removed."""
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab.chain_lab import chained, downstream
@@ -23,6 +24,7 @@ from lab.support import DECODE, Lab, destination, source
 
 from conduit_dagster.assets.offset_gaps import offset_gaps
 from conduit_dagster.commit_log.binary import LogRecord, encode_log_record
+from conduit_dagster.recovery.kill_points import IMPORT
 
 
 def test_an_export_of_a_backwards_range_is_refused(run, lab: Lab) -> None:
@@ -195,6 +197,40 @@ def test_many_entries_become_several_segments(run, lab: Lab) -> None:
     assert (row["segments"], row["entries"], row["entry"]["offset"]) == (3, 9_000, 8_999)
     assert lab.run().error is None
     assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(9_000))
+
+
+def large_import(run: Any, lab: Lab) -> Path:
+    """Export a log that an import makes three segments of; return the folder of the log to import into."""
+    logged(lab, 9_000)
+    assert lab.run().error is None
+    run("log", "export", "p", "all.log")
+    fresh(lab, **{"log-segment-size": "10KB"})
+    return lab.root / ".conduit" / "log" / "p" / "in"
+
+
+def test_a_failed_import_leaves_no_files(run, lab: Lab) -> None:
+    """A disk that is full stayed full, and each attempt left more."""
+    log = large_import(run, lab)
+    log.mkdir(parents=True)
+    obstacle = log / f"segment={8192:020d}"
+    obstacle.touch()
+    assert error(run("log", "import", "p", "all.log", "--json"))["code"].startswith("file.")
+    assert list(log.rglob("*.parquet")) == []
+    obstacle.unlink()
+    assert run("log", "import", "p", "all.log").code == 0
+    assert len(list(log.rglob("*.parquet"))) == 3
+
+
+@pytest.mark.parametrize("point", IMPORT)
+def test_what_a_killed_import_left_is_removed_by_the_next(run, lab: Lab, point: str) -> None:
+    log = large_import(run, lab)
+    with crashing(point):
+        run("log", "import", "p", "all.log")
+    left = {path.name for path in log.rglob("*.parquet")}
+    assert left
+    assert run("log", "import", "p", "all.log").code == 0
+    assert len(list(log.rglob("*.parquet"))) == 3
+    assert not left & {path.name for path in log.rglob("*.parquet")}
 
 
 def test_entries_of_any_data_are_imported_as_raw_and_delivered(run, lab: Lab) -> None:

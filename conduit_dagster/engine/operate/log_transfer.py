@@ -15,7 +15,7 @@ from conduit_dagster import storage
 from conduit_dagster.commit_log.binary import EntryData, export_entries, import_entries
 from conduit_dagster.commit_log.entries import Entry, encode_entries
 from conduit_dagster.commit_log.segment_files import PartFile
-from conduit_dagster.commit_log.segment_layout import LogFolder, Written
+from conduit_dagster.commit_log.segment_layout import LogFolder, Written, hidden, shown
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.export_file import exported
 from conduit_dagster.engine.operate.logs import require_range
@@ -25,6 +25,7 @@ from conduit_dagster.engine.operate.rewind import check_position, require_no_ste
 from conduit_dagster.engine.operate.source_positions import beyond, joined_of, log_of
 from conduit_dagster.engine.registering import register_sources
 from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 from conduit_dagster.state.pipeline_state import PipelineState
@@ -173,11 +174,9 @@ class _Import:
         return self._state.sources[join].position[self._source] if join else known.position if known else 0
 
     def run(self, position: Any) -> None:
-        written = list(self._written())
-        for segment in {part.segment for part in written}:
-            self._folder.sync(segment)
-        storage.sync_entry(self._lock.options.log_url)
-        storage.sync(self._lock.options.log_url)
+        self._remove_leftovers()
+        written = self._write()
+        reached("before-import", self._lock.id)
         log, handled = self._logged(), self._handled()
         known = log.position if position is None else position
         # the import does not wait for offsets that were never in this log
@@ -195,6 +194,35 @@ class _Import:
         self._lock.store.transactions.run(work)
         for part in written:
             self._folder.publish_name(part.segment, part.name)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed import, or run, left in the newest segment and behind it: no manifest will list it."""
+        newest = self._lock.store.transactions.read(lambda connection: self._log.active(connection, self._source)).first
+        found = {first: self._folder.names(first) for first in self._folder.segments() if first >= newest}
+        # read after listing the files, as the owner: what an earlier one still writes is never committed
+        parts = self._lock.store.transactions.run(lambda connection: self._log.parts(connection, self._source, newest))
+        listed = {(part.segment, part.name) for part in parts}
+        for first, names in found.items():
+            for name in names:
+                if (first, shown(name)) not in listed:
+                    storage.remove(storage.join(self._folder.segment(first), name))
+
+    def _write(self) -> list[LogPart]:
+        """Write the entries to files, durably. A failure, as of a full disk, leaves none of them."""
+        written = list[LogPart]()
+        try:
+            for part in self._written():
+                written.append(part)
+                reached("mid-import", self._lock.id)
+            for segment in {part.segment for part in written}:
+                self._folder.sync(segment)
+            storage.sync_entry(self._lock.options.log_url)
+            storage.sync(self._lock.options.log_url)
+        except Exception:
+            for part in written:
+                storage.remove(storage.join(self._folder.segment(part.segment), hidden(part.name)))
+            raise
+        return written
 
     def _stand_at_first(self, connection: sa.Connection) -> None:
         join = joined_of(self._state).get(self._source)
