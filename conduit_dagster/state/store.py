@@ -67,16 +67,17 @@ class PipelineStore:
         return self._lease.seconds
 
     def last_jobs(self) -> dict[str, str]:
-        """Return where the last run's Spark jobs ran, as it stored by :meth:`keep_jobs`; empty if unknown.
+        """Return where the last Spark jobs ran, as their owner stored by :meth:`keep_jobs`; empty if unknown.
 
-        Whoever had the lease in between, such as a sensor or an operator's command: they may still be running.
+        Whoever had the lease in between without any, such as a sensor: they may still be running. Raises
+        ``LeaseLost``: jobs of a later owner must not be taken for them, and ended.
         """
         mine = sa.select(meta.c.value).where(meta.c.name == self._jobs_name)
-        text = self.transactions.read(lambda connection: connection.execute(mine).scalar_one_or_none())
+        text = self._run(lambda connection: connection.execute(mine).scalar_one_or_none())
         return {} if text is None else json.loads(text)
 
     def keep_jobs(self, whereabouts: Mapping[str, str]) -> None:
-        """Store where this run's jobs run, before the first one."""
+        """Store where this owner's jobs run, before the first one."""
         self._run(self.keeping_jobs(whereabouts))
 
     def keeping_jobs(self, whereabouts: Mapping[str, str]) -> Callable[[sa.Connection], None]:

@@ -6,17 +6,20 @@ import threading
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from lab.kills import Crash, at, crash, hooked
 from lab.scripted import Script, scripted
 from lab.stopping import forced_stop_once
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
+from pyspark.sql import SparkSession
 
-from conduit_dagster.engine.operate.pipeline_lock import take_lease
+from conduit_dagster.engine.operate.pipeline_lock import owned, take_lease
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import Reason, StopFlag
 from conduit_dagster.spark import connect
-from conduit_dagster.state.lease import acquire
+from conduit_dagster.state import tables
+from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.recovery_state import recovery_rows
 from conduit_dagster.state.store import PipelineStore
@@ -224,6 +227,35 @@ def test_a_runs_jobs_are_known_whoever_had_the_lease_since(lab: Lab) -> None:
             assert PipelineStore(database, last).last_jobs() == {"session": "s", "user": "u", "tag": "t"}
         finally:
             last.release()
+
+
+def test_one_that_was_frozen_does_not_take_jobs_of_a_later_owner_for_earlier_ones(lab: Lab) -> None:
+    """It would end them."""
+    with lab.store() as database:
+        frozen = acquire(database, "p", 1.0)
+        with database.begin() as connection:  # the lease has timed out
+            connection.execute(sa.update(tables.pipelines).values(owner=""))
+        later = acquire(database, "p", 1.0)
+        try:
+            PipelineStore(database, later).keep_jobs({"session": "s", "user": "u", "tag": "t"})
+            with pytest.raises(LeaseLost):
+                PipelineStore(database, frozen).last_jobs()
+        finally:
+            frozen.release()
+            later.release()
+
+
+def test_a_commands_jobs_are_known_to_the_next_owner(lab: Lab, spark: SparkSession) -> None:
+    """A killed one may still be sending."""
+    lab.write("in.jsonl", [])
+    lab.pipeline(connectors=[source(), destination()])
+    assert lab.run().error is None
+    bound, options = lab.catalogue().get("p"), RunOptions.of(lab.catalogue().project)
+    assert bound is not None
+    with lab.store() as database, owned(bound, database, options, lambda: spark, "a test") as lock:
+        lock.store.keep_jobs({"session": "s", "user": "u", "tag": "of the last run"})
+        lock.jobs.slots()
+        assert lock.store.last_jobs() == lock.jobs.whereabouts()
 
 
 @pytest.mark.parametrize("name", ["p", "another"])

@@ -24,7 +24,7 @@ from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.spark.connect import end_jobs_of
+from conduit_dagster.spark.connect import end_jobs_of, owner_tag, whereabouts
 from conduit_dagster.spark.sql.query import open_with
 from conduit_dagster.state.connector_registrations import Generations, unmarked
 from conduit_dagster.state.database import unreachable
@@ -112,7 +112,7 @@ def owned(
         with ExitStack() as closing:
             closing.callback(close_connectors, bound.compiled)
             attach_kept(bound.compiled, store)
-            jobs = Jobs(lambda: _alone(spark(), store), bound.id)
+            jobs = Jobs(lambda: _alone(spark(), store), bound.id, store.epoch)
             yield PipelineLock(store, options, by, bound, jobs, closing)
     finally:
         lease.release()
@@ -131,8 +131,12 @@ def owned_store(pipeline: str, database: sa.Engine, options: RunOptions, by: str
 
 
 def _alone(spark: SparkSession, store: PipelineStore) -> SparkSession:
-    """End what the last run left running, such as a sender, before anything is sent again."""
+    """End what the last owner left running, such as a sender, before anything is sent again.
+
+    Store where the jobs of this operation run, so that its successor can do the same if it is killed.
+    """
     end_jobs_of(spark, store.last_jobs())
+    store.keep_jobs(whereabouts(spark, owner_tag(store.pipeline, store.epoch)))
     return spark
 
 
