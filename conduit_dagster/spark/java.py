@@ -170,7 +170,12 @@ def java_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
         home = wrapper_home(java.home, java.version)
     except FatalError:
         home = java.home
-    return {"JAVA_HOME": str(home)}
+    return {"JAVA_HOME": str(home), **_locale(os.environ if env is None else env)}
+
+
+def _locale(env: Mapping[str, str]) -> dict[str, str]:
+    """Return a locale in which Java takes names of files for UTF-8, where Python does so and Java would not."""
+    return {"LC_ALL": "C.UTF-8"} if env.get("LC_ALL") in ("C", "POSIX") else {}
 
 
 def _at(home: Path, origin: Origin) -> Java | str:

@@ -182,3 +182,14 @@ def _path_without_java(folder: Path) -> Path:
     for name in ("bash", "sh", "env", "dirname", "basename", "ps", "head", "uname", "cat"):
         (tools / name).symlink_to(next(p for p in (Path("/bin"), Path("/usr/bin")) if (p / name).exists()) / name)
     return tools
+
+
+@pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])
+def test_java_takes_names_of_files_for_utf_8_as_python_does(locale: str, tmp_path: Path) -> None:
+    env = {**os.environ, "LC_ALL": locale}
+    env |= java_environment(env)
+    place = tmp_path / "Größe"
+    place.mkdir()
+    (place / "Main.java").write_text("class Main { public static void main(String[] a) { System.out.print(1); } }")
+    command = [f"{env['JAVA_HOME']}/bin/java", str(place / "Main.java")]
+    assert subprocess.run(command, env=env, capture_output=True, check=True, timeout=120).stdout == b"1"
