@@ -33,6 +33,9 @@ from conduit_dagster.sdk import (
     RecordWriter,
     Sender,
     StagedDestination,
+    StagedWriter,
+    Writer,
+    WriterTask,
     staged_records,
 )
 from conduit_dagster.testing.conformance import DestinationConformance
@@ -328,9 +331,27 @@ class Early(Shelf):
         return super().writer(task)
 
 
+class MarksBlocks(StagedDestination):
+    """Stages a line before each block."""
+
+    name = "marks-blocks"
+
+    def writer(self, task: WriterTask) -> Writer:
+        return StagedWriter(task, _MarkedBlocks())
+
+    def publish(self, delivery: Delivery) -> Any:
+        return {}
+
+
+class _MarkedBlocks:
+    def encode_block(self, records: list[Record]) -> tuple[bytes, Any]:
+        return b"\n".join([b"block", *(str(record.position).encode() for record in records), b""]), []
+
+
 @pytest.mark.parametrize(
     ("kind", "check"),
     [
+        (MarksBlocks, "blocks_make_no_difference"),
         (Boasts, "publishing_again_changes_nothing"),
         (Boasts, "it_knows_what_it_holds"),
         (Loses, "all_of_it_is_there_once_and_in_order"),

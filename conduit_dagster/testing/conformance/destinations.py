@@ -118,6 +118,22 @@ class DestinationConformance:
             parts.append(part and (part.records, part.bytes, part.sha256))
         assert parts[0] is not None and parts[0] == parts[1]
 
+    def test_blocks_make_no_difference(self, make: Make, tmp_path: Path) -> None:
+        """The same records give the same bytes in blocks of any length: staged again from a log, they have others."""
+        destination = make()
+        if not isinstance(destination, StagedDestination):
+            pytest.skip("it has no writer")
+        found, staging = set[Any](), destination.staging(str(tmp_path / "staging")) + "/x/out"
+        for place, length in enumerate((1, 3, 20)):
+            writer = destination.writer(WriterTask(staging, place, "t"))
+            for first in range(0, 20, length):
+                numbers = range(first, min(first + length, 20))
+                writer.place("in", first, range(len(numbers)))
+                assert list(writer.write(numbered(numbers))) == []
+            part = writer.finish()
+            found.add(part and (part.records, part.bytes, part.sha256))
+        assert len(found) == 1
+
     def test_publishing_again_changes_nothing(self, make: Make, steps: Steps, delivered: Delivered) -> None:
         """A repeated publish, as after a crash, duplicates nothing; without that guarantee, it loses nothing."""
         delivery = steps.prepare(1, [0, 1], [2])
