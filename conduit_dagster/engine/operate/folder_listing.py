@@ -21,8 +21,8 @@ class FolderListing:
         self._url = url
         self._files, self._folders, self._failed = list[Path](), list[Path](), list[OSError]()
         path = storage.local_path(url)
-        self._is_listed = path is not None and path.is_dir() and not path.is_symlink()
-        if path is None or not self._is_listed:
+        self._is_listed = path is not None and not path.is_symlink()
+        if path is None or not self._is_listed or not path.is_dir():
             return
         # from below; a link to a folder is not followed, and removed like a file
         for folder, inner, files in os.walk(path, topdown=False, onerror=self._failed.append):
