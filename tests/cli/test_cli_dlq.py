@@ -94,7 +94,7 @@ def test_a_refusal_tells_a_file_with_errors_from_one_that_is_gone(run, lab: Lab)
     assert (gone["code"], "no file names it" in gone["message"]) == ("validation.failed", True)
     assert gone["fix"].startswith("put its file back")
     refused = run("pipelines", "delete", "p").err
-    assert "put its file back, run it once" in refused
+    assert "put its file back; replay or discard its dead letters" in refused
 
 
 def test_letters_are_discarded_while_their_file_has_errors_or_is_gone(run, lab: Lab) -> None:

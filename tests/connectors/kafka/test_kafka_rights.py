@@ -13,6 +13,7 @@ from lab.kafka_lab import BY_COLLECTION, KafkaLab, numbered
 from lab.kafka_listeners import with_login
 from lab.kafka_rights import AUTHORIZER, grant, revoke_all
 from lab.kafka_server import KafkaServer, running_kafka
+from lab.waiting import wait_until
 from structlog.testing import capture_logs
 
 from conduit_dagster.recovery.errors import FatalError
@@ -43,16 +44,23 @@ def login(lab: KafkaLab, **more: str) -> dict[str, Any]:
 
 
 def until_granted(lab: KafkaLab, action: Callable[[], Any]) -> Any:
-    """Do what errors say until an action succeeds; the same command twice helps nobody."""
-    typed = set[str]()
-    while True:
+    """Do what errors say until an action succeeds. Each command is typed once; a broker may learn of it a bit later."""
+    typed, results, refusals = set[str](), list[Any](), list[str]()
+
+    def succeeds() -> bool:
         try:
-            return action()
+            results.append(action())
         except FatalError as error:
-            assert error.code == "kafka.no_right", error
-            assert error.fix and error.fix not in typed, f"{error}: {error.fix} did not help"
-            typed.add(error.fix)
-            grant(lab.server, error.fix)
+            assert error.code == "kafka.no_right" and error.fix, error
+            refusals.append(f"{error}: {error.fix}")
+            if error.fix not in typed:
+                typed.add(error.fix)
+                grant(lab.server, error.fix)
+            return False
+        return True
+
+    wait_until(succeeds, "the commands help", 30, said=lambda: refusals[-1])
+    return results[0]
 
 
 def names() -> tuple[str, str]:
