@@ -6,7 +6,7 @@ source again or running any code: a prepared step needs only staging and the sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter, is_
@@ -16,6 +16,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.letter_layout import clean
+from conduit_dagster.even_pieces import EvenPieces
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.lazy_records import positions_of
 from conduit_dagster.record import Record, copy, mode_of
@@ -91,57 +92,49 @@ def _is_run(origins: Sequence[int]) -> TypeGuard[range]:
     return isinstance(origins, range) and origins.step == 1
 
 
+def _shifted(origins: Sequence[int], by: int) -> Sequence[int]:
+    return range(by + origins.start, by + origins.stop) if _is_run(origins) else [by + origin for origin in origins]
+
+
 _LINE = 1_000
 
 
 class _OriginLines:
-    """Origins as lines of JSON, each of at most ``_LINE`` records of one source.
-
-    Invariant: the same records result in the same bytes, however they are divided into blocks. A step that is staged
-    again from the log has other blocks than the source gave.
-    """
+    """Origins as lines of JSON, each of at most ``_LINE`` records of one source."""
 
     def __init__(self, part: NewPart) -> None:
         self._part = part
         self._source = ""
-        self._ordinals: list[int] = []
-        self._positions: list[Any] = []
-        self._namespaces: list[str] = []
+        self._waiting = EvenPieces(3, _LINE)
 
     def add(self, source: str, ordinals: Sequence[int], positions: list[Any], namespaces: str | list[str]) -> None:
         """Add a block's records; ``ordinals`` are their places in the source's range."""
         if source != self._source:
             self.flush()
             self._source = source
-        self._ordinals += ordinals
-        self._positions += positions
-        self._namespaces += [namespaces] * len(ordinals) if isinstance(namespaces, str) else namespaces
-        whole = len(self._ordinals) // _LINE * _LINE
-        for start in range(0, whole, _LINE):
-            self._write(slice(start, start + _LINE))
-        for column in (self._ordinals, self._positions, self._namespaces):
-            del column[:whole]
+        named = [namespaces] * len(ordinals) if isinstance(namespaces, str) else namespaces
+        self._write(self._waiting.add((ordinals, positions, named)))
 
     def flush(self) -> None:
         """Write the last line of a source."""
-        if self._ordinals:
-            self._write(slice(None))
-            for column in (self._ordinals, self._positions, self._namespaces):
-                column.clear()
+        self._write(self._waiting.rest())
 
-    def _write(self, some: slice) -> None:
-        ordinals, positions, namespaces = self._ordinals[some], self._positions[some], self._namespaces[some]
-        first, count = ordinals[0], len(ordinals)
-        # consecutive records are encoded as the first one and their number
-        is_run = ordinals == [*range(first, first + count)]
-        rest = count if is_run else [ordinal - first for ordinal in ordinals]
-        named = namespaces[0] if namespaces.count(namespaces[0]) == count else namespaces
-        try:
-            line = _encode((self._source, first, rest, positions, named))
-        except UnicodeEncodeError:
-            names = clean(named) if isinstance(named, str) else list(map(clean, named))
-            line = _encode((self._source, first, rest, [clean(str(position)) for position in positions], names))
-        self._part.write(line + b"\n")
+    def _write(self, pieces: Iterable[list[list[Any]]]) -> None:
+        for ordinals, positions, namespaces in pieces:
+            self._part.write(_line(self._source, ordinals, positions, namespaces) + b"\n")
+
+
+def _line(source: str, ordinals: list[int], positions: list[Any], namespaces: list[str]) -> bytes:
+    first, count = ordinals[0], len(ordinals)
+    # consecutive records are encoded as the first one and their number
+    is_run = ordinals == [*range(first, first + count)]
+    rest = count if is_run else [ordinal - first for ordinal in ordinals]
+    named = namespaces[0] if namespaces.count(namespaces[0]) == count else namespaces
+    try:
+        return _encode((source, first, rest, positions, named))
+    except UnicodeEncodeError:
+        names = clean(named) if isinstance(named, str) else list(map(clean, named))
+        return _encode((source, first, rest, [clean(str(position)) for position in positions], names))
 
 
 class TracedWriter(Writer):
@@ -186,8 +179,7 @@ class TracedWriter(Writer):
     def _trace(self, origins: Sequence[int], records: list[Record]) -> None:
         """Add the origins; record ``i`` comes from record ``first + origins[i]`` of the source."""
         positions = self._positions.of(records, origins)
-        ordinals = [self._first + origin for origin in origins]
-        self._lines.add(self._source, ordinals, positions, _namespaces_of(records))
+        self._lines.add(self._source, _shifted(origins, self._first), positions, _namespaces_of(records))
         self._count += len(positions)
         if self._records is not None:
             self._records.place(self._source, self._first, origins)

@@ -228,13 +228,13 @@ def test_a_whole_number_loses_no_digits_in_a_column_of_floats(
     assert len(lab.rows()) == len(kept)
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_a_new_table_holds_whole_numbers_beside_fractions(lab: PostgresLab, blocks: int) -> None:
-    """Also where they come in other blocks; without fractions, they are a bigint."""
+@pytest.mark.parametrize(("tasks", "block"), [(1, 3), (1, 1), (3, 1)])
+def test_a_new_table_holds_whole_numbers_beside_fractions(lab: PostgresLab, tasks: int, block: int) -> None:
+    """Also where they come in other blocks, or by other tasks; without fractions, they are a bigint."""
     large = 2**53 + 1
     records = [Record(place, {}, {"id": large, "v": v}) for place, v in enumerate((0.5, large, 2))]
-    size = len(records) // blocks
-    lab.deliver(lab.destination(create_table="auto"), *(records[i : i + size] for i in range(0, 3, size)))
+    destination, size = lab.destination(create_table="auto"), len(records) // tasks
+    destination.publish(lab.stage(destination, *(records[i : i + size] for i in range(0, 3, size)), block=block))
     assert lab.execute("SELECT v::text FROM t ORDER BY v") == [("0.5",), ("2",), (str(large),)]
     assert lab.execute("SELECT DISTINCT pg_typeof(id)::text, pg_typeof(v)::text FROM t") == [("bigint", "numeric")]
 

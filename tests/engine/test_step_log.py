@@ -5,114 +5,30 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psycopg
-import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
+from lab.logged_lab import COUNTING, build, lab_in
 from lab.postgres_server import PostgresServer
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
 
-from conduit_dagster.commit_log.entries import SCHEMA, decode_batch, encode_block, encode_plain
-from conduit_dagster.engine.log_writer import LogWriter
-from conduit_dagster.engine.origins import BlockPositions
-from conduit_dagster.engine.stage_job import LogRequest
 from conduit_dagster.engine.step_log import StepLog
-from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions
 from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.tables import logs, steps
 
-ROWS = [{"i": i, "t": "ü" * (i % 5)} for i in range(70)]
 KEY = processor("key", "field.set", field=".Payload.After.k", expression="str(key) + str(position)")
 NAN = processor("nan", "field.set", field=".Payload.After.k", expression="str(after.none)")
 WHOLE = {"settings": {"path": "./out.jsonl", "sdk.record.format": "opencdc/json"}}
-PLUGIN = """
-from conduit_dagster.sdk import ConnectorSettings, Keys, Source, Split
-from conduit_dagster.connectors.file.destination import FileDestination
-from conduit_dagster.record import Record
-
-
-class Counting(Source):
-    name = "counting"
-    Settings = ConnectorSettings
-    first = 0
-
-    def initial(self):
-        return 0
-
-    def latest(self, start, limit, horizon=None):
-        return min(70, start + limit.records)
-
-    def split(self, start, end, n):
-        middle = (start + end) // 2
-        halves = (start, middle), (middle, end)
-        return [Split(low, low - start, high - low, detail={"to": high}) for low, high in halves]
-
-    def read(self, split, options):
-        yield [self.record(i) for i in range(split.start + self.first, split.detail["to"])]
-
-    def record(self, i):
-        # JSON makes null of what is not a number
-        values = {"i": i, "tenth": i / 10, "large": 2**53 + i, "none": float("nan") if i % 7 else None, "list": [i, {}]}
-        return Record(i + 1, {"n": str(i)}, values, {"k": i})
-
-    @property
-    def unit(self):
-        return {"plugin": self.name}
-
-
-class Miscounting(Counting):
-    name = "miscounting"
-    first = 1
-
-
-class Few(Counting):
-    name = "few"
-
-    def read(self, split, options):
-        for first in range(split.start, split.detail["to"], 3):
-            yield [self.record(i) for i in range(first, min(first + 3, split.detail["to"]))]
-
-
-class Objects(FileDestination):
-    name = "objects"
-
-    def __init__(self, settings, context):
-        super().__init__(settings, context)
-        self.reads_keys = Keys.OBJECTS
-"""
-COUNTING = {"id": "in", "type": "source", "plugin": "counting"}
 
 
 @pytest.fixture
 def lab(tmp_path: Path, spark: SparkSession) -> Lab:
     return lab_in(tmp_path, spark)
-
-
-def lab_in(root: Path, spark: SparkSession) -> Lab:
-    lab = Lab(root, spark)
-    for path in ("in.jsonl", "many/a.jsonl", "many/b.jsonl"):
-        lab.write(path, ROWS)
-    with (root / "many/b.jsonl").open("a") as file:
-        file.write("no end yet")
-    (root / "plugins").mkdir()
-    (root / "plugins" / "counting.py").write_text(PLUGIN)
-    return lab
-
-
-def build(lab: Lab, *inputs: Any, processors: Any = (DECODE,), out: Any = None, **more: Any) -> None:
-    delivery = {"log": "records", "strategy": "exactly-once", "batch-size": 30, **more.pop("delivery", {})}
-    lab.pipeline(
-        connectors=[*(inputs or (source(),)), out or destination()],
-        processors=list(processors),
-        delivery=delivery,
-        **{"dead-letter-queue": queue(), **more},
-    )
 
 
 def entries(lab: Lab, spark: SparkSession) -> list[dict[str, Any]]:
@@ -319,87 +235,3 @@ def test_a_source_that_miscounts_is_told_and_nothing_is_delivered(lab: Lab) -> N
     assert error is not None
     assert (error.code, error.node, error.fatal) == ("source.count_wrong", "p:in", True)
     assert lab.lines("out.jsonl") == []
-
-
-def test_a_plain_block_is_logged_as_its_records_are(lab: Lab) -> None:
-    build(lab, source("./many/*.jsonl"))
-    bound = lab.catalogue().get("p")
-    assert bound is not None
-    real = bound.compiled.sources[0].source
-    end = real.latest(real.initial(), Limit(1000, 1_000_000))
-    seen = 0
-    for split in real.split(real.initial(), end, 2):
-        bare, full = (_blocks(real.read(split, ReadOptions(keys=keys))) for keys in (Keys.NONE, Keys.ALL))
-        for one, other in zip(bare, full, strict=True):
-            assert one.plain is not None
-            plain = encode_plain("in", 5, one.records[0], one.plain(), 7)
-            assert plain.equals(encode_block("in", 5, other.records, None, 7, {}))
-            seen += len(other.records)
-    assert seen == 140
-
-
-def _two_files(lab: Lab, real: Any) -> Any:
-    for name in "ab":
-        lab.write(f"large/{name}.jsonl", LARGE)
-    return real.initial()
-
-
-def _rotated(lab: Lab, real: Any) -> Any:
-    """Positions of the first file have no prefix; the records of both have the same metadata."""
-    path = lab.write("large.jsonl", LARGE[:1])
-    start = real.latest(real.initial(), LIMIT)
-    lab.write("large.jsonl", LARGE)
-    path.rename(lab.root / "large.jsonl.1")
-    lab.write("large.jsonl", LARGE)
-    return start
-
-
-LARGE = [{"i": i, "t": "x" * (i % 90)} for i in range(3000)]
-LIMIT = Limit(10_000, 10_000_000)
-
-
-@pytest.mark.parametrize(("path", "prepare"), [("./large/*.jsonl", _two_files), ("./large.jsonl", _rotated)])
-def test_small_plain_blocks_share_a_batch_and_are_logged_as_they_are_read(
-    lab: Lab, tmp_path: Path, path: str, prepare: Any
-) -> None:
-    """Several blocks of two files; what a block says equals what reading the log says."""
-    build(lab, source(path))
-    bound = lab.catalogue().get("p")
-    assert bound is not None
-    (node,), real = bound.compiled.inputs, bound.compiled.sources[0].source
-    start = prepare(lab, real)
-    splits = real.split(start, real.latest(start, LIMIT), 1)
-    writer = LogWriter(bound.compiled, node, LogRequest(str(tmp_path / "segment"), 5), 0)
-    blocks = [block for split in splits for block in writer.blocks(split)]
-    assert len(splits) == 2
-    assert len(blocks) > 2 * len(splits)
-    told = [record for block in blocks if block.again for record in block.again(range(len(block.records)))]
-    positions = [position for block in blocks if block.positions for position in block.positions()]
-    written = writer.finish()
-    (file,) = (tmp_path / "segment").iterdir()
-    logged = decode_batch(pq.read_table(file, schema=SCHEMA).combine_chunks().to_batches()[0])
-    read = [r for split in splits for block in _blocks(real.read(split, ReadOptions())) for r in block.records]
-    for record in read:
-        record.position = str(record.position)
-    assert logged.records == read == told
-    assert positions == [record.position for record in read]
-    offsets = list(range(5, 5 + len(read)))
-    assert logged.offsets == offsets == [b.boundary(i) - 1 for b in blocks for i in range(len(b.records))]
-    assert written.boundary["line"] == 3000
-
-
-def test_positions_that_nothing_asked_for_are_known_afterwards(lab: Lab, tmp_path: Path) -> None:
-    """A refused record is named by its position, also if no processor and no destination reads positions."""
-    build(lab, COUNTING, processors=(), out={**destination(), "plugin": "objects"})
-    bound = lab.catalogue().get("p")
-    assert bound is not None and bound.compiled.reads_keys < Keys.POSITIONS
-    (node,), real = bound.compiled.inputs, bound.compiled.sources[0].source
-    writer = LogWriter(bound.compiled, node, LogRequest(str(tmp_path / "segment"), 0), 0)
-    blocks = [block for split in real.split(0, 70, 1) for block in writer.blocks(split)]
-    writer.abort()
-    found = [BlockPositions(block, are_read=False).of(block.records, range(len(block.records))) for block in blocks]
-    assert [position for some in found for position in some] == [str(place + 1) for place in range(70)]
-
-
-def _blocks(read: Iterator[Any]) -> list[Block]:
-    return [one if isinstance(one, Block) else Block.of(one) for one in read]

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conduit_dagster.connectors.columnar.columns import DataType
-from conduit_dagster.connectors.whole_numbers import FloatBits, loses_digits
 from conduit_dagster.record import Document
+from conduit_dagster.whole_numbers import FloatBits, loses_digits
 
 _types: Any = pa.types
 _compute: Any = pc

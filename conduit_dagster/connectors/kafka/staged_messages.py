@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -70,6 +70,18 @@ class StagedChunk(msgspec.Struct, array_like=True):
     groups: list[MessageGroup]
 
 
+class Messages(NamedTuple):
+    """The messages of records, in order, by property."""
+
+    topics: list[str]
+    values: list[bytes | None]
+    keys: list[bytes | None]
+    headers: list[Any]
+    """Names and values of each message's headers; None: it has none."""
+    times: list[int | None]
+    """Timestamps in milliseconds, 0 for the broker's time; None for each message: the broker's time for all."""
+
+
 _json = msgspec.json.Encoder().encode
 _after_of, _key_of = attrgetter("after"), attrgetter("key")
 _PAYLOAD = "payload/json"
@@ -95,10 +107,10 @@ class MessageLayout:
         self._format = make_format(settings.format, settings.format_options)
         self._is_payload = settings.format == _PAYLOAD
 
-    def chunk(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
+    def messages(self, records: list[Record]) -> tuple[Messages | None, list[Refusal]]:
         """Return the messages of valid records, in order, and the refusals of the others."""
         try:
-            return self._chunk(records), []
+            return self._messages(records), []
         except Exception:  # noqa: BLE001  # one record is at fault: find it
             return self._one_by_one(records)
 
@@ -112,45 +124,41 @@ class MessageLayout:
             document = None
         return Record(0, {}, document if isinstance(document, dict) else value, key)
 
-    def _one_by_one(self, records: list[Record]) -> tuple[StagedChunk | None, list[Refusal]]:
+    def _one_by_one(self, records: list[Record]) -> tuple[Messages | None, list[Refusal]]:
         good: list[Record] = []
         refused: list[Refusal] = []
         for place, record in enumerate(records):
             try:
-                self._chunk([record])
+                self._messages([record])
                 good.append(record)
             except _MessageError as error:
                 refused.append(Refusal(place, error.nack))
             except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
                 refused.append(Refusal(place, nack_of(error)))
-        return self._chunk(good) if good else None, refused
+        return self._messages(good) if good else None, refused
 
-    def _chunk(self, records: list[Record]) -> StagedChunk:
+    def _messages(self, records: list[Record]) -> Messages:
         values, keys = self._values(records), _as_bytes(map(_key_of, records))
-        headers, sizes = self._headers(records), _sizes(values)
-        self._check_sizes(sizes, _sizes(keys), headers)
-        whole = MessageGroup(self.topic or "", None, values, keys, headers, self._times(records))
-        return StagedChunk(len(records), sum(sizes), self._groups(records, whole))
+        headers = self._headers(records)
+        self._check_sizes(_sizes(values), _sizes(keys), headers)
+        return Messages(self._topics(records), values, keys, headers or [None] * len(records), self._times(records))
 
-    def _times(self, records: list[Record]) -> list[int] | None:
+    def _times(self, records: list[Record]) -> list[int | None]:
         if self._settings.timestamp != "createdAt":
-            return None
+            return [None] * len(records)
         return [_milliseconds(record) for record in records]
 
-    def _groups(self, records: list[Record], whole: MessageGroup) -> list[MessageGroup]:
+    def _topics(self, records: list[Record]) -> list[str]:
         if self.topic is not None:
-            return [whole]
-        found: dict[str, list[int]] = {}
+            return [self.topic] * len(records)
+        found: list[str] = []
         last, topic = None, ""
-        for place, record in enumerate(records):
+        for record in records:
             # reuse the topic of shared metadata only with the default template, which reads nothing else
             if record.metadata is not last or self._settings.topic != _BY_COLLECTION:
                 last, topic = record.metadata, self._topic_of(record)
-            found.setdefault(topic, []).append(place)
-        groups = [whole.only(places, places) for places in found.values()] if len(found) > 1 else [whole]
-        for group, name in zip(groups, found, strict=True):
-            group.topic = name
-        return groups
+            found.append(topic)
+        return found
 
     def _topic_of(self, record: Record) -> str:
         try:
@@ -238,10 +246,23 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StagedChunk).decode
 
 
-def packed(chunk: StagedChunk) -> bytes:
-    """Return a chunk as it is staged."""
-    data = _encode(chunk)
-    return _HEAD.pack(len(data), chunk.records) + data
+def packed(messages: Messages) -> bytes:
+    """Return messages as a chunk, as it is staged. Requires at least one."""
+    data = _encode(StagedChunk(len(messages.values), sum(_sizes(messages.values)), _groups(messages)))
+    return _HEAD.pack(len(data), len(messages.values)) + data
+
+
+def _groups(messages: Messages) -> list[MessageGroup]:
+    topics, values, keys, headers, times = messages
+    whole = MessageGroup(topics[0], None, values, keys, headers if any(headers) else None)
+    if times[0] is not None:
+        whole.times = cast("list[int]", times)
+    if topics.count(topics[0]) == len(topics):
+        return [whole]
+    found: dict[str, list[int]] = {}
+    for place, topic in enumerate(topics):
+        found.setdefault(topic, []).append(place)
+    return [msgspec.structs.replace(whole.only(places, places), topic=topic) for topic, places in found.items()]
 
 
 def staged_chunks(delivery: Delivery) -> Iterator[tuple[int, StagedChunk]]:

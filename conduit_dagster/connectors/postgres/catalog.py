@@ -12,7 +12,7 @@ import psycopg
 from conduit_dagster.connectors.postgres.connection import Connection, connect
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
-from conduit_dagster.connectors.whole_numbers import FloatBits
+from conduit_dagster.whole_numbers import FloatBits
 
 Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "hstore", "text"]
 

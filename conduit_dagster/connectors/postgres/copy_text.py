@@ -15,8 +15,8 @@ import msgspec
 
 from conduit_dagster.connectors.postgres.catalog import Column
 from conduit_dagster.connectors.postgres.sqlstates import CellError
-from conduit_dagster.connectors.whole_numbers import loses_digits
 from conduit_dagster.readable import shortened
+from conduit_dagster.whole_numbers import loses_digits
 
 _Cell = str | int | float | bool | msgspec.Raw
 """Text, or a value whose JSON form is valid COPY text; floats must be finite."""

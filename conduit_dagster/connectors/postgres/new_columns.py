@@ -7,7 +7,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
-from conduit_dagster.connectors.whole_numbers import loses_digits
+from conduit_dagster.whole_numbers import loses_digits
 
 _TYPES: Final[dict[type, str]] = {
     str: "text",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import struct
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,6 +35,7 @@ from conduit_dagster.schemas.schema_registry import (
 )
 from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, Record
 from conduit_dagster.sdk.processor import StepError
+from conduit_dagster.whole_numbers import is_exact
 
 MAGIC: Final = b"\x00"
 ID_BYTES: Final = 4
@@ -172,8 +172,6 @@ def raw_bytes(value: Any) -> bytes | None:
 
 Fits = Callable[[Any], bool]
 _MOST_FLOAT: Final = 3.4028235677973366e38
-_EXACT: Final = 1 << 53
-"""Integers up to this one are exact as a double."""
 _MOST_DOUBLE: Final = 1 << 1023
 
 
@@ -292,7 +290,7 @@ def _int(value: Any) -> bool:
 def _float(value: Any) -> bool:
     if type(value) not in (int, float) or not abs(value) < _MOST_FLOAT:
         return False
-    return type(value) is float or struct.unpack("f", struct.pack("f", value))[0] == value
+    return type(value) is float or is_exact(value, 24)
 
 
 def _double(value: Any) -> bool:
@@ -300,7 +298,7 @@ def _double(value: Any) -> bool:
         return True
     if type(value) is not int:
         return False
-    return -_EXACT <= value <= _EXACT or (abs(value) < _MOST_DOUBLE and float(value) == value)
+    return abs(value) < _MOST_DOUBLE and is_exact(value, 53)
 
 
 _TAKES: Final[dict[Any, Fits]] = {

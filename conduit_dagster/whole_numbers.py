@@ -1,4 +1,4 @@
-"""Whole numbers in columns of floating-point numbers: which of them such a column changes."""
+"""Whole numbers as floating-point numbers: which of them a float or a double has, and which it changes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ _LONGEST: Final = {24: 9, 53: 17}
 """So many decimal digits tell each number of the type from its neighbours."""
 
 
+def is_exact(number: int, bits: FloatBits) -> bool:
+    """Return whether a whole number is one of the type."""
+    try:
+        return abs(number) <= 1 << bits or _stored(number, bits) == number
+    except OverflowError:
+        return False
+
+
 def loses_digits(number: int, bits: FloatBits) -> bool:
     """Return whether a column of floats changes a whole number, which may be an id.
 
     It keeps the numbers of its type, and the shortest texts of these, as JavaScript and Go write them: 2^60 is
     1152921504606847000 there. A number beyond the type's range counts as changed.
     """
-    if abs(number) <= 1 << bits:
+    if is_exact(number, bits):
         return False
     try:
-        stored = _stored(number, bits)
+        return Decimal(_shortest(_stored(number, bits), bits)) != number
     except OverflowError:
         return True
-    return stored != number and Decimal(_shortest(stored, bits)) != number
 
 
 def _stored(number: float, bits: FloatBits) -> float:
