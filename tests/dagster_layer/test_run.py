@@ -71,12 +71,8 @@ def test_counts_of_all_runs_go_on_in_the_next_one(folder: Folder) -> None:
 def test_upstream_is_materialised_first_and_the_acks_last(folder: Folder) -> None:
     """In any other order Dagster shows assets as out of date."""
     folder.numbers()
-    assert _materialized(folder.run())[-4:] == [
-        "numbers/in",
-        "numbers/out",
-        "numbers/dead_letters",
-        "numbers/acks",
-    ]
+    newest_first = dict.fromkeys(reversed(_materialized(folder.run())))
+    assert list(newest_first) == ["numbers/acks", "numbers/dead_letters", "numbers/out", "numbers/in"]
 
 
 def test_assets_are_materialised_once_per_interval_and_at_the_end(folder: Folder) -> None:
