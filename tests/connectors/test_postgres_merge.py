@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lab.postgres_lab import PostgresLab, at_half, change, child, create
 
+from conduit_dagster.connectors.postgres.regrouped_lines import widened_lines
+from conduit_dagster.connectors.postgres.table_plan import Locator, batches
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Rejected
 
@@ -143,6 +145,19 @@ def test_the_key_s_fields_are_columns_too(lab: PostgresLab) -> None:
     assert lab.rows() == [(5, 1, None), (6, 2, None)]
 
 
+@pytest.mark.parametrize("operation", ["create", "snapshot", "update"])
+@pytest.mark.parametrize("on_conflict", ["error", "update"])
+def test_all_fields_of_the_key_are_columns_whatever_the_operation(
+    lab: PostgresLab, operation: Any, on_conflict: str
+) -> None:
+    """Also those that the setting ``key`` does not name, and before equal fields of the payload."""
+    lab.execute(TABLE)
+    keys = [{"id": 5, "a": 3}, b'{"id": 6, "a": 4}']
+    records = [Record(1, {}, {"id": 9, "b": 2}, key, operation=operation) for key in keys]
+    lab.deliver(lab.destination(key="id", on_conflict=on_conflict), records)
+    assert lab.rows() == [(5, 3, 2), (6, 4, 2)]
+
+
 def test_snapshots_without_a_key_are_inserted(lab: PostgresLab) -> None:
     lab.execute(TABLE)
     lab.deliver(lab.destination(), [Record(i, {}, {"id": i}, b"%d" % i, operation="snapshot") for i in range(3)])
@@ -164,6 +179,33 @@ def test_names_that_the_loop_uses_itself_are_no_obstacle(lab: PostgresLab) -> No
     destination = lab.destination()
     lab.deliver(destination, [change("update", 1, n=1), change("update", 1, **fields), change("delete", 2)])
     assert lab.rows() == [(1, 1, "x", "r", 1, 2)]
+
+
+def test_rows_that_bring_more_columns_one_by_one_are_merged_at_once(lab: PostgresLab) -> None:
+    """Each row begins a group of its own where it is staged, and other tasks' rows have other columns."""
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, a int DEFAULT 7, b int, c int); INSERT INTO t VALUES (3, 1, 1, 1)")
+    first = [change("delete", 9), change("update", 1, a=1), change("update", 2, c=2), change("delete", 1)]
+    moved = Record(1, {}, {"id": 4, "b": 5}, {"id": 4}, {"id": 3}, "update")
+    delivery = lab.stage(
+        lab.destination(), first, [change("update", 2, b=1), moved, change("update", 5, a=1, b=2, c=3)]
+    )
+    slices = Locator().slices(delivery)
+    assert len(batches(slices)) == 6
+    [batch] = batches(widened_lines(slices, str(lab.root / "widened")))
+    assert (batch.group.columns, batch.group.moves) == (("a", "b", "c", "id"), True)
+    lab.destination().publish(delivery)
+    assert lab.rows() == [(2, 7, 1, 2), (4, 1, 5, 1), (5, 1, 2, 3)]
+
+
+def test_many_rows_are_merged_apart_rather_than_rewritten(lab: PostgresLab) -> None:
+    lab.execute(TABLE)
+    delivery = lab.stage(
+        lab.destination(), [change("update", n, a=1) for n in range(1_500)] + [change("update", 1, b=1)]
+    )
+    slices = Locator().slices(delivery)
+    assert widened_lines(slices, str(lab.root / "widened")) == slices
+    lab.destination().publish(delivery)
+    assert lab.rows()[:2] == [(0, 1, None), (1, 1, 1)]
 
 
 def test_many_batches_of_one_transaction_hold_few_locks(lab: PostgresLab) -> None:

@@ -11,8 +11,8 @@ from lab.postgres_lab import PostgresLab, change, create
 
 from conduit_dagster.connectors.postgres import encode
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
+from conduit_dagster.connectors.postgres.regrouped_lines import narrowed_lines
 from conduit_dagster.connectors.postgres.staged_rows import staged_row
-from conduit_dagster.connectors.postgres.table_changes import narrowed_lines
 from conduit_dagster.connectors.postgres.table_plan import Locator
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Delivery, Rejected

@@ -59,14 +59,16 @@ class PostgresLab:
         return [row[0] for row in self.execute("SELECT state FROM conduit_deliveries ORDER BY hash")]
 
     def stage(self, destination: PostgresDestination, *tasks: Sequence[Record], block: int = 1_000) -> Delivery:
-        """Return a delivery with a part per task; refused records are kept in ``refused``."""
+        """Return a delivery with a part per task; refused records are kept in ``refused``, with their places in the
+        task."""
         self.steps += 1
         step, parts = self.steps, []
         staging = str(self.root / f"staging/{step}")
         for index, records in enumerate(tasks):
             writer = destination.writer(WriterTask(staging, index, f"t{index}"))
             for start in range(0, len(records), block):
-                self.refused += writer.write(list(records[start : start + block]))
+                refused = writer.write(list(records[start : start + block]))
+                self.refused += [one._replace(place=start + one.place) for one in refused]
             part = writer.finish()
             parts += [part] if part else []
         return Delivery(f"{step:064x}", step, "out", staging, tuple(parts), {})

@@ -71,8 +71,7 @@ class CopyWriter(Writer):
         except ConduitError:
             raise
         except Exception:  # noqa: BLE001  # one record is at fault: find it
-            places = [place for place in places if not _is_refused(encoder, records[place], place, refused)]
-            found = _encoded_apart(encoder, [records[place] for place in places]) if places else []
+            return _encoded_apart(encoder, records, places, refused)
         if isinstance(places, range):
             return found
         return [one._replace(places=[places[index] for index in one.places]) for one in found]
@@ -130,25 +129,19 @@ def _encoded_or_renewed(encoder: TableEncoder, records: list[Record]) -> list[En
         return encoder.encode(records)
 
 
-def _encoded_apart(encoder: TableEncoder, records: list[Record]) -> list[Encoded]:
-    """Encode records each of which can be encoded alone, also where they can't be encoded together."""
-    try:
-        return encoder.encode(records)
-    except CellError:  # e.g. fields of two records that go into the same column
-        return [
-            one._replace(places=[place]) for place, record in enumerate(records) for one in encoder.encode([record])
-        ]
-
-
-def _is_refused(encoder: TableEncoder, record: Record, place: int, refused: list[Refusal]) -> bool:
-    try:
-        encoder.encode([record])
-    except ConduitError:
-        raise
-    except Exception as error:  # noqa: BLE001  # any error of a record becomes its nack
-        refused.append(_refusal(place, error))
-        return True
-    return False
+def _encoded_apart(
+    encoder: TableEncoder, records: list[Record], places: Sequence[int], refused: list[Refusal]
+) -> list[Encoded]:
+    """Encode one record after the other, with the same result as all at once, but for those that are refused."""
+    found: list[Encoded] = []
+    for place in places:
+        try:
+            found += (one._replace(places=[place]) for one in encoder.encode([records[place]]))
+        except ConduitError:
+            raise
+        except Exception as error:  # noqa: BLE001  # any error of a record becomes its nack
+            refused.append(_refusal(place, error))
+    return found
 
 
 def _refusal(place: int, error: Exception) -> Refusal:

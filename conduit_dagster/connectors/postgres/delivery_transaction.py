@@ -21,6 +21,7 @@ from conduit_dagster.connectors.postgres.claims_table import Claims, is_race
 from conduit_dagster.connectors.postgres.connection import Connection, transaction
 from conduit_dagster.connectors.postgres.merge import Merge
 from conduit_dagster.connectors.postgres.new_rows import DirectCopy
+from conduit_dagster.connectors.postgres.regrouped_lines import Placed, narrowed_lines, widened_lines
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import (
     NamedTableError,
@@ -30,8 +31,8 @@ from conduit_dagster.connectors.postgres.sqlstates import (
     is_about_table,
     is_outage,
 )
-from conduit_dagster.connectors.postgres.staged_rows import MOVES, LineGroup
-from conduit_dagster.connectors.postgres.table_changes import create_table, empty_tables, narrowed_lines
+from conduit_dagster.connectors.postgres.staged_rows import MOVES
+from conduit_dagster.connectors.postgres.table_changes import create_table, empty_tables
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, Slice, batches
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import NACKED_TOGETHER, Claim, Delivery, Refusal, Rejected
@@ -103,8 +104,7 @@ class TablePublisher:
         try:
             with transaction(connection, self._settings, force_rollback=True):
                 if self._claims.put(connection, delivery, "delivered") is None:
-                    slices = self._created(connection, delivery, self._locator.slices(delivery))
-                    search.run(batches(slices, strict=True))
+                    search.run(batches(self._slices(connection, delivery), strict=True))
         except (TableError, psycopg.Error):
             if not search.found:
                 raise
@@ -132,7 +132,7 @@ class TablePublisher:
         there = self._claims.put(connection, delivery, "delivered")
         if there is not None:
             return None if there == "delivered" else there
-        slices = self._created(connection, delivery, self._locator.slices(delivery))
+        slices = self._slices(connection, delivery)
         size = sum(one.bytes for _, one in slices)
         progress = _Progress(size, lambda: reached("mid-publish", self._claims.pipeline))
         for batch in batches(slices, strict):
@@ -153,9 +153,11 @@ class TablePublisher:
                 raise NamedTableError(place, error) from error
             raise TableError(str(table), error) from error
 
-    def _created(
-        self, connection: Connection, delivery: Delivery, slices: list[tuple[LineGroup, Slice]]
-    ) -> list[tuple[LineGroup, Slice]]:
+    def _slices(self, connection: Connection, delivery: Delivery) -> list[Placed]:
+        slices = self._created(connection, delivery, self._locator.slices(delivery))
+        return widened_lines(slices, storage.join(delivery.staging, f"widened-{token_hex(8)}"))
+
+    def _created(self, connection: Connection, delivery: Delivery, slices: list[Placed]) -> list[Placed]:
         """Create missing tables; return the lines as the tables take them. Raises ``Rejected`` for records with values
         for columns that a table lacks which was created since staging."""
         missing = self._locator.missing(delivery)

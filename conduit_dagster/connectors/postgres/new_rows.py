@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import errors
@@ -15,7 +15,7 @@ from conduit_dagster.connectors.postgres.sqlstates import RowError, is_about_tab
 from conduit_dagster.connectors.postgres.staged_rows import Change
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 from conduit_dagster.lazy_records import keys_of, operations_of, payloads_of
-from conduit_dagster.record import Data, Record
+from conduit_dagster.record import Record
 
 
 class NewRows(NamedTuple):
@@ -25,32 +25,45 @@ class NewRows(NamedTuple):
     values: dict[str, list[Any]]
     """Values of all rows by column: those of the payload, then of the key, in the order of their fields."""
     key: tuple[str, ...]
+    named: frozenset[str]
+    """Fields of the records' keys."""
 
 
 def new_rows(records: list[Record], settings: PostgresDestinationSettings, layout: ColumnLayout) -> NewRows | None:
     """Return the columns of a block of snapshots, or of creates that may meet an existing row.
 
-    None for any other block: its records are then taken one by one, with the same result. Raises ``CellError`` for
-    fields without a column.
+    None for any other block: its records are then taken one by one, with the same result. If each record has such
+    columns, with the same change, columns, key and ``named``, the block has them too. Raises ``CellError`` for fields
+    without a column.
     """
     change = _change(records, settings)
     documents = _Documents.of(payloads_of(records)) if change else None
     if change is None or documents is None:
         return None
+    named = _Documents.of(keys := keys_of(records))
+    if named is None and set(map(type, keys)) != {type(None)}:
+        return None
     values = documents.by_column(layout)
-    key = _key(documents, keys_of(records), settings, layout)
+    key = _key(documents, named, settings, layout)
     if values is None or not key or any(None in one for one in key.values()):
         return None
-    return NewRows(change, {**values, **key}, tuple(key))
+    return NewRows(change, {**values, **key}, tuple(key), frozenset(named.fields if named else ()))
 
 
 def _change(records: list[Record], settings: PostgresDestinationSettings) -> Change | None:
-    operations = operations_of(records)
-    if operations == {"snapshot"}:
-        return "u"
-    if operations == {"create"} and settings.on_conflict != "error":
-        return "u" if settings.on_conflict == "update" else "c"
-    return None
+    found: set[Change | None] = {
+        _CHANGES.get((settings.on_conflict, operation)) for operation in operations_of(records)
+    }
+    return found.pop() if len(found) == 1 else None
+
+
+_CHANGES: Final[dict[tuple[str, str], Change]] = {
+    ("error", "snapshot"): "u",
+    ("ignore", "snapshot"): "u",
+    ("ignore", "create"): "c",
+    ("update", "snapshot"): "u",
+    ("update", "create"): "u",
+}
 
 
 class _Documents:
@@ -80,17 +93,16 @@ class _Documents:
 
 
 def _key(
-    documents: _Documents, keys: Sequence[Data], settings: PostgresDestinationSettings, layout: ColumnLayout
+    documents: _Documents, named: _Documents | None, settings: PostgresDestinationSettings, layout: ColumnLayout
 ) -> dict[str, list[Any]] | None:
-    """Return the values of the key's columns; None if not all records have them in the same place."""
-    named = _Documents.of(keys)
+    """Return the values of the key's columns; None if no place has them, or if the records' keys have other fields."""
     if not settings.key_columns:
         return named and named.by_column(layout)
-    if named is None and set(map(type, keys)) != {type(None)}:
+    fields = {name: layout.field_of(name) for name in settings.key_columns}
+    if named and not set(named.fields) <= set(fields.values()):
         return None
     found: dict[str, list[Any]] = {}
-    for name in settings.key_columns:
-        field = layout.field_of(name)
+    for name, field in fields.items():
         owner = next((one for one in (named, documents) if one and field in one.fields), None)
         if owner is None:
             return None

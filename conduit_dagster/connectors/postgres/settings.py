@@ -253,7 +253,7 @@ class PostgresDestinationSettings(DatabaseSettings):
     a schema, ``conduit_deliveries`` is in that schema instead."""
     key: str = ""
     """The key columns, separated by commas; there must be a unique index on exactly these. If empty, the fields of
-    ``.Key`` are used, provided that is a document."""
+    ``.Key`` are used, provided that is a document or its JSON text. All of its fields become columns either way."""
     on_conflict: Literal["error", "update", "ignore"] = Field("error", alias="on-conflict")
     """What to do with a ``create`` whose key already exists. ``error``: it is nacked; ``update``: it replaces the row's
     values; ``ignore``: the row stays unchanged. An update that changes a key to one that already exists is nacked; with
