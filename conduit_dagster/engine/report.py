@@ -78,7 +78,11 @@ class StepReport:
                 for name in members.get(span.source, [span.source])
             },
             counts,
-            {delivery.consumer: sum(part.bytes for part in delivery.parts) for delivery in decision.deliveries},
+            {
+                one.consumer: sum(part.bytes for part in one.parts)
+                for one in decision.deliveries
+                if counts[one.consumer]
+            },
             decision.filtered,
             nacked,
             [*nacks, *late][-_SAMPLE:],

@@ -134,7 +134,8 @@ def differs(plan: Plan, old: StagedDelivery) -> FatalError:
         f"{old.consumer}: a processor, a setting, the source or the version of conduit-dagster has changed",
         code="delivery.rebuild_differs",
         place=old.staging,
-        fix="put the pipeline file, the plugins, the source and the version back as they were, run, then change them",
+        fix="put the pipeline file, the plugins, the source and the version back as they were, run, then change them; "
+        "or give the destination another id, and it does without the step's records: see docs/recovery.md",
     )
 
 

@@ -17,6 +17,7 @@ from conduit_dagster.state.lease import is_free
 from conduit_dagster.state.pipeline_state import DROPPED, LOGGED, OPEN, carry_memory
 from conduit_dagster.state.readers import ReaderRegistry, log_of
 from conduit_dagster.state.row_statements import insert, insert_if_absent, put, update
+from conduit_dagster.state.steps import Decision, decode
 from conduit_dagster.state.tables import (
     consumers,
     deliveries,
@@ -217,6 +218,7 @@ class Registry:
         """
         known = self._connection.execute(sa.select(consumers.c.consumer).where(consumers.c.pipeline == self._id))
         gone = [name for (name,) in known if name not in present]
+        given_up = {name: self._given_up(name) for name in gone}
         for table in (consumers, owners, offsets):
             self._connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.consumer.in_(gone)))
         open_ones = (
@@ -229,8 +231,21 @@ class Registry:
             self._void_planned(set(gone))
             forget_missed(self._connection, self._id, gone)
         for name in gone:
-            record_event(self._connection, self._id, "consumer_retired", consumer=name)
+            record_event(self._connection, self._id, "consumer_retired", consumer=name, **given_up[name])
         return gone
+
+    def _given_up(self, consumer: str) -> dict[str, int]:
+        """Return the prepared step whose delivery becomes void, and how many of its records are not known to be
+        delivered; nothing if there is none."""
+        of_step = (steps.c.pipeline == deliveries.c.pipeline, steps.c.step == deliveries.c.step)
+        mine = (deliveries.c.pipeline == self._id, deliveries.c.consumer == consumer, deliveries.c.staged == "")
+        is_open = (deliveries.c.state.in_(("open", "split")), steps.c.state == "prepared")
+        found = sa.select(steps.c.step, steps.c.decision, deliveries.c.handled).where(*of_step, *mine, *is_open)
+        row = self._connection.execute(found).first()
+        if row is None:
+            return {}
+        records = {one.consumer: one.records for one in decode(row.decision, Decision).deliveries}
+        return {"step": row.step, "records": records.get(consumer, row.handled) - row.handled}
 
     def _void_planned(self, gone: set[str]) -> None:
         mine = (steps.c.pipeline == self._id, steps.c.state == "planned")

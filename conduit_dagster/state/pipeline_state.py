@@ -77,7 +77,7 @@ class OpenStep:
     void: frozenset[str] = frozenset()
     """Consumers retired while their delivery was open. One of them may have come back as a new consumer."""
     sent: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Number of records delivered to each consumer whose delivery is done, without refused or marked ones."""
+    """Number of records delivered to each consumer whose delivery is done or void, without refused or marked ones."""
 
 
 @dataclass
@@ -160,8 +160,15 @@ def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
         {one["consumer"]: _progress(one) for one in own if one["state"] in ("open", "split")},
         tuple(decode(one["staged"], LateLetter) for one in children if one["state"] == "open"),
         frozenset(one["consumer"] for one in own if one["state"] == "void"),
-        {one["consumer"]: one["handled"] for one in own if one["state"] == "done"},
+        {one["consumer"]: _sent(one) for one in own if one["state"] in ("done", "void")},
     )
+
+
+def _sent(row: Any) -> int:
+    if row["state"] == "done":
+        return row["handled"]
+    progress = _progress(row)
+    return progress.handled - progress.refused
 
 
 def _progress(row: Any) -> DeliveryProgress:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from lab.delta_rows import column
 from lab.file_changes import pack
+from lab.operating import events
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
@@ -104,6 +105,39 @@ def test_a_rebuild_that_would_deliver_something_else_is_refused(lab: Lab, crash:
     build(lab)
     assert lab.run().error is None
     assert lab.documents("out.jsonl") == ROWS
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_a_step_that_can_t_be_rebuilt_is_given_up_with_its_destination(
+    lab: Lab, crash: Callable[[str], None], log: str
+) -> None:
+    """The way out where nothing can be put back. From the log, a destination with another id gets its records."""
+
+    def built(name: str, *processors: Any, **more: Any) -> None:
+        output = destination(name, path="./out.jsonl", **more)
+        lab.pipeline(
+            connectors=[source(), output],
+            processors=[DECODE, *processors],
+            delivery={"log": log},
+            **{"dead-letter-queue": queue()},
+        )
+
+    changed = processor("more", "field.set", field=".Payload.After.more", value="x")
+    built("out")
+    crash("after-prepare")
+    lose_staging(lab)
+    built("out", changed)
+    refused = lab.run()
+    assert refused.error is not None and "give the destination another id" in refused.error.fix
+    lab.write("in.jsonl", [{"i": 6}], mode="a")
+    built("again", changed, **({"start-from": "log"} if log == "records" else {}))
+    result = lab.run()
+    assert result.error is None
+    delivered = range(7) if log == "records" else [6]
+    assert lab.documents("out.jsonl") == [{"i": i, "more": "x"} for i in delivered]
+    assert result.progress.delivered == {"out": 0, "again": len(delivered)}
+    [event] = events(lab, "consumer_retired")
+    assert event == {"consumer": "out", "step": 1, "records": 6}
 
 
 def test_a_changed_place_of_the_hashes_under_a_committed_step_is_refused(
