@@ -12,6 +12,13 @@ DURABLE: Final = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 """Makes commits survive a crash of the server: else published steps, or rows reported as delivered, would be lost."""
+_UNLIMITED: Final = (
+    "SELECT set_config(name, '0', false) FROM pg_settings"
+    " WHERE name IN ('statement_timeout', 'transaction_timeout') AND setting <> '0' AND source <> 'client'"
+)
+"""Lifts limits that a role, a database or the server sets for others: a statement that is longer, such as one for many
+dead letters, would be repeated and fail again. :attr:`TimedConnection.seconds` holds, and what the URL's options say.
+"""
 
 T = TypeVar("T")
 
@@ -28,11 +35,12 @@ class TimedConnection(psycopg.Connection[Any]):
 
     @classmethod
     def connect_durably(cls, *args: Any, **settings: Any) -> Self:
-        """Connect; what is committed survives a crash of the server, also where its default is that it may not."""
+        """Connect; what is committed survives a crash of the server, and no default limits a statement's time."""
         connection = cls.connect(*args, **settings)
         try:
             connection.autocommit = True
             connection.execute(DURABLE)
+            connection.execute(_UNLIMITED)
             connection.autocommit = False
         except psycopg.Error:
             connection.close()

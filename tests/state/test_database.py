@@ -324,6 +324,20 @@ def test_a_store_is_written_on_each_connection_whatever_the_databases_default(po
     engine.dispose()
 
 
+@pytest.mark.parametrize(("options", "used"), [("", "0"), ("?options=-c%20statement_timeout%3D2s", "2s")])
+def test_no_statement_is_limited_by_the_databases_default(postgres_url: str, options: str, used: str) -> None:
+    """One for many dead letters was ended, and repeated, each time that the command was."""
+    with make_engine(postgres_url).begin() as connection:
+        name = sa.make_url(postgres_url).database
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET statement_timeout = '50ms'")
+    engine = open_database(postgres_url + options)
+    for connected in (engine.connect(), engine.begin(), reading(engine)):
+        with connected as connection:
+            assert connection.exec_driver_sql("SHOW statement_timeout").scalar_one() == used
+            connection.exec_driver_sql("SELECT pg_sleep(0.2)")
+    engine.dispose()
+
+
 def test_no_statement_is_prepared_on_the_server(postgres_url: str) -> None:
     """Behind a pooler another client's statement of the same name could be executed."""
     engine = open_database(postgres_url)
