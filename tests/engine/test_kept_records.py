@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import tracemalloc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,12 @@ from lab.failing_store import failing_store
 
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile, keep, kept
 from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_letter
+from conduit_dagster.engine.dead_letters.search import DeadLetterSearch
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.dead_letters import DeadLetterQuery, insert_rows
+from conduit_dagster.state.steps import DeadLetter
 
 HALF = "a\ud800b"
 VALUES = st.recursive(
@@ -88,10 +93,37 @@ def test_rows_are_found_by_their_lines(tmp_path: Path) -> None:
         archive.verify(part)
         assert [one.original for one in archive.letters(part.name, lines)] == [b"o%d" % line for line in lines]
         assert [failed for failed, _ in archive.records(part.name, lines, False)] == [b"f%d" % line for line in lines]
+        assert [one.ordinal for one in archive.letters(part.name, [9000, 5, 4])] == [9000, 5, 4]
         assert [one.ordinal for group in archive.index(part.name) for one in group] == list(range(10_000))
         with pytest.raises(FatalError) as error:
             list(archive.letters(part.name, [10_000]))
         assert error.value.code == "dead_letters.damaged"
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_search_has_a_few_letters_in_memory(tmp_path: Path, newest_first: bool) -> None:
+    """It had all of a page, 20,000: with records of a megabyte no machine could export or search them."""
+    megabyte, many = b"m" * (1 << 20), 40
+    file = ArchiveFile(str(tmp_path / "a"), 1, 0)
+    for i in range(many):
+        record = keep(Record(str(i), {}, megabyte))
+        file.add(ArchivedLetter("in", i, str(i), "", "n", "c", "m", "", -1, -1, record, record))
+    part = file.finish()
+    assert part is not None
+    database = open_database(f"sqlite:///{tmp_path / 'state.db'}")
+    rows = [DeadLetter("in", 1, str(i), i, "n", "c", "m", part=part.name, line=i) for i in range(many)]
+    with database.begin() as connection:
+        insert_rows(connection, ("p", 1, 0), 0, rows)
+    search = DeadLetterSearch(database, Archive(str(tmp_path / "a")), "p")
+    wanted = DeadLetterQuery()
+    tracemalloc.start()
+    found = search.search(wanted, "", newest_first=True) if newest_first else search.all(wanted)
+    numbers = [int(str((one.failed() or Record("", {}, None)).position)) for one in found]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    database.dispose()
+    assert numbers == sorted(range(many), reverse=newest_first)
+    assert peak < 30 * len(megabyte)
 
 
 def test_an_archive_that_may_not_be_read_is_not_damaged() -> None:

@@ -7,9 +7,11 @@ letter; a file that the index does not name is left over from an execution that 
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -214,11 +216,11 @@ class Archive:
                 yield [ArchivedLetter._make((*values, b"", b"")) for values in zip(*columns, strict=True)]
 
     def letters(self, part: str, lines: Sequence[int]) -> Iterator[ArchivedLetter]:
-        """Yield the letters in these rows, which are sorted. Raises ``FatalError`` (``dead_letters.damaged``)."""
+        """Yield the letters in these rows, in this order. Raises ``FatalError`` (``dead_letters.damaged``)."""
         yield from map(ArchivedLetter._make, self._rows(part, lines, ArchivedLetter._fields))
 
     def records(self, part: str, lines: Sequence[int], original: bool) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the failed records in these rows, and their originals if requested."""
+        """Yield the failed records in these rows, in this order, and their originals if requested."""
         names = ("failed", "original") if original else ("failed",)
         for row in self._rows(part, lines, names):
             yield row if original else (row[0], b"")
@@ -284,20 +286,17 @@ def _arrow_errors() -> tuple[type[Exception], ...]:
 
 
 def _rows(file: Any, lines: Sequence[int], names: Sequence[str]) -> Iterator[Any]:
-    first, place = 0, 0
-    for group in range(file.num_row_groups):
-        end = first + file.metadata.row_group(group).num_rows
-        stop = place
-        while stop < len(lines) and lines[stop] < end:
-            stop += 1
-        if stop > place:
-            table = file.read_row_group(group, columns=list(names))
-            if stop - place < table.num_rows:
-                table = table.take([line - first for line in lines[place:stop]])
-            yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
-        first, place = end, stop
-    if place < len(lines):
-        raise IndexError(lines[place])
+    """Yield these rows, in the order given; one row group is in memory."""
+    ends = list(accumulate(file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)))
+    for group, some in groupby(lines, lambda line: bisect_right(ends, line)):
+        wanted = list(some)
+        if group >= len(ends):
+            raise IndexError(wanted[0])
+        table = file.read_row_group(group, columns=list(names))
+        first = ends[group] - table.num_rows
+        if wanted != list(range(first, ends[group])):
+            table = table.take([line - first for line in wanted])
+        yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
 
 
 def damaged(url: str, what: str) -> FatalError:

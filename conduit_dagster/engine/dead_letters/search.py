@@ -71,15 +71,14 @@ class DeadLetterSearch:
                     yield one
 
     def _with_records(self, rows: Sequence[sa.RowMapping], original: bool) -> Iterator[FoundLetter]:
-        """Yield the letters of index rows; consecutive ones of a file are read together."""
+        """Yield the letters of index rows; consecutive ones of a file are read together, some megabytes at a time."""
         for part, group in groupby(rows, lambda row: row["part"]):
             mine = list(group)
             if not part:
                 yield from (FoundLetter(row, None) for row in mine)
                 continue
-            lines = sorted(row["line"] for row in mine)
-            kept = dict(zip(lines, self._archive.records(part, lines, original), strict=True))
-            yield from (FoundLetter(row, kept[row["line"]]) for row in mine)
+            records = self._archive.records(part, [row["line"] for row in mine], original)
+            yield from (FoundLetter(row, kept) for row, kept in zip(mine, records, strict=True))
 
     def counted(
         self, wanted: DeadLetterQuery, where: str, limit: int
