@@ -25,7 +25,7 @@ from conduit_dagster.engine.operate.letters import (
 )
 from conduit_dagster.engine.operate.operator_errors import failed_again
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
-from conduit_dagster.engine.operate.summaries import unusable_letters
+from conduit_dagster.engine.operate.summaries import held_letters, unusable_letters
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.resources.spark_resource import Spark, StateResource
@@ -148,9 +148,11 @@ def _discarding(loaded: LoadedPipeline, name: str, tags: dict[str, str]) -> dg.J
         except ConduitError as error:
             raise failure(error) from None
         if config.dry_run:
-            context.log.info(f"{facts['letters']:,} dead letters would be discarded")
+            many = facts["letters"] - facts["held"]
+            context.log.info(f"{many:,} dead letters would be discarded{held_letters(facts)}")
             return
-        context.log.info(f"{facts['discarded']:,} of {facts['letters']:,} dead letters are discarded: {config.note}")
+        many = f"{facts['discarded']:,} of {facts['letters']:,} dead letters"
+        context.log.info(f"{many} are discarded{held_letters(facts)}: {config.note}")
         for event in _standing(bound, keys, left, {"discarded": facts["discarded"], "note": config.note}):
             context.log_event(event)
 

@@ -14,7 +14,7 @@ import typer
 from conduit_dagster.cli.operate import LARGEST, DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
 from conduit_dagster.cli.verb import FAILED, Outcome, count, usage_error, verb
 from conduit_dagster.engine.operate.filters import Filters
-from conduit_dagster.engine.operate.summaries import unusable_letters
+from conduit_dagster.engine.operate.summaries import held_letters, unusable_letters
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -307,6 +307,6 @@ def _replayed(facts: Facts) -> str:
 
 
 def _discarded(facts: Facts) -> str:
-    many = facts["letters"] if facts["dry_run"] else facts["discarded"]
+    many = facts["letters"] - facts["held"] if facts["dry_run"] else facts["discarded"]
     verb = "would be" if facts["dry_run"] else "is" if many == 1 else "are"
-    return f"{facts['pipeline']}: {count(many, 'dead letter')} {verb} discarded"
+    return f"{facts['pipeline']}: {count(many, 'dead letter')} {verb} discarded{held_letters(facts)}"

@@ -21,6 +21,7 @@ from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Replayed
 from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -121,7 +122,7 @@ def with_replay(bound: BoundPipeline, replay: Replay) -> BoundPipeline:
 
 def _with_open_replay(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
     """Return the pipeline with the replay of a step that is prepared but not done, for the next owner to finish."""
-    if not any(step.decision is not None and step.plan.replay for step in state.open_steps):
+    if prepared_replay(state) is None:
         return bound
     unit = next(source.unit for source in state.sources.values() if source.is_replay)
     return with_replay(bound, msgspec.convert(unit, Replay))
@@ -146,8 +147,12 @@ def give_back(store: PipelineStore) -> None:
     planned = next((step.plan for step in state.open_steps if step.decision is None and step.plan.replay), None)
     if planned is not None:
         store.void(planned.step)
-    prepared = next((step.plan for step in state.open_steps if step.decision is not None and step.plan.replay), None)
-    store.replays.give_back(prepared)
+    store.replays.give_back(prepared_replay(state))
+
+
+def prepared_replay(state: PipelineState) -> Plan | None:
+    """Return the step of a replay that is prepared and not done; None if there is none."""
+    return next((step.plan for step in state.open_steps if step.decision is not None and step.plan.replay), None)
 
 
 def require_no_memory(bound: BoundPipeline, state: PipelineState) -> None:

@@ -130,38 +130,59 @@ class LetterReplays:
         return found if start is None else [*found, behind(start)]
 
     def give_back(self, kept: Plan | None = None) -> int:
-        """Reopen letters that no step took; return their number. ``kept``: a replay's step, prepared and not done."""
+        """Reopen letters that no step took; return their number. ``kept``: a replay's step, prepared and not done.
 
+        Without such a step the replay ends, which the history then tells, whoever finished it.
+        """
         mine = self._transactions.read(lambda connection: self._without_step(connection, kept))
         back = sum(self._updated(mine, {"state": "open", "replay": 0}))
         if kept is None:
-            self._run(lambda connection: drop_sources(connection, self._id))
+            self._run(self._end)
         return back
 
     def _without_step(self, connection: sa.Connection, kept: Plan | None) -> list[sa.ColumnElement[bool]]:
         mine = [dead_letters.c.pipeline == self._id, dead_letters.c.state == "replaying"]
-        for span in kept.ranges if kept is not None else ():
+        return mine if kept is None else [*mine, *(sa.not_(one) for one in self._taken(connection, kept))]
+
+    def _taken(self, connection: sa.Connection, plan: Plan) -> Iterator[sa.ColumnElement[bool]]:
+        """Yield a condition for each source of a replay's step: the letters of its range."""
+        for span in plan.ranges:
             origin = _origin(connection, self._id, span.source)
             start = [] if span.start is None else [behind(tuple(span.start))]
-            taken = [dead_letters.c.source == origin, *start, up_to(tuple(span.end))]
-            mine.append(sa.not_(sa.and_(*taken)))
-        return mine
+            yield sa.and_(dead_letters.c.source == origin, *start, up_to(tuple(span.end)))
 
-    def outcome(self, replay: int) -> list[dict[str, Any]]:
-        """Return the number of a replay's letters by state, node and code, without reopened ones."""
+    def _end(self, connection: sa.Connection) -> None:
+        mine = (sources.c.pipeline == self._id,)
+        rows = connection.execute(sa.select(sources.c.generation, sources.c.unit).where(*mine)).all()
+        units = ((generation, json.loads(unit)) for generation, unit in rows)
+        for replay, by in {(number, unit.get("by", "")) for number, unit in units if unit.get("plugin") == REPLAY}:
+            found = self._outcome(connection, replay)
+            replayed, failed = (letters_in(found, state) for state in ("replayed", "open"))
+            detail = {"replay": replay, "letters": replayed, "failed": failed, "by": by}
+            record_event(connection, self._id, "replayed", **detail)
+        drop_sources(connection, self._id)
 
-        def work(connection: sa.Connection) -> list[dict[str, Any]]:
-            column = dead_letters.c
-            by = (column.state, column.node, column.code)
-            mine = (column.pipeline == self._id, column.replay == replay)
-            found = sa.select(*by, sa.func.count().label("letters")).where(*mine).group_by(*by)
-            return [dict(row) for row in connection.execute(found).mappings()]
+    def held(self, step: Plan, wanted: DeadLetterQuery) -> int:
+        """Return the number of the selected letters that are in a replay's step, prepared and not done."""
+
+        def work(connection: sa.Connection) -> int:
+            counted = sa.select(sa.func.count()).select_from(dead_letters)
+            counted = counted.where(sa.or_(sa.false(), *self._taken(connection, step)))
+            some = [one._replace(states=("replaying",)) for one in wanted.pieces()]
+            return sum(connection.execute(counted.where(*conditions(self._id, one))).scalar_one() for one in some)
 
         return self._transactions.read(work)
 
-    def ended(self, replay: int, **facts: Any) -> None:
-        """Record the end of a replay: all of its letters are closed or open again."""
-        self._run(lambda connection: record_event(connection, self._id, "replayed", replay=replay, **facts))
+    def outcome(self, replay: int) -> list[dict[str, Any]]:
+        """Return the number of a replay's letters by state, node and code, without reopened ones."""
+        return self._transactions.read(lambda connection: self._outcome(connection, replay))
+
+    def _outcome(self, connection: sa.Connection, replay: int) -> list[dict[str, Any]]:
+        column = dead_letters.c
+        by = (column.state, column.node, column.code)
+        mine = (column.pipeline == self._id, column.replay == replay)
+        found = sa.select(*by, sa.func.count().label("letters")).where(*mine).group_by(*by)
+        return [dict(row) for row in connection.execute(found).mappings()]
 
     def discard(self, wanted: DeadLetterQuery, note: str, by: str) -> int:
         """Close open letters for good; return their number. Their records stay in queue and archive.
@@ -198,6 +219,11 @@ class LetterReplays:
         """Return the names of all files in the index. Raises ``LeaseLost`` if another owner may add to it."""
         mine = sa.select(dead_letter_parts.c.part).where(dead_letter_parts.c.pipeline == self._id)
         return set(self._run(lambda connection: list(connection.execute(mine).scalars())))
+
+
+def letters_in(outcome: Iterable[Mapping[str, Any]], state: str) -> int:
+    """Return the number of letters of this state in the outcome of a replay."""
+    return sum(row["letters"] for row in outcome if row["state"] == state)
 
 
 def _is_usable(names: Collection[str]) -> sa.ColumnElement[bool]:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from lab.dlq_lab import build, delivered, done, failure, letters, mended, positions
 from lab.kills import at, crashing
-from lab.operating import error
+from lab.operating import error, result
 from lab.scripted import Script, scripted
 from lab.support import Lab
+
+from conduit_dagster.engine.operate.letters import parse_id
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 
@@ -84,3 +86,47 @@ def test_a_step_of_a_replay_is_not_marked(run, lab: Lab, script: Script) -> None
     facts = done(run, "replay", "p")
     assert (facts["replayed"], facts["failed"]) == (3, 0)
     assert letters(run) == [] and Counter(script.values()) == Counter(range(20))
+
+
+def _killed(lab: Lab, run: Any) -> None:
+    """Two of three letters are sent again by a replay that is killed once its step is prepared."""
+    build(lab)
+    assert lab.run().error is None
+    mended(lab)
+    chosen = [parse_id(one["id"])[1] for one in letters(run)][:2]
+    with crashing("after-prepare"):
+        lab.replay(keys=chosen)
+
+
+def _replays(run: Any) -> list[tuple[int, int]]:
+    """Numbers of letters delivered and failed of each replay that the history says is over."""
+    events = result(run("pipelines", "history", "p", "--json"))["events"]
+    return [(one["detail"]["letters"], one["detail"]["failed"]) for one in events if one["event"] == "replayed"]
+
+
+def test_a_discard_leaves_the_letters_that_a_killed_replay_delivers(run, lab: Lab) -> None:
+    """It said that none is discarded, as if that were done, and with --dry-run that all of them would be."""
+    _killed(lab, run)
+    dry = done(run, "discard", "p", "--note", "x", "--dry-run")
+    assert (dry["letters"], dry["held"]) == (3, 2)
+    ran = run("dlq", "discard", "p", "--note", "x")
+    assert "1 dead letter is discarded, 2 stay in the prepared step of a replay" in ran.out
+    for more in ((), ("--dry-run",)):
+        refused = failure(run, "discard", "p", "--note", "x", *more)
+        assert refused["code"] == "dead_letters.none" and "prepared step" in refused["message"]
+    assert lab.run().error is None
+    assert {one["state"] for one in letters(run, "--state", "all")} == {"discarded", "replayed"}
+
+
+def test_what_a_killed_replay_had_prepared_counts_for_the_one_that_finishes_it(run, lab: Lab) -> None:
+    """It told the other letters only, and the history never that the first replay ended."""
+    _killed(lab, run)
+    facts = done(run, "replay", "p")
+    assert (facts["letters"], facts["replayed"], facts["failed"], facts["delivered"]) == (3, 3, 0, {"out": 3})
+    assert _replays(run) == [(2, 0), (1, 0)]
+
+
+def test_a_run_that_finishes_a_killed_replay_says_so_in_the_history(run, lab: Lab) -> None:
+    _killed(lab, run)
+    assert _replays(run) == [] and lab.run().error is None
+    assert _replays(run) == [(2, 0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.database import open_database
+from conduit_dagster.state.dead_letters import DeadLetterQuery, Key
 
 Crashes = Callable[["Lab", str], None]
 """Runs the pipeline of a lab until it crashes at the named point; the fixture ``crashes``."""
@@ -95,8 +96,8 @@ class Lab:
         finally:
             database.dispose()
 
-    def replay(self, pipeline: str = "p", **more: Any) -> dict[str, Any]:
-        """Replay a pipeline's open dead letters, in this process on the shared session."""
+    def replay(self, pipeline: str = "p", keys: Sequence[Key] | None = None, **more: Any) -> dict[str, Any]:
+        """Replay a pipeline's open dead letters, or those with these keys, in this process on the shared session."""
         session = self._spark
         assert session is not None
         catalogue = self.catalogue()
@@ -106,7 +107,7 @@ class Lab:
         database = open_store(project.state_url, project.home)
         try:
             with owned(bound, database, options, lambda: session, "a test") as lock:
-                return replay(lock, DeadLetterSelection(), **more)
+                return replay(lock, DeadLetterSelection(DeadLetterQuery(keys=keys)), **more)
         finally:
             database.dispose()
 

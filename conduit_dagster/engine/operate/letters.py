@@ -16,7 +16,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, tally
-from conduit_dagster.engine.open_work import give_back, with_replay
+from conduit_dagster.engine.open_work import give_back, prepared_replay, with_replay
 from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, StoreLock
@@ -28,6 +28,7 @@ from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.connector_registrations import next_generation
+from conduit_dagster.state.dead_letter_replays import letters_in
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
 
 NO_LETTERS = "dead_letters.none"
@@ -108,18 +109,28 @@ def _none(lock: StoreLock) -> FatalError:
 def discard(lock: StoreLock, selection: DeadLetterSelection, note: str, dry_run: bool = False) -> dict[str, Any]:
     """Close the selected open letters, with a note. Queue and archive keep their records.
 
-    Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).
+    Those in a prepared step of a replay that did not end are delivered whatever happens: ``held`` in the result counts
+    them, and they stay. Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).
     """
     if not note.strip():
         raise refused("usage.note", "the note is empty", "say why they will not be sent again")
     if not dry_run:
-        # letters of a killed replay; those in a prepared step remain in it
-        give_back(lock.store)
+        give_back(lock.store)  # letters of a killed replay
     counts, wanted = selection.facts(lock)
-    facts = {"pipeline": lock.id, "letters": _total(counts), "reasons": counts, "note": note.strip()}
+    prepared = prepared_replay(lock.store.load())
+    held = 0 if prepared is None else lock.store.replays.held(prepared, wanted)
+    facts = {"pipeline": lock.id, "letters": _total(counts), "reasons": counts, "note": note.strip(), "held": held}
+    if held == facts["letters"]:
+        raise _held(lock, held)
     if dry_run:
         return {**facts, "discarded": 0}
     return {**facts, "discarded": lock.store.replays.discard(wanted, note.strip(), lock.by)}
+
+
+def _held(lock: StoreLock, letters: int) -> FatalError:
+    subject = "this dead letter is" if letters == 1 else f"these {letters:,} dead letters are"
+    message = f"{subject} in the prepared step of a replay that did not end, and nothing was changed"
+    return refused(NO_LETTERS, message, "conduit-dagster run --once ends it; what fails again may be discarded then")
 
 
 _ERRORS = 5
@@ -153,16 +164,56 @@ def replay(
         if left == facts["letters"]:
             raise _none_usable(lock)
         return {**facts, **nothing, "unusable": left}
-    finish_open_steps(lock)
+    earlier = _Earlier(lock)
+    finish_open_steps(lock, earlier.report)
     try:
         _, wanted = selection.facts(lock)
     except FatalError as error:
         if error.code != NO_LETTERS:
             raise
         # they were in a prepared step of a killed replay
-        return {**facts, **nothing, "unusable": 0, "replayed": facts["letters"]}
+        return {**facts, **earlier.added_to({**nothing, "unusable": 0, "replay": earlier.id})}
     left = _unusable(edited, wanted)
-    return {**facts, "unusable": left, **_Replaying(edited, order, wanted, go_on).run()}
+    done = _Replaying(edited, order, wanted, go_on).run()
+    return {**facts, "unusable": left, **earlier.added_to(done)}
+
+
+class _Earlier:
+    """A replay that did not end: its prepared step is finished first, and counts as done by this command."""
+
+    def __init__(self, lock: PipelineLock) -> None:
+        self._store = lock.store.replays
+        prepared = prepared_replay(lock.store.load())
+        self._step = None if prepared is None else prepared.step
+        self.id = 0 if prepared is None else prepared.replay
+        self._before = self._outcome()
+        self._delivered = Counter[str]()
+
+    def _outcome(self) -> Counter[tuple[str, str, str]]:
+        rows = self._store.outcome(self.id) if self.id else []
+        return Counter({(row["state"], row["node"], row["code"]): row["letters"] for row in rows})
+
+    def report(self, step: StepReport) -> None:
+        """Count what the step delivers."""
+        if step.step == self._step:
+            self._delivered.update(_delivered(step))
+
+    def added_to(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return the facts of this replay with what became of the letters of that step and is not sent once more."""
+        more = self._outcome() - self._before
+        replayed = sum(letters for (state, *_), letters in more.items() if state == "replayed")
+        again = [{"node": node, "code": code, "letters": n} for (state, node, code), n in more.items() if state in OPEN]
+        return {
+            **facts,
+            "replayed": facts["replayed"] + replayed,
+            "failed": facts["failed"] + _total(again),
+            "failed_by": [*facts["failed_by"], *again],
+            "delivered": self._delivered + Counter(facts["delivered"]),
+        }
+
+
+def _delivered(step: StepReport) -> dict[str, int]:
+    return {name: records for name, records in step.delivered.items() if records and name != DEAD_LETTERS}
 
 
 def _next_id(lock: PipelineLock) -> int:
@@ -190,11 +241,11 @@ def _unusable(lock: PipelineLock, wanted: DeadLetterQuery) -> int:
     return lock.store.replays.unusable(_names(lock), wanted)
 
 
-def finish_open_steps(lock: PipelineLock) -> None:
+def finish_open_steps(lock: PipelineLock, report: Callable[[StepReport], None] = lambda step: None) -> None:
     """Fence off earlier owners and finish every open step, so that new steps can be planned."""
     attach_logs(lock.pipeline, lock.store, lock.options.log_url)
     fence(lock.pipeline, lock.store)
-    start_up(lock.loop(), plans=False)
+    start_up(lock.loop(report), plans=False)
 
 
 class _Replaying:
@@ -207,7 +258,8 @@ class _Replaying:
     def run(self) -> dict[str, Any]:
         lock, order = self._lock, self._order
         reached("before-replay", lock.id)
-        taken = lock.store.replays.begin(order.id, self._names, msgspec.to_builtins(order), self._wanted)
+        unit = {**msgspec.to_builtins(order), "by": lock.by}
+        taken = lock.store.replays.begin(order.id, self._names, unit, self._wanted)
         reached("after-replay", lock.id)
         if not taken:
             lock.store.replays.give_back()
@@ -224,17 +276,15 @@ class _Replaying:
         return self._ended(taken)
 
     def _report(self, step: StepReport) -> None:
-        self._delivered.update({n: records for n, records in step.delivered.items() if records and n != DEAD_LETTERS})
+        self._delivered.update(_delivered(step))
         for row in step.dead_letters:
             self._errors.setdefault((row.node, row.code), row.message)
 
     def _ended(self, taken: int) -> dict[str, Any]:
-        store, order = self._lock.store, self._order
-        found = store.replays.outcome(order.id)
-        replayed = sum(row["letters"] for row in found if row["state"] == "replayed")
-        failed = [{k: row[k] for k in ("node", "code", "letters")} for row in found if row["state"] == "open"]
+        order, found = self._order, self._lock.store.replays.outcome(self._order.id)
+        failed = [{k: row[k] for k in _REASON} for row in found if row["state"] == "open"]
+        replayed = letters_in(found, "replayed")
         facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": _total(failed)}
-        store.replays.ended(order.id, letters=replayed, failed=facts["failed"], by=self._lock.by)
         errors = [{"node": node, "code": code, "message": text} for (node, code), text in self._errors.items()]
         return {**facts, "failed_by": failed, "errors": errors[:_ERRORS], "delivered": self._delivered}
 

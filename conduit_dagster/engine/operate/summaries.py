@@ -71,6 +71,12 @@ def unusable_letters(facts: Facts) -> str:
     return f", {left:,} can't be sent again: not in the archive, or without their source in the file" if left else ""
 
 
+def held_letters(facts: Facts) -> str:
+    """Describe the letters that a discard leaves to a replay, to be appended. ``facts``: those of ``discard``."""
+    held = facts["held"]
+    return f", {held:,} stay in the prepared step of a replay that did not end" if held else ""
+
+
 def entry_count(entries: int) -> str:
     """Format a number of log entries."""
     return "1 entry" if entries == 1 else f"{entries:,} entries"
