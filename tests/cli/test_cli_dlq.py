@@ -42,6 +42,9 @@ def test_filters(run, lab: Lab) -> None:
     assert letters(run, "--until", "1d") == [] and len(letters(run, "--since", "1d")) == 4
     assert letters(run, "--source", "other") == [] and len(letters(run, "--source", "in")) == 4
     assert letters(run, "--namespace", "x") == []
+    # bytes of a command line that are no text
+    for name in ("node", "code", "source", "namespace", "part"):
+        assert letters(run, f"--{name}", "b\udcff") == []
     assert failure(run, "list", "p", "--where", "after.i >")["code"] == "usage.expression"
     assert failure(run, "list", "p", "--since", "soon")["code"] == "usage.since"
     assert failure(run, "list", "p", "--id", "7")["code"] == "usage.letter"
