@@ -15,7 +15,15 @@ from conduit_dagster.extras import not_installed
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.secret_values import hide
 from conduit_dagster.state import migrations, tables
-from conduit_dagster.state.sqlite_store import ACCEPT, READS, configure_sqlite, create_file, replaced, sqlite_file
+from conduit_dagster.state.sqlite_store import (
+    ACCEPT,
+    READS,
+    configure_sqlite,
+    create_file,
+    disk_trouble,
+    replaced,
+    sqlite_file,
+)
 
 # SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN and PROTOCOL, as primary result codes
 _SQLITE = frozenset({5, 6, 7, 8, 10, 13, 14, 15})
@@ -27,6 +35,7 @@ _RIGHTS = (
     "give the user all rights on its tables and the right to create some, or name another store in"
     " CONDUIT_STATE_URL or state.url"
 )
+_REACH = "check that the store runs and can be reached and written, and CONDUIT_STATE_URL or state.url in conduit.yaml"
 _PASS_ON = (
     "name the server itself in CONDUIT_STATE_URL or state.url, or let PgBouncer take the parameter:"
     " ignore_startup_parameters = options"
@@ -88,12 +97,12 @@ def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> C
         return _unusable(place, error)
     if _POOLER in cause_of(error):
         return _unusable(place, error, _PASS_ON)
+    trouble = None if engine is None else disk_trouble(engine.url)
     return TransientError(
-        f"{doing}: {cause_of(error)}",
+        f"{doing}: {cause_of(error)}" + (f" ({trouble.what})" if trouble else ""),
         code="state.unreachable",
         place=place,
-        fix="check that the store runs and can be reached and written, and CONDUIT_STATE_URL or state.url in"
-        " conduit.yaml; nothing was lost, run again",
+        fix=f"{trouble.fix if trouble else _REACH}; nothing was lost, run again",
     )
 
 

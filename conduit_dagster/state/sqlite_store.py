@@ -67,6 +67,33 @@ def create_file(path: Path) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
+class DiskTrouble(NamedTuple):
+    """What keeps the store's file from being written, which SQLite's own errors don't tell."""
+
+    what: str
+    fix: str
+
+
+_ROOM = 256 << 10
+"""Free bytes below which the disk counts as full: a connection needs a ``-shm`` file, and a commit some pages."""
+
+
+def disk_trouble(url: sa.URL) -> DiskTrouble | None:
+    """Return whether the file's disk is full, or mounted read-only; None otherwise, and for other databases."""
+    file = sqlite_file(url)
+    try:
+        found = None if file is None else os.statvfs(file.parent)
+    except OSError:
+        return None
+    if found is None:
+        return None
+    if found.f_flag & os.ST_RDONLY:
+        return DiskTrouble("its file system is read-only", "mount it for writing; reading takes a writable folder too")
+    if found.f_bavail * found.f_frsize < _ROOM:
+        return DiskTrouble("its disk is full", "free some space on it")
+    return None
+
+
 def replaced(place: str, what: str) -> FatalError:
     """Return the error for a store that is no longer the one that was opened."""
     return FatalError(

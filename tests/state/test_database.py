@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import sqlalchemy as sa
+from lab.small_disk import fill, mounted
 from lab.waiting import at_once
 from sqlalchemy.exc import OperationalError
 
@@ -354,3 +355,20 @@ def test_a_pooler_that_refuses_the_limits_is_told_as_that() -> None:
     error = unreachable(None, OperationalError("", {}, psycopg.OperationalError(said)), "opening")
     assert (error.code, error.fatal) == ("state.unusable", True)
     assert "ignore_startup_parameters" in str(error.fix)
+
+
+def test_a_disk_that_is_full_or_read_only_is_named(tmp_path: Path) -> None:
+    """SQLite says only that there is a disk I/O error, or that it can't open the file."""
+    with mounted(tmp_path / "disk", "2m") as disk:
+        url = f"sqlite:///{disk / 'home' / 'state.db'}"
+        open_database(url).dispose()
+        ballast = fill(disk, 0)
+        with pytest.raises(TransientError, match="its disk is full") as full:
+            open_database(url)
+        ballast.unlink()
+        open_database(url).dispose()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(TransientError, match="its file system is read-only") as unwritable:
+            open_database(url)
+    found = [(one.value.code, (one.value.fix or "").partition(" ")[0]) for one in (full, unwritable)]
+    assert found == [("state.unreachable", "free"), ("state.unreachable", "mount")]
