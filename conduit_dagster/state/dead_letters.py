@@ -230,6 +230,14 @@ def open_counts(engine: sa.Engine) -> dict[str, int]:
         return {row[0]: row[1] for row in connection.execute(counted)}
 
 
+def open_from(engine: sa.Engine, pipeline: str, names: Sequence[str], offset: int = 0) -> int:
+    """Return the number of open letters of these sources from an offset on."""
+    column = dead_letters.c
+    mine = (*conditions(pipeline, DeadLetterQuery(OPEN)), column.source.in_(names), column.offset >= offset)
+    with reading(engine) as connection:
+        return connection.execute(sa.select(sa.func.count()).select_from(dead_letters).where(*mine)).scalar_one()
+
+
 def reasons(engine: sa.Engine, pipeline: str, wanted: DeadLetterQuery) -> list[dict[str, Any]]:
     """Return the number of letters by state, node and code, the most frequent first."""
     column, many = dead_letters.c, sa.func.count().label("letters")

@@ -26,6 +26,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Limit, Source
 from conduit_dagster.state.catch_ups import CatchUps
 from conduit_dagster.state.connector_registrations import next_generation
+from conduit_dagster.state.dead_letters import open_from
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 
@@ -156,9 +157,10 @@ def rewind(
     if not same and move.is_forward and not force:
         raise _forward(lock, move)
     generation = move.state.generation
+    letters = 0 if same else _open_letters(lock, database, move)
     if not same:
         generation = next_generation(generation) if dry_run else _apply(lock, move)
-    return _told(lock, move, same, generation)
+    return {**_told(lock, move, same, generation), "open_letters": letters}
 
 
 def require_no_step(lock: PipelineLock, state: PipelineState) -> None:
@@ -261,6 +263,15 @@ def _forward(lock: PipelineLock, move: _Move) -> Exception:
         f"this is forward: {amount} of {move.source} would never be delivered",
         f"repeat it with --force to lose them; conduit-dagster positions show {lock.id} shows where it stands",
     )
+
+
+def _open_letters(lock: PipelineLock, database: sa.Engine, move: _Move) -> int:
+    """Return the number of open dead letters whose records may be read again: what fails then gets a new letter."""
+    if move.skipped.forward:
+        return 0
+    # without a log, offsets count on, and don't tell which records come again
+    first = 0 if move.records is None else move.records
+    return open_from(database, lock.id, [move.source, *move.offsets], first)
 
 
 def _apply(lock: PipelineLock, move: _Move) -> int:

@@ -38,7 +38,15 @@ def rewind_summary(facts: Facts) -> str:
         return f"{name} stands there already; nothing changed"
     verb = "would go on" if facts["dry_run"] else "goes on"
     lost = f"; {facts['skipped']:,} {facts['skipped_unit']} are skipped" if facts["skipped"] else ""
-    return f"{name} {verb} from {on_one_line(facts['now'])}, generation {facts['generation']}{lost}"
+    return f"{name} {verb} from {on_one_line(facts['now'])}, generation {facts['generation']}{lost}{_twice(facts)}"
+
+
+def _twice(facts: Facts) -> str:
+    many = facts["open_letters"]
+    if not many:
+        return ""
+    letters = "1 open dead letter stays" if many == 1 else f"{many:,} open dead letters stay"
+    return f"; {letters}: a replay would deliver a second time what is read again"
 
 
 def send_again_summary(facts: Facts) -> str:
