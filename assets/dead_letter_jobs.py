@@ -25,7 +25,7 @@ from conduit_dagster.engine.operate.letters import (
 )
 from conduit_dagster.engine.operate.operator_errors import failed_again
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
-from conduit_dagster.engine.operate.summaries import held_letters, unusable_letters
+from conduit_dagster.engine.operate.summaries import held_letters, letters_to_send, unusable_letters
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.resources.spark_resource import Spark, StateResource
@@ -119,8 +119,7 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
                 return
             raise failure(error) from None
         if config.dry_run:
-            many = facts["letters"] - facts["unusable"]
-            context.log.info(f"{many:,} dead letters would be sent again{unusable_letters(facts)}")
+            context.log.info(f"{letters_to_send(facts):,} dead letters would be sent again{unusable_letters(facts)}")
             return
         summary = f"{facts['replayed']:,} dead letters are delivered, {facts['failed']:,} failed again"
         summary += unusable_letters(facts)

@@ -14,7 +14,7 @@ import typer
 from conduit_dagster.cli.operate import LARGEST, DryRun, Facts, Files, Pipeline, operated, subject, subjects, who
 from conduit_dagster.cli.verb import FAILED, Outcome, count, usage_error, verb
 from conduit_dagster.engine.operate.filters import Filters
-from conduit_dagster.engine.operate.summaries import held_letters, unusable_letters
+from conduit_dagster.engine.operate.summaries import held_letters, letters_to_send, unusable_letters
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -293,7 +293,7 @@ def _replayed(facts: Facts) -> str:
 
     left = unusable_letters(facts)
     if facts["dry_run"]:
-        many = count(facts["letters"] - facts["unusable"], "dead letter")
+        many = count(letters_to_send(facts), "dead letter")
         return f"{facts['pipeline']}: {many} would be sent again from the {facts['from']}{left}"
     done = f"{facts['pipeline']}: {count(facts['replayed'], 'dead letter')} delivered{left}"
     failed = facts["failed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -64,6 +65,22 @@ class LetterReplays:
             counted = sa.select(sa.func.count()).select_from(dead_letters).where(sa.not_(_is_usable(names)))
             some = (counted.where(*where) for where in _selections(self._id, wanted))
             return sum(int(connection.execute(one).scalar_one()) for one in some)
+
+        return self._transactions.read(work)
+
+    def missed_by_others(self, destinations: Collection[str], wanted: DeadLetterQuery) -> int:
+        """Return the number of the selected open letters that only destinations not among these have no copy of.
+
+        A run or a replay closes them (:func:`~conduit_dagster.state.dead_letters.forget_missed`).
+        """
+
+        def work(connection: sa.Connection) -> int:
+            column, found = dead_letters.c, Counter[str]()
+            grouped = sa.select(column.missed, sa.func.count()).where(column.missed != "").group_by(column.missed)
+            for where in _selections(self._id, wanted):
+                for missed, letters in connection.execute(grouped.where(*where)):
+                    found[missed] += letters
+            return sum(letters for missed, letters in found.items() if _is_of_others(json.loads(missed), destinations))
 
         return self._transactions.read(work)
 
@@ -219,6 +236,12 @@ class LetterReplays:
         """Return the names of all files in the index. Raises ``LeaseLost`` if another owner may add to it."""
         mine = sa.select(dead_letter_parts.c.part).where(dead_letter_parts.c.pipeline == self._id)
         return set(self._run(lambda connection: list(connection.execute(mine).scalars())))
+
+
+def _is_of_others(missed: Sequence[str], destinations: Collection[str]) -> bool:
+    # marks, such as of a record that failed in pieces, begin with ~
+    names = [name for name in missed if not name.startswith("~")]
+    return bool(names) and not set(names) & set(destinations)
 
 
 def letters_in(outcome: Iterable[Mapping[str, Any]], state: str) -> int:

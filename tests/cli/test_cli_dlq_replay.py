@@ -342,3 +342,19 @@ def test_a_piece_that_was_dropped_as_a_duplicate_is_not_sent_by_a_replay(run, la
         assert failed_again(run, "--from", start)["replayed"] == 0
     assert {row["code"] for row in letters(run)} == {"dead_letters.in_pieces"}
     assert lab.lines("out.jsonl") == before and len(before) == 1
+
+
+def test_letters_whose_only_destination_left_the_file_are_closed_by_a_replay_and_told(run, lab: Lab) -> None:
+    """It said that they were delivered."""
+    bad = processor("bad", "error", "after.i in (3, 7)", message="bad")
+    build(lab, destination(), {**destination("second"), "processors": [bad]}, processors=[DECODE])
+    assert lab.run().error is None
+    build(lab, destination(), processors=[DECODE])
+    assert len(letters(run)) == 2
+    assert (
+        "0 dead letters would be sent again from the source, 2 would be closed"
+        in run("dlq", "replay", "p", "--dry-run").out
+    )
+    assert "0 dead letters delivered, 2 are closed" in run("dlq", "replay", "p").out
+    notes = [one["note"] for one in letters(run, "--state", "discarded")]
+    assert notes == ["second was removed from the pipeline's file"] * 2

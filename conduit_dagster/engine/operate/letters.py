@@ -151,11 +151,14 @@ def replay(
     kill at any moment loses and duplicates nothing: letters in no prepared step are open again. A letter that fails
     again stays open, with its new reason. Positions, offsets and the nack window do not move. ``go_on`` is called
     between steps. ``unusable`` in the result counts selected letters that no replay can send; they stay open.
+    ``closed`` counts those that only destinations missed which have left the file.
 
     Raises ``FatalError`` (``dead_letters.*``, ``usage.*``) and any error that a run may fail with.
     """
     counts, wanted = selection.facts(lock)
+    closed = lock.store.replays.missed_by_others([node.id for node in lock.pipeline.outputs], wanted)
     facts: dict[str, Any] = {"pipeline": lock.id, "from": start, "letters": _total(counts), "reasons": counts}
+    facts |= {"closed": closed, "dry_run": dry_run}
     nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "errors": [], "delivered": {}}
     order = Replay(_next_id(lock), start, edits or [])
     edited = lock.of(_edited(lock, order))
@@ -171,7 +174,7 @@ def replay(
     except FatalError as error:
         if error.code != NO_LETTERS:
             raise
-        # they were in a prepared step of a killed replay
+        # they were in a prepared step of a killed replay, or are closed
         return {**facts, **earlier.added_to({**nothing, "unusable": 0, "replay": earlier.id})}
     left = _unusable(edited, wanted)
     done = _Replaying(edited, order, wanted, go_on).run()

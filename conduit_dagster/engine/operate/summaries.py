@@ -74,9 +74,20 @@ def compact_summary(facts: Facts) -> str:
 
 
 def unusable_letters(facts: Facts) -> str:
-    """Describe the letters that a replay leaves as they are, to be appended. ``facts``: those of ``replay``."""
-    left = facts["unusable"]
-    return f", {left:,} can't be sent again: not in the archive, or without their source in the file" if left else ""
+    """Describe the letters that a replay does not send, to be appended. ``facts``: those of ``replay``."""
+    closed, left = facts["closed"], facts["unusable"]
+    verb = "would be" if facts["dry_run"] else "is" if closed == 1 else "are"
+    text = f", {closed:,} {verb} closed: no destination of the file misses them" if closed else ""
+    return (
+        f"{text}, {left:,} can't be sent again: not in the archive, or without their source in the file"
+        if left
+        else text
+    )
+
+
+def letters_to_send(facts: Facts) -> int:
+    """Return how many letters a replay would send. ``facts``: those of a dry run of ``replay``."""
+    return max(0, facts["letters"] - facts["unusable"] - facts["closed"])
 
 
 def held_letters(facts: Facts) -> str:
