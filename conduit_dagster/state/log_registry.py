@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.catch_ups import CatchUps
-from conduit_dagster.state.connector_registrations import Generations, SourceUnit, change_unit
+from conduit_dagster.state.connector_registrations import Generations, SourceUnit, change_unit, unmarked
 from conduit_dagster.state.delivery_store import EVERYTHING
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.pipeline_state import LOGGED
@@ -45,8 +46,10 @@ class LogRegistry:
         is_logged, generation = LOGGED in stored, row["generation"]
         position = self._read_position(source) if is_logged else json.loads(row["position"])
         if not unit.is_same_as(stored):
-            left = change_unit(self._connection, self._id, row, position, unit, initial)
-            generation, position = left
+            generation, position = change_unit(self._connection, self._id, row, position, unit, initial)
+            if is_logged and self._has_unread(source, row):
+                # rewound since that generation was left: it may have delivered the same offsets
+                generation = self._generations.new(source, unit.text())
             # positions of the old data are meaningless for the new source: it must not be acked at them
             update(self._connection, log_parts, self._source(source), {"position": "null"})
         values["generation"] = self._generations.for_offsets(source, generation, unit.text())
@@ -60,6 +63,9 @@ class LogRegistry:
     def _read_position(self, source: str) -> Any:
         """Return the source's own position up to which it is logged."""
         return LogStore(self._id).state(self._connection, source).position
+
+    def _has_unread(self, source: str, row: Mapping[Any, Any]) -> bool:
+        return json.loads(row["position"]) < LogStore(self._id).state(self._connection, source).next_offset
 
     def _begin(self, source: str, offset: int, position: Any) -> None:
         values = {**self._source(source), "next_offset": offset, "position": json.dumps(position)}
@@ -126,9 +132,16 @@ class LogRegistry:
             if joined in present:
                 continue
             for name, offset in position.items():
-                values = {"position": json.dumps(offset), "records": offset}
-                update(self._connection, sources, self._source(name), values)
+                self._leave(name, offset)
             self._connection.execute(sa.delete(sources).filter_by(**self._source(joined)))
+
+    def _leave(self, source: str, offset: int) -> None:
+        values: dict[str, Any] = {"position": json.dumps(offset), "records": offset}
+        if offset < self._offset(source):
+            # the join was rewound: the source's own generation has delivered these offsets before it was joined
+            unit = self._connection.execute(sa.select(sources.c.unit).filter_by(**self._source(source))).scalar_one()
+            values["generation"] = self._generations.new(source, json.dumps(unmarked(json.loads(unit)), sort_keys=True))
+        update(self._connection, sources, self._source(source), values)
 
     def unlog(self, source: str) -> None:
         """Switch a source to reading without its log. Raises ``FatalError`` if the log is not fully read."""
