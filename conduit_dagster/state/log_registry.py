@@ -50,12 +50,12 @@ class LogRegistry:
             if is_logged and self._has_unread(source, row):
                 # rewound since that generation was left: it may have delivered the same offsets
                 generation = self._generations.new(source, unit.text())
-            # positions of the old data are meaningless for the new source: it must not be acked at them
-            update(self._connection, log_parts, self._source(source), {"position": "null"})
+            self._forget_positions(source)
         values["generation"] = self._generations.for_offsets(source, generation, unit.text())
         if is_logged:
             update(self._connection, logs, self._source(source), {"position": json.dumps(position)})
         else:
+            self._forget_positions(source)  # it may have read other data since the log was switched off
             self._begin(source, row["records"], position)
             values["position"] = json.dumps(row["records"])
         update(self._connection, sources, self._source(source), values)
@@ -63,6 +63,10 @@ class LogRegistry:
     def _read_position(self, source: str) -> Any:
         """Return the source's own position up to which it is logged."""
         return LogStore(self._id).state(self._connection, source).position
+
+    def _forget_positions(self, source: str) -> None:
+        """Forget the source's positions in its log: it must not be acked at those of other data."""
+        update(self._connection, log_parts, self._source(source), {"position": "null"})
 
     def _has_unread(self, source: str, row: Mapping[Any, Any]) -> bool:
         return json.loads(row["position"]) < LogStore(self._id).state(self._connection, source).next_offset

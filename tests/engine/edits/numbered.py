@@ -1,7 +1,8 @@
 """A source for the project's ``plugins/`` whose positions are plain numbers, as the offsets of a log are.
 
-It reads the lines of ``ROOT/DATA.jsonl``; another ``data`` means other data. Two of them share ranges such as 0 to 3: a
-delivery hash that does not tell them apart loses records at a destination that knows its hashes.
+It reads the lines of ``ROOT/DATA.jsonl``, and writes its acks to ``ROOT/DATA.acks``; another ``data`` means other data.
+Two of them share ranges such as 0 to 3: a delivery hash that does not tell them apart loses records at a destination
+that knows its hashes.
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class Numbered(Source):
     def read(self, split, options):
         lines = self._lines()
         yield [Record(i + 1, {}, json.loads(lines[i])) for i in range(split.start, split.detail["to"])]
+
+    def ack(self, upto, generation):
+        with Path(self.context.resolve(f"{self.settings.data}.acks")).open("a") as file:
+            file.write(f"{upto}\\n")
 '''
 
 

@@ -12,7 +12,7 @@ from engine.edits.edited import build, numbers, rows_of, run
 from engine.edits.numbered import install, numbered
 from engine.edits.tables import MakeTable
 from lab.chain_lab import rewound
-from lab.support import Crashes, Lab, destination, source
+from lab.support import DECODE, Crashes, Lab, destination, processor, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.operate.rewind import RewindTarget
@@ -147,3 +147,21 @@ def test_p13_a_project_that_is_moved(
     run(lab)
     assert numbers(lab) == list(range(11))
     assert run(lab) == 0
+
+
+def test_a_log_that_is_switched_on_again_acks_no_position_of_earlier_data(units: Lab) -> None:
+    """A is logged up to 9; B, read without a log up to 3, is logged up to 7: a step that ends at 5 must not ack 9."""
+    units.write("a.jsonl", [{"id": f"a{i}"} for i in range(9)])
+    for data, log in (("a", "records"), ("a", "positions"), ("b", "positions")):
+        build(units, numbered(data), destination(), log=log)
+        run(units)
+    units.write("b.jsonl", [{"id": f"b{i}"} for i in range(3, 7)], mode="a")
+    refusing = processor("bad", "error", "after.id == 'b5'", message="no")
+    units.pipeline(
+        connectors=[numbered("b"), destination()],
+        processors=[DECODE, refusing],
+        delivery={"strategy": "exactly-once", "log": "records"},
+    )
+    assert units.run().error is not None
+    assert [row["id"] for row in units.documents("out.jsonl")[-2:]] == ["b3", "b4"]
+    assert max(map(int, units.lines("b.acks"))) <= 5
