@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
 from dagster._core.events import JobFailureData, RunFailureReason
 
-from conduit_dagster.assets.names import PROJECT_TAG
+from conduit_dagster.assets.names import PROJECT_TAG, run_op_name
 from conduit_dagster.assets.run_op import asked_of, drain_config, is_drain, restart_of
 from conduit_dagster.assets.run_times import clock_ahead
 from conduit_dagster.assets.stopping import was_terminated
@@ -91,15 +92,29 @@ class Runs:
 def newest_run(instance: dg.DagsterInstance, job: str, project: str) -> dg.RunRecord | None:
     """Return the newest run of a project's job; another project of the instance may have a job of the same name."""
     newest = instance.get_run_records(dg.RunsFilter(job_name=job), limit=_FEW)
-    own = next((record for record in newest if _is_of(record, project)), None)
+    own = _first_of(newest, project)
     if own is None and len(newest) == _FEW:
         tagged = dg.RunsFilter(job_name=job, tags={PROJECT_TAG: project})
-        own = next(iter(instance.get_run_records(tagged, limit=1)), None)
+        own = _first_of(instance.get_run_records(tagged, limit=_PAGE), project)
     return own
 
 
+def _first_of(records: Iterable[dg.RunRecord], project: str) -> dg.RunRecord | None:
+    return next((record for record in records if _is_of(record, project)), None)
+
+
 def _is_of(record: dg.RunRecord, project: str) -> bool:
-    return record.dagster_run.tags.get(PROJECT_TAG) == project
+    """Return whether the run is one of a pipeline of this project.
+
+    A run may have only the steps of a user's asset checks: executed alone, or again from their failure.
+    """
+    run = record.dagster_run
+    steps = run.step_keys_to_execute
+    if steps is None:
+        moves = run.asset_check_selection is None or bool(run.asset_selection)
+    else:
+        moves = run_op_name(run.job_name) in steps
+    return moves and run.tags.get(PROJECT_TAG) == project
 
 
 def start_limit_ns(instance: dg.DagsterInstance) -> int:
