@@ -172,7 +172,8 @@ def run_in_dagster(
     """Move records until stopped, drained or failed. Reads the file again: a change only needs a new run.
 
     The run succeeds if the pipeline ended by itself, after ``end_after`` or on a signal from the system; it is
-    cancelled if a user terminated it; it fails with the pipeline's error, whose class is in the metadata.
+    cancelled if a user terminated it; it fails with the pipeline's error, whose class is in the metadata. A run of
+    another job, in which more may be waiting for the pipeline, also fails if that was stopped before it was drained.
     """
     _hide_in_logs()
     try:
@@ -298,9 +299,9 @@ class _Run:
                 yield from self._reporter.end(result)
             except ConduitError as lost:
                 log.warning("the last events could not be written", pipeline=self._bound.id, cause=str(lost))
-                self._conclude(result, watcher.terminated)  # what ended the run comes first
+                self._conclude(result, watcher)  # what ended the run comes first
                 raise failure(lost) from None
-        self._conclude(result, watcher.terminated)
+        self._conclude(result, watcher)
 
     def _move(self, spark: "SparkSession", watcher: StopWatcher) -> RunResult:
         """Run the engine in a separate thread, so that this one is free for signals and for Dagster."""
@@ -318,16 +319,36 @@ class _Run:
             watcher.tick()
             self._reporter.tick()
 
-    def _conclude(self, result: RunResult, terminated: bool) -> None:
+    def _conclude(self, result: RunResult, watcher: StopWatcher) -> None:
         text = f"pipeline {result.pipeline}: {result.ending}"
         self._context.log.info(text)
-        if terminated:
+        # the signal has ended this pipeline; in a run of more than that, the steps behind it would go on
+        if watcher.terminated or (watcher.is_interrupted and not self._is_alone):
             if result.error is not None:
                 self._context.log.error(result.error.message)
             raise dg.DagsterExecutionInterruptedError
         if result.error is not None:
             _forbid_retries(self._context, result.error)
             raise failure(result.error, result) from None
+        if self._is_cut_short(result) and not watcher.is_over:
+            _forbid_retries(self._context, cut_short := _cut_short(result.pipeline))
+            raise failure(cut_short)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._context.run.job_name == job_name(self._bound.id)
+
+    def _is_cut_short(self, result: RunResult) -> bool:
+        """Return whether the pipeline was stopped before it was drained, and what is behind it waits for all of it."""
+        return self._request.options.drain and not result.drained and not self._is_alone
+
+
+def _cut_short(pipeline: str) -> FatalError:
+    return FatalError(
+        f"pipeline {pipeline} was stopped before its sources were drained",
+        code="pipeline.cut_short",
+        fix="what is behind it in this run was left out: run it again",
+    )
 
 
 def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPipeline) -> bool:

@@ -90,6 +90,8 @@ class StopWatcher:
         """``run``: its Dagster instance and id."""
         self.terminated = False
         """Whether a user terminated the run in Dagster: only then must the pipeline stay stopped."""
+        self.is_over = False
+        """Whether the run has taken ``end_after`` seconds."""
         (self._instance, self._run_id), self._stop, self._signals = run, stop, signals
         self._answered = 0
         self._end = time.monotonic() + end_after
@@ -102,7 +104,13 @@ class StopWatcher:
         elif time.monotonic() >= self._ask:
             self._look_at_run()
         elif time.monotonic() >= self._end:
+            self.is_over = True
             self._stop.request("system")
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the process got a signal."""
+        return self._signals.count > 0
 
     def _answer(self, count: int) -> None:
         """Stop the run: gracefully on the first signal, by force on the second."""

@@ -41,7 +41,7 @@ _FATAL: Final = {
     "log": "corrupt gap import_damaged missing not_read_up",
     "nacks": "threshold_exceeded",
     "parquet": "columns_damaged columns_differ columns_twice range_gone",
-    "pipeline": "forced_stop invalid",
+    "pipeline": "cut_short forced_stop invalid",
     "positions": "remembering",
     "postgres": "generated_always login named_twice no_column no_database no_key no_polling_column no_privilege "
     "no_schema no_slot_left no_table moved_row no_unique_index not_supported order_changed other_server "
