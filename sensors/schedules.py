@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import dagster as dg
 import sqlalchemy as sa
@@ -28,7 +29,7 @@ from conduit_dagster.sensors.dagster_runs import error_of, newest_run
 from conduit_dagster.sensors.known import CachedStore
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.launches import LaunchClaim, claim_launch
-from conduit_dagster.state.recovery_state import RecoveryState, is_stopped_by_user, recovery_state
+from conduit_dagster.state.recovery_state import RecoveryState, is_stopped_by_user, last_run_ended_alone, recovery_state
 from conduit_dagster.state.tables import pipelines
 
 _EACH_MINUTE = "* * * * *"
@@ -94,6 +95,8 @@ class _Known(NamedTuple):
     """Whether an owner holds the lease whose process is not known to have ended."""
     stopped_by_user: bool
     """And has not started it since."""
+    ended_alone: bool
+    """Whether a user ended its last run without a request to stop the pipeline."""
 
     @property
     def tags(self) -> dict[str, str]:
@@ -109,7 +112,8 @@ def _known(bound: BoundPipeline, store: CachedStore) -> _Known | None:
             owner = connection.execute(owners).scalar_one_or_none()
             recovery = recovery_state(connection, bound.id)
             stopped = recovery.asked != "start" and is_stopped_by_user(connection, bound.id, recovery)
-            return _Known(recovery, bool(owner), bool(owner) and not is_dead(json.loads(owner)), stopped)
+            alone = stopped and last_run_ended_alone(connection, bound.id, recovery)
+            return _Known(recovery, bool(owner), bool(owner) and not is_dead(json.loads(owner)), stopped, alone)
     except (ConduitError, SQLAlchemyError):
         return None
 
@@ -156,9 +160,19 @@ def _ended_one_run(instance: dg.DagsterInstance, known: _Known) -> bool:
     Not if a stop of the pipeline was requested as well. A later run may never have begun, as one that was refused.
     """
     last = instance.get_run_record_by_id(known.recovery.run)
-    if last is None or not was_terminated(instance, last):
+    if last is None:  # deleted since, or Dagster has another storage
+        return known.ended_alone and _is_dagsters(known.recovery.run)
+    if not was_terminated(instance, last):
         return False
     return known.recovery.asked_ns / 1e9 < _created(instance, last).timestamp()
+
+
+def _is_dagsters(run: str) -> bool:
+    """Return whether the id is that of a run of Dagster, and not of ``conduit-dagster run``."""
+    try:
+        return str(UUID(run)) == run
+    except ValueError:
+        return False
 
 
 def _last_created(instance: dg.DagsterInstance, known: _Known | None, newest: dg.RunRecord | None) -> datetime | None:

@@ -196,6 +196,18 @@ def events(engine: sa.Engine, pipeline: str, limit: int, since_ns: int = 0) -> l
     return [Event(row["at_ns"], row["event"], _masked(json.loads(row["detail"]))) for row in reversed(rows)]
 
 
+def newest_event(connection: sa.Connection, pipeline: str, *kinds: str) -> Event | None:
+    """Return the newest of a pipeline's events of these kinds; None if it has none."""
+    # one query for each: together they would read the pipeline's whole history
+    numbers = [
+        sa.select(sa.func.max(history.c.id)).filter_by(event=kind, pipeline=pipeline).scalar_subquery()
+        for kind in kinds
+    ]
+    found = sa.select(history).where(history.c.id.in_(numbers)).order_by(history.c.id.desc()).limit(1)
+    row = connection.execute(found).mappings().one_or_none()
+    return None if row is None else Event(row["at_ns"], row["event"], _masked(json.loads(row["detail"])))
+
+
 def newest_ns(engine: sa.Engine) -> int:
     """Return the latest time of any pipeline's event, by the clock of its machine; 0 if there is none."""
     with reading(engine) as connection:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.recovery.policy import FRESH, RestartHistory
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.history import record_event
+from conduit_dagster.state.history import newest_event, record_event
 from conduit_dagster.state.row_statements import insert_if_absent, update
 from conduit_dagster.state.tables import pipelines, recoveries
 
@@ -20,6 +20,9 @@ Asked = Literal["", "start", "stop", "force", "renew"]
 """``renew``: stop, and start again with the current file."""
 _STOPS: Final = ("stop", "force", "renew")
 _ENDS: Final = ("stop", "force")
+_BEGAN: Final = ("started", "restarted")
+_ENDED: Final = ("stopped", "degraded")
+"""Events of the history."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,17 @@ def is_stopped_by_user(connection: sa.Connection, pipeline: str, recovery: Recov
     """
     mine = sa.select(pipelines.c.reason).where(pipelines.c.pipeline == pipeline)
     return recovery != NEVER and connection.execute(mine).scalar_one_or_none() == "user"
+
+
+def last_run_ended_alone(connection: sa.Connection, pipeline: str, recovery: RecoveryState) -> bool:
+    """Return whether a user ended the run that began last, and nobody has asked the pipeline to stop since it began.
+
+    By its history, which may have expired: False then. ``recovery``: its recovery state.
+    """
+    began, ended = newest_event(connection, pipeline, *_BEGAN), newest_event(connection, pipeline, *_BEGAN, *_ENDED)
+    if began is None or ended is None or ended.event in _BEGAN:
+        return False
+    return ended.detail.get("reason") == "user" and recovery.asked_ns < began.at_ns
 
 
 def never_began(row: Mapping[str, Any], recovery: RecoveryState) -> bool:

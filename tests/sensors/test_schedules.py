@@ -235,6 +235,27 @@ def test_a_run_that_is_terminated_in_dagster_leaves_the_next_tick_its_own(locati
     assert ticks(location, later) == []
 
 
+@pytest.mark.parametrize("also", ["nothing", "a stop", "a drain by hand"])
+def test_a_run_that_was_terminated_leaves_the_next_tick_its_own_once_it_is_deleted(
+    location: Location, also: str
+) -> None:
+    """Its pipeline counted as stopped by the user for ever, also where Dagster was given another storage."""
+    location.write(trigger=NIGHTLY)
+    run = location.run()
+    location.begin(run=run.run_id)
+    if also == "a stop":
+        subject(location.project, "orders").stop("operator")
+    else:
+        location.terminate(run)
+        location.end("stopped", "user")
+    location.instance.delete_run(run.run_id)
+    if also == "a drain by hand":
+        assert not subject(location.project, "orders").stop("operator")
+        location.begin(run=dg.DagsterRun("__ASSET_JOB").run_id, drains=True)
+        location.end("stopped", "system")
+    assert len(ticks(location, datetime.now(UTC) + timedelta(days=1))) == (1 if also == "nothing" else 0)
+
+
 @pytest.mark.parametrize("job", ["orders", "__ASSET_JOB"])
 def test_a_tick_starts_nothing_beside_a_run_after_which_another_one_was_refused(location: Location, job: str) -> None:
     """Each tick launched a run, which was refused, for as long as the first was at work."""
