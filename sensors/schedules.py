@@ -23,10 +23,10 @@ from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.run_status import NO_FAILURE
-from conduit_dagster.processes import is_dead
+from conduit_dagster.processes import is_dead, is_running
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sensors.dagster_runs import error_of, newest_run
-from conduit_dagster.sensors.known import CachedStore
+from conduit_dagster.sensors.known import CachedStore, HeartbeatMonitor
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.launches import LaunchClaim, claim_launch
 from conduit_dagster.state.recovery_state import RecoveryState, is_stopped_by_user, last_run_ended_alone, recovery_state
@@ -58,19 +58,19 @@ def _schedule(bound: BoundPipeline, job: Any, store: CachedStore) -> dg.Schedule
 
 
 def _tick(bound: BoundPipeline, job: Any, store: CachedStore) -> Tick:
-    pipeline, trigger = bound.id, bound.config.trigger
+    pipeline, trigger, heartbeats = bound.id, bound.config.trigger, HeartbeatMonitor()
 
     def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
         newest = newest_run(context.instance, job.name, job.tags[PROJECT_TAG])
         now = context.scheduled_execution_time
-        known = _known(bound, store)
+        known = _known(bound, store, heartbeats)
         tags = {"conduit/pipeline": short(pipeline), **NO_RETRIES, **({} if known is None else known.tags)}
         request = dg.RunRequest(run_key=f"{pipeline}:{now.timestamp():.0f}", tags=tags)
         # this tick's own: the daemon was killed meanwhile, and Dagster launches it unless it is launched already
         if newest and newest.dagster_run.tags.get(RUN_KEY_TAG) == request.run_key:
             return request
         if _is_at_work(context.instance, known, newest):
-            return dg.SkipReason("the previous run is still at work")
+            return dg.SkipReason("the previous run, or a command, is still at work")
         last = _last_created(context.instance, known, newest)
         if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
             return dg.SkipReason("not due yet")
@@ -93,6 +93,8 @@ class _Known(NamedTuple):
     owned: bool
     is_alive: bool
     """Whether an owner holds the lease whose process is not known to have ended."""
+    is_here: bool
+    """Whether that process runs on this machine, and its heart beats: a run's, or that of a command."""
     stopped_by_user: bool
     """And has not started it since."""
     ended_alone: bool
@@ -104,16 +106,21 @@ class _Known(NamedTuple):
         return {ASKED_TAG: str(self.recovery.asked_ns)}
 
 
-def _known(bound: BoundPipeline, store: CachedStore) -> _Known | None:
+def _known(bound: BoundPipeline, store: CachedStore, heartbeats: HeartbeatMonitor) -> _Known | None:
     """Return what the state store says; None if it does not answer: a tick does not wait for it."""
-    owners = sa.select(pipelines.c.owner).where(pipelines.c.pipeline == bound.id)
+    owners = sa.select(pipelines.c.owner, pipelines.c.epoch, pipelines.c.heartbeat).filter_by(pipeline=bound.id)
+    project = Project.find(Path(bound.program.root))
     try:
-        with reading(store.of(Project.find(Path(bound.program.root)))) as connection:
-            owner = connection.execute(owners).scalar_one_or_none()
+        with reading(store.of(project)) as connection:
+            owner, *beat = connection.execute(owners).one_or_none() or ("", 0, 0)
             recovery = recovery_state(connection, bound.id)
             stopped = recovery.asked != "start" and is_stopped_by_user(connection, bound.id, recovery)
             alone = stopped and last_run_ended_alone(connection, bound.id, recovery)
-            return _Known(recovery, bool(owner), bool(owner) and not is_dead(json.loads(owner)), stopped, alone)
+        is_beating = heartbeats.since(bound.id, *beat) < project.settings.state.lease
+        process = json.loads(owner) if owner else None
+        if process is None:
+            return _Known(recovery, False, False, False, stopped, alone)
+        return _Known(recovery, True, not is_dead(process), is_running(process) and is_beating, stopped, alone)
     except (ConduitError, SQLAlchemyError):
         return None
 
@@ -138,12 +145,13 @@ def _is_claimed(bound: BoundPipeline, store: CachedStore, context: dg.ScheduleEv
 def _is_at_work(instance: dg.DagsterInstance, known: _Known | None, newest: dg.RunRecord | None) -> bool:
     """Return whether a run is at work: the newest one, or the one that began last, of whichever job.
 
-    Runs that were launched after that one were refused, and have ended.
+    Runs that were launched after that one were refused, and have ended. Nor is the pipeline free while a command, or a
+    run that is not in Dagster or no longer, holds its lease on this machine: a tick's run would be refused.
     """
     if newest and not newest.dagster_run.is_finished and not _has_left(known, newest.dagster_run.run_id):
         return True
     last = instance.get_run_by_id(known.recovery.run) if known is not None and known.is_alive else None
-    return last is not None and not last.is_finished
+    return (last is not None and not last.is_finished) or (known is not None and known.is_here)
 
 
 def _has_left(known: _Known | None, run: str) -> bool:

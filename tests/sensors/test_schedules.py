@@ -256,6 +256,19 @@ def test_a_run_that_was_terminated_leaves_the_next_tick_its_own_once_it_is_delet
     assert len(ticks(location, datetime.now(UTC) + timedelta(days=1))) == (1 if also == "nothing" else 0)
 
 
+@pytest.mark.parametrize("by_command", [True, False])
+def test_a_tick_starts_nothing_beside_a_command_or_a_run_outside_of_dagster(
+    location: Location, by_command: bool
+) -> None:
+    """Each tick launched a run, which was refused, for as long as a command such as ``dlq replay`` was at work."""
+    location.write(trigger=NIGHTLY)
+    later = datetime.now(UTC) + timedelta(days=1)
+    lease = acquire(location.store, "orders", 30, by_command=by_command)
+    assert ticks(location, later) == []
+    lease.release()
+    assert len(ticks(location, later)) == 1
+
+
 @pytest.mark.parametrize("job", ["orders", "__ASSET_JOB"])
 def test_a_tick_starts_nothing_beside_a_run_after_which_another_one_was_refused(location: Location, job: str) -> None:
     """Each tick launched a run, which was refused, for as long as the first was at work."""
@@ -267,6 +280,7 @@ def test_a_tick_starts_nothing_beside_a_run_after_which_another_one_was_refused(
     later = datetime.now(UTC) + timedelta(days=1)
     assert ticks(location, later) == []
     location.instance.report_run_failed(run)
+    location.end("degraded", "")
     assert len(ticks(location, later)) == 1
 
 
