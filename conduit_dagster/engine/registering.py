@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from functools import partial
 
@@ -41,13 +42,16 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 class _Owned(FatalError):  # noqa: N818  # it describes the resource
     """Raised for a resource that a consumer of another pipeline owns."""
 
-    def __init__(self, thing: str, owner: tuple[str, str], node: str) -> None:
-        """``owner``: the other pipeline, and its consumer."""
+    def __init__(self, thing: str, owner: tuple[str, str], ours: tuple[str, str]) -> None:
+        """``owner``: the other pipeline, and its consumer; ``ours``: this one, and its consumer."""
+        other, mine = shlex.quote(owner[0]), shlex.quote(ours[0])
         super().__init__(
             f"{thing} is written by {owner[1]} of pipeline {owner[0]} already",
             code="destination.owned",
-            node=node,
-            fix="give each destination and dead-letter queue a path of its own",
+            node=node_id(*ours),
+            fix="give each destination and dead-letter queue a path of its own; or, if that pipeline was renamed to "
+            f"this one, conduit-dagster pipelines stop {other} (pipelines delete {other} if it left an open step), "
+            f"then conduit-dagster pipelines start {mine}",
         )
         self.pipeline = owner[0]
 
@@ -110,7 +114,7 @@ def _register(
 
 def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None:
     if other := registry.claim(thing, consumer):
-        raise _Owned(thing, other, node_id(pipeline, consumer))
+        raise _Owned(thing, other, (pipeline, consumer))
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:

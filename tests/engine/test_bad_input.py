@@ -343,7 +343,10 @@ def test_a_destination_that_another_running_pipeline_owns(lab: Lab) -> None:
     assert moved.wait(120)
     (lab.root / "pipelines" / "other.yaml").unlink()
     simple(lab, DECODE)
-    failed(lab.run(), "destination.owned")
+    refused = lab.run()
+    failed(refused, "destination.owned")
+    assert refused.error is not None
+    assert "pipelines stop other" in (refused.error.fix or "")
     # nothing of it was registered
     with lab.store() as database, database.connect() as connection:
         assert set(connection.execute(sa.select(consumers.c.pipeline)).scalars()) == {"other"}
