@@ -257,10 +257,13 @@ def test_without_a_copy_an_added_table_is_not_copied_after_a_wait_in_vain(readin
         "other timestamptz NOT NULL",
         "updated_at date NOT NULL",
         "updated_at timestamp(0) NOT NULL",
+        "updated_at day NOT NULL",
+        "updated_at second NOT NULL",
         "updated_at bigint GENERATED ALWAYS AS (id) STORED NOT NULL",
     ],
 )
 def test_a_column_that_can_not_be_polled_is_refused(reading: PostgresReading, column: str) -> None:
+    reading.execute("CREATE DOMAIN day AS date; CREATE DOMAIN time0 AS timestamptz(0); CREATE DOMAIN second AS time0")
     reading.execute(f"CREATE TABLE a (id int PRIMARY KEY, {column})")
     source = reading.source(**POLLED, **{"polling.column": "updated_at"})
     for asked in (source.check, lambda: source.latest(source.initial(), WHOLE)):

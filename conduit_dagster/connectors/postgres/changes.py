@@ -93,7 +93,7 @@ class Origin(NamedTuple):
     transaction: str
     """LSN as text, the first part of a position."""
     is_compared: bool
-    """Whether each change must be compared with the table's copies: some may have seen it and others not."""
+    """Whether each change must be compared with the table's copies: some have seen the transaction and others not."""
 
 
 Operation = Literal["create", "update", "delete", "truncate"]
@@ -222,11 +222,14 @@ class Changes:
         table = self._tables[oid]
         if table is None:
             return None
-        name, is_compared = table.relation.name, self._is_compared(table.relation)
-        if is_compared and not self._seen.is_in_parts(name):
-            if self._seen.verdict_on_all(name, self._xid) == "drop":
+        name, is_compared = table.relation.name, False
+        if self._seen.has(name):
+            verdict = self._seen.verdict_on_all(name, self._xid)
+            if verdict == "drop":
                 return None
-            is_compared = False
+            # compared only where the copies differ: later on the key may be another one, or of another type. Without a
+            # key (the table was dropped) a change may be repeated, but none is lost
+            is_compared = verdict is None and bool(table.relation.key)
         metadata = {COLLECTION: collection_of(name), **self._shared}
         return Origin(table, metadata, self._lsn, self._shared[LSN], is_compared)
 
@@ -249,11 +252,6 @@ class Changes:
                 f"a row of {origin.table.relation.name} moved between two parts of its copy, without its large values"
             )
             raise FatalError(text, code="postgres.moved_row", place=format_lsn(self._lsn), fix=START_OVER)
-
-    def _is_compared(self, relation: Relation) -> bool:
-        # the key decides which part of a copy has a row; without one (the table was dropped) a change may be repeated,
-        # but none is lost
-        return self._seen.has(relation.name) and (bool(relation.key) or not self._seen.is_in_parts(relation.name))
 
     def _verdict(self, table: TableRows, message: bytes) -> Verdict:
         texts, keys = pgoutput.read_change(message, table.read_texts), table.relation.key_names

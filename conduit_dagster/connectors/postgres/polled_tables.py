@@ -266,7 +266,9 @@ class _TablePolls(TableCopies):
         for table in self._tables:
             if (end := ends.get(str(table))) is not None:
                 position = position.with_region(str(table), Region(end))
-                position = position.with_order(str(table), order_facts(connection, self._ordered(connection, table)))
+                position = position.with_order(
+                    str(table), order_facts(connection, self._ordered(connection, table), end)
+                )
         return position
 
     def ends(self, connection: Connection, position: PostgresPosition) -> dict[str, list[str]]:
@@ -296,7 +298,7 @@ class _TablePolls(TableCopies):
             rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
             cut = snapshot.next_cut(keyed, after, rows, bounds[name])
             position = position.with_region(name, Region(cut.upto, snapshot.name))
-            position = position.with_order(name, order_facts(snapshot.connection, keyed))
+            position = position.with_order(name, order_facts(snapshot.connection, keyed, cut.upto))
             left -= cut.rows
             if cut.upto != bounds[name]:
                 break

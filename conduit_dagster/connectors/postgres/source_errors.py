@@ -118,7 +118,10 @@ class SourceErrors:
 
     def order_changed(self, table: str) -> ConduitError:
         """Return the error for a partly read table whose order has changed."""
-        message = f"{table} was recreated, or has another key or one of another type, since part of it was read"
+        message = (
+            f"{table} was recreated, or has another key, one of another type, or one whose enum has other labels, "
+            "since part of it was read"
+        )
         return self._fatal("postgres.order_changed", message, START_OVER)
 
     def no_table(self, message: str) -> ConduitError:

@@ -220,8 +220,8 @@ class _Part(NamedTuple):
 
 
 class SeenChanges:
-    """Changes that the copies of a position have seen; ``compare`` is only called for a table copied in several
-    parts."""
+    """Changes that the copies of a position have seen; ``compare`` is only called for a transaction that some of a
+    table's copies have seen and others have not."""
 
     def __init__(self, position: PostgresPosition, compare: Compare) -> None:
         known = {name: _SeenTransactions(bound) for name, bound in position.snapshots.items()}
@@ -236,15 +236,8 @@ class SeenChanges:
         """Return whether a copy may have seen changes of a table."""
         return table in self._parts
 
-    def is_in_parts(self, table: str) -> bool:
-        """Return whether a table was copied in parts, under several snapshots."""
-        return len(self._parts[table]) > 1
-
     def verdict(self, table: str, xid: int, old: RowKey | None, new: RowKey | None) -> Verdict:
         """Return the treatment of a change of a row from key ``old`` to key ``new``; None: there is no such row."""
-        parts = self._parts[table]
-        if len(parts) == 1:
-            return "drop" if _saw(parts[0], xid) else "keep"
         saw_old = None if old is None else self._saw(table, old, xid)
         saw_new = None if new is None else self._saw(table, new, xid)
         if saw_old is None or saw_new is None or saw_old == saw_new:
@@ -253,7 +246,8 @@ class SeenChanges:
         return "create" if saw_old else "delete"
 
     def verdict_on_all(self, table: str, xid: int) -> Verdict | None:
-        """Return the treatment of a truncate; None if some copies have seen it and others have not."""
+        """Return the treatment of all changes of a transaction; None if some copies have seen them and others have
+        not."""
         seen = {_saw(part, xid) for part in self._parts[table]}
         return None if len(seen) > 1 else "drop" if seen.pop() else "keep"
 

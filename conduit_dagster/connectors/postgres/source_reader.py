@@ -107,7 +107,7 @@ class SplitReader:
 
     def _rows(self, begin: PostgresPosition, detail: CopyDetail, options: ReadOptions) -> Iterator[Block]:
         part = detail.part
-        with closing(self._session()) as connection, _TypeCatalog(self._session) as catalog:
+        with closing(self._session()) as connection, _TypeCatalog(self._session, self._errors) as catalog:
             self._see(connection, detail.snapshot)
             decoders = [catalog.decoder(oid) for _, oid in part.columns]
             rows = RowRecords(part, decoders, ReadAs(self._labels, options.keys >= Keys.POSITIONS))
@@ -124,7 +124,7 @@ class SplitReader:
 
     def _changes(self, begin: PostgresPosition, detail: StreamDetail, options: ReadOptions) -> Iterator[Block]:
         start, end = begin.point, detail.end
-        with _TypeCatalog(self._session) as catalog, self._stream(start.lsn) as stream:
+        with _TypeCatalog(self._session, self._errors) as catalog, self._stream(start.lsn) as stream:
             seen = SeenChanges(begin, catalog.not_behind)
 
             def describe(relation: Relation) -> None:
@@ -266,8 +266,9 @@ class _Order(NamedTuple):
 class _TypeCatalog:
     """Cached catalog queries. Connects at the first query; most tables need none."""
 
-    def __init__(self, connect: Callable[[], Connection]) -> None:
+    def __init__(self, connect: Callable[[], Connection], errors: SourceErrors) -> None:
         self._connect = connect
+        self._errors = errors
         self._relations: dict[str, Relation] = {}
         self._orders: dict[str, _Order] = {}
         self._connection: Connection | None = None
@@ -309,14 +310,23 @@ class _TypeCatalog:
 
     def not_behind(self, table: str, key: RowKey, bound: RowKey) -> bool:
         """Return whether a key of the stream is less than or equal to one of a copy, in the order of the table's
-        key."""
+        key. Raises ``FatalError`` for one that can't be compared, being another key or having a label that is gone."""
         places, types = self._order(table)
         values = tuple(key[place] for place in places)
         asked = (table, values, tuple(bound))
         if asked not in self._ordered:
-            statement = sql.SQL("SELECT ({}) <= ({})").format(literals(values, types), literals(tuple(bound), types))
-            self._ordered[asked] = bool(value_of(self._asked(), statement))
+            self._ordered[asked] = self._is_not_behind(asked, types)
         return self._ordered[asked]
+
+    def _is_not_behind(self, asked: tuple[str, tuple[str, ...], tuple[str, ...]], types: list[str]) -> bool:
+        table, values, bound = asked
+        if len(values) != len(bound):
+            raise self._errors.order_changed(table)
+        statement = sql.SQL("SELECT ({}) <= ({})").format(literals(values, types), literals(bound, types))
+        try:
+            return bool(value_of(self._asked(), statement))
+        except psycopg.DataError:
+            raise self._errors.order_changed(table) from None
 
     def _order(self, table: str) -> _Order:
         """Return the order of a table's copy: that of its index, which has its own column order and collations."""
@@ -326,7 +336,7 @@ class _TypeCatalog:
             told = {relation.names[place]: self._type_name(relation.types[place]) for place in relation.key}
             if len(live) == len(told) and all(column.has_type(told.get(column.name, "")) for column in live):
                 places = [relation.key_names.index(column.name) for column in live]
-                self._orders[table] = _Order(places, [column.type for column in live])
+                self._orders[table] = _Order(places, [column.compared_as for column in live])
             else:
                 # the table was dropped, or has another key or one of another type: use the order of the stream
                 self._orders[table] = _Order(list(range(len(told))), list(told.values()))

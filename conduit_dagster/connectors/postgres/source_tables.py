@@ -22,17 +22,27 @@ _ALL = """
 """
 # includes the collation, which determines the order; with NULL instead of -1, character(3) would become "character",
 # which truncates
-_SQL_TYPE = """
-    format_type(a.atttypid, -1) || CASE WHEN l.oid IS NULL THEN ''
-        ELSE ' COLLATE ' || quote_ident(ln.nspname) || '.' || quote_ident(l.collname) END
+_COLLATED = """
+    CASE WHEN l.oid IS NULL THEN '' ELSE ' COLLATE ' || quote_ident(ln.nspname) || '.' || quote_ident(l.collname) END
 """
+_SQL_TYPE = f"format_type(a.atttypid, -1) || {_COLLATED}"
+# enums, arrays, ranges and rows have operators for any type of theirs, but not for a domain over it
+_BELOW = """
+    WITH RECURSIVE b AS (
+        SELECT t.oid, t.typtype, t.typbasetype, t.typtypmod UNION ALL
+        SELECT u.oid, u.typtype, u.typbasetype, u.typtypmod FROM b JOIN pg_type u ON u.oid = b.typbasetype
+        WHERE b.typtype = 'd')
+"""
+_BASE = f"({_BELOW} SELECT oid FROM b WHERE typtype <> 'd')"
+_MODIFIER = f"greatest(a.atttypmod, ({_BELOW} SELECT max(typtypmod) FROM b))"
+_BASE_SQL_TYPE = f"CASE WHEN t.typtype = 'd' THEN format_type({_BASE}, -1) || {_COLLATED} ELSE '' END"
 _COLLATION = """
     LEFT JOIN pg_collation l ON l.oid = a.attcollation
     LEFT JOIN pg_namespace ln ON ln.oid = l.collnamespace
 """
 # key columns in index order
 _KEY = f"""
-    SELECT a.attname, {_SQL_TYPE}
+    SELECT a.attname, {_SQL_TYPE}, {_BASE_SQL_TYPE}
     FROM pg_index i
     CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
@@ -45,10 +55,11 @@ _KEY = f"""
     ORDER BY k.place
 """
 _ORDER_COLUMN = f"""
-    SELECT {_SQL_TYPE} FROM pg_attribute a {_COLLATION}
+    SELECT a.attname, {_SQL_TYPE}, {_BASE_SQL_TYPE}
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid {_COLLATION}
     WHERE a.attrelid = %s::regclass AND a.attname = %s AND a.attnum > 0 AND a.attnotnull AND a.attgenerated = ''
-      AND a.atttypid <> 'date'::regtype
-      AND NOT (a.atttypid IN ('timestamp'::regtype, 'timestamptz'::regtype) AND a.atttypmod BETWEEN 0 AND 5)
+      AND {_BASE} <> 'date'::regtype
+      AND NOT ({_BASE} IN ('timestamp'::regtype, 'timestamptz'::regtype) AND {_MODIFIER} BETWEEN 0 AND 5)
 """
 # without generated columns, which are not in the stream of changes either
 _COLUMNS = """
@@ -56,6 +67,17 @@ _COLUMNS = """
     WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
 _OID = "SELECT %s::regclass::oid::int8"
+NO_LABEL: Final = "none"
+# a label is only a name: renamed, it may be that of another value
+_LABELS = f"""
+    SELECT k.name || ' = ' || coalesce(e.oid::text, '{NO_LABEL}')
+    FROM unnest(%s::text[], %s::text[]) WITH ORDINALITY AS k (name, label, place)
+    JOIN pg_attribute a ON a.attrelid = %s::regclass AND a.attname = k.name
+    JOIN pg_type t ON t.oid = a.atttypid
+    JOIN pg_type o ON o.oid = {_BASE} AND o.typtype = 'e'
+    LEFT JOIN pg_enum e ON e.enumtypid = o.oid AND e.enumlabel = k.label
+    ORDER BY k.place
+"""
 _KIND = """
     SELECT CASE WHEN c.relkind NOT IN ('r', 'p') OR c.relnamespace = 'pg_catalog'::regnamespace THEN 'other'
                 WHEN c.relpersistence <> 'p' THEN 'not logged'
@@ -79,6 +101,19 @@ class KeyColumn(NamedTuple):
     name: str
     type: str
     """SQL type, with the collation that orders it."""
+    base: str = ""
+    """The same of the type below a domain; empty: ``type`` is not a domain."""
+
+    @property
+    def compared_as(self) -> str:
+        """The SQL type in which values are compared."""
+        return self.base or self.type
+
+    @property
+    def compared(self) -> sql.Composable:
+        """The column in comparisons, as SQL."""
+        name = sql.Identifier(self.name)
+        return sql.SQL("{}::{}").format(name, _type(self.base)) if self.base else name
 
     @property
     def order(self) -> str:
@@ -134,13 +169,19 @@ def order_column(connection: Connection, table: TableName, name: str) -> KeyColu
 
     With a rounded time, a row may appear after later keys of the same rounded time were read.
     """
-    kind = value_of(connection, _ORDER_COLUMN, (quoted(table), name))
-    return None if kind is None else KeyColumn(name, str(kind))
+    row = connection.execute(_ORDER_COLUMN, (quoted(table), name)).fetchone()
+    return None if row is None else KeyColumn(*row)
 
 
 def oid_of(connection: Connection, table: TableName) -> str:
     """Return the OID of a table, which differs for another table of the same name."""
     return str(value_of(connection, _OID, (quoted(table),)))
+
+
+def labels_of(connection: Connection, table: TableName, names: list[str], row: list[str]) -> list[str]:
+    """Return which labels of enums the given columns of a row hold, as ``column = OID``; ``NO_LABEL`` for one that
+    its enum does not have. Empty without such columns."""
+    return [str(fact) for (fact,) in connection.execute(_LABELS, (names, row, quoted(table)))]
 
 
 def quoted(table: TableName) -> str:
@@ -150,9 +191,9 @@ def quoted(table: TableName) -> str:
 
 def key_range(key: list[KeyColumn], after: list[str] | None, upto: list[str] | None) -> sql.Composable:
     """Return the condition for rows after one key, up to another; None: from the first row, or to the last."""
-    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in key)
+    columns = sql.SQL(", ").join(column.compared for column in key)
     bounds = [
-        sql.SQL("({}) {} ({})").format(columns, sign, literals(bound, [column.type for column in key]))
+        sql.SQL("({}) {} ({})").format(columns, sign, literals(bound, [column.compared_as for column in key]))
         for sign, bound in ((sql.SQL(">"), after), (sql.SQL("<="), upto))
         if bound is not None
     ]

@@ -15,10 +15,12 @@ from conduit_dagster.connectors.postgres.source_position import PostgresPosition
 from conduit_dagster.connectors.postgres.source_reader import CopyDetail, as_json, open_session
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import (
+    NO_LABEL,
     KeyColumn,
     PublishedTable,
     columns_of,
     key_of,
+    labels_of,
     oid_of,
     partitioned_tables,
     published_tables,
@@ -74,13 +76,8 @@ class TableCopies:
         """Raise ``FatalError`` for a partly copied table that was recreated or has another key, or one of another type,
         so that the last key is no longer a position in its order."""
         for table in self._tables:
-            known = position.orders.get(str(table))
-            if not (known and position.copied_upto(str(table))):
-                continue
-            keyed = self._ordered(connection, table)
-            facts = order_facts(connection, keyed)
-            # positions of earlier versions have no types
-            if known not in (facts, [facts[0], *(column.name for column in keyed.order)]):
+            known, upto = position.orders.get(str(table)), position.copied_upto(str(table))
+            if known and upto and not _is_order(connection, self._ordered(connection, table), known, upto):
                 raise self._errors.order_changed(str(table))
 
     def _require_keys(self, connection: Connection, tables: Sequence[TableName]) -> None:
@@ -118,7 +115,7 @@ class TableCopies:
             rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
             cut = snapshot.next_cut(keyed, after, rows)
             position = position.with_region(str(table), Region(cut.upto, snapshot.name))
-            facts = None if cut.upto is None else order_facts(snapshot.connection, keyed)
+            facts = None if cut.upto is None else order_facts(snapshot.connection, keyed, cut.upto)
             position = position.with_order(str(table), facts)
             position = msgspec.structs.replace(
                 position, snapshots={**position.snapshots, snapshot.name: snapshot.bound}
@@ -208,9 +205,21 @@ class TableCopies:
             self._snapshot = None
 
 
-def order_facts(connection: Connection, keyed: KeyedTable) -> list[str]:
-    """Return the table's OID and the columns that order its rows, with their types, as a position stores them."""
-    return [oid_of(connection, keyed.name), *(f"{column.name} {column.order}" for column in keyed.order)]
+def order_facts(connection: Connection, keyed: KeyedTable, last: list[str] | None = None) -> list[str]:
+    """Return the table's OID, the columns that order its rows, with their types, and the labels of enums in the last
+    row, if given, as a position stores them."""
+    names = [column.name for column in keyed.order]
+    labels = [] if last is None else labels_of(connection, keyed.name, names, last)
+    return [oid_of(connection, keyed.name), *(f"{column.name} {column.order}" for column in keyed.order), *labels]
+
+
+def _is_order(connection: Connection, keyed: KeyedTable, known: list[str], last: list[str]) -> bool:
+    """Return whether a table still has the known order, in which ``last`` is the last row."""
+    facts, columns = order_facts(connection, keyed, last), [column.name for column in keyed.order]
+    if NO_LABEL in {fact.rpartition(" ")[2] for fact in facts[1 + len(columns) :]}:
+        return False
+    # positions within a step have no labels, and those of earlier versions no types
+    return known in (facts, facts[: 1 + len(columns)], [facts[0], *columns])
 
 
 def _copied_between(start: PostgresPosition, end: PostgresPosition) -> list[str]:
