@@ -123,6 +123,31 @@ def test_changes_between_initial_only_and_initial_are_not_skipped(reading: Postg
     assert ids(read(reading, position, tables="a")[0]) == [3]
 
 
+@pytest.mark.parametrize(
+    ("publication", "change", "again"),
+    [
+        ("TABLE a", "DROP TABLE a; CREATE TABLE a (id int PRIMARY KEY)", [2, 3]),
+        ("TABLE a", "ALTER TABLE a RENAME TO old; CREATE TABLE a (id int PRIMARY KEY)", [2, 3]),
+        ("ALL TABLES", "DROP TABLE a; CREATE TABLE a (id int PRIMARY KEY)", []),
+    ],
+)
+def test_another_table_that_is_published_again_is_copied_again(
+    reading: PostgresReading, publication: str, change: str, again: list[int]
+) -> None:
+    """By its owner: row 2 came before that. With all tables the stream has it."""
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (1); CREATE PUBLICATION {reading.name} FOR {publication}")
+    _, position = read(reading, {}, tables="a")
+    reading.execute(f"{change}; INSERT INTO a VALUES (2)")
+    if publication == "TABLE a":
+        reading.execute(f"ALTER PUBLICATION {reading.name} ADD TABLE a")
+    reading.execute("INSERT INTO a VALUES (3)")
+    found, position = read(reading, position, tables="a")
+    reading.execute("INSERT INTO a VALUES (4)")
+    found += read(reading, position, tables="a")[0]
+    copied = [record for record in found if record.operation == "snapshot"]
+    assert ids(found) == [2, 3, 4] and ids(copied) == again
+
+
 def test_a_table_that_was_left_out_for_a_while_is_copied_again(reading: PostgresReading) -> None:
     reading.execute(f"{TABLE}; INSERT INTO a VALUES (1); CREATE TABLE b (id int PRIMARY KEY)")
     _, position = read(reading, {}, tables="a, b")

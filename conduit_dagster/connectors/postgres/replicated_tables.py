@@ -17,7 +17,7 @@ from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn, parse_lsn
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
-from conduit_dagster.connectors.postgres.source_tables import published_shapes
+from conduit_dagster.connectors.postgres.source_tables import oid_of, published_shapes
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
 from conduit_dagster.connectors.postgres.wal_history import TimelineCheck, WalTimes
 from conduit_dagster.recovery.errors import ConduitError
@@ -134,6 +134,7 @@ class ReplicatedTables:
                 return position.without(stale)
             if start.everything:
                 position = position.with_whole(map(str, tables))
+            position = position.with_oids(self._oids(connection, tables, position))
             self._copies.require_keys(connection, tables, position)
             self._slot.publish(connection, tables)
             if not start.lsn:
@@ -160,8 +161,20 @@ class ReplicatedTables:
             return set(start.copied)
         self._require_kept(look, start)
         # dropped and created again, or left out of the setting ``tables`` meanwhile
-        unpublished = map(str, self._slot.unpublished(connection, tables))
-        return start.copied.keys() & ({*unpublished} | (start.copied.keys() - {*map(str, tables)}))
+        gone = {*map(str, self._slot.unpublished(connection, tables))} | (start.copied.keys() - {*map(str, tables)})
+        return start.copied.keys() & (gone | self._recreated(connection, start, tables))
+
+    def _recreated(self, connection: Connection, start: PostgresPosition, tables: Sequence[TableName]) -> set[str]:
+        """Return the tables that are other ones than those copied, and whose first rows the stream may lack."""
+        listed = {str(table) for table in self._slot.listed(connection).intersection(tables)}
+        oids = self._oids(connection, tables, start)
+        return {table for table in listed & oids.keys() if start.oids.get(table, oids[table]) != oids[table]}
+
+    def _oids(
+        self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition
+    ) -> Mapping[str, str]:
+        """Return the OIDs of the tables that were copied completely."""
+        return {str(table): oid_of(connection, table) for table in tables if position.is_copied(str(table))}
 
     def _shapes(self, connection: Connection) -> Mapping[str, str]:
         if self._settings.on_schema_change != "stop":

@@ -38,6 +38,15 @@ _PUBLICATION = """
     FROM pg_publication p WHERE p.pubname = %s
 """
 _PUBLISHED = "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s"
+# one that is published with its schema, or with all tables, is published from its creation on
+_LISTED = """
+    SELECT n.nspname, c.relname FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+    JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE p.pubname = %s AND NOT p.puballtables
+"""
+_WITH_SCHEMA = "SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid"
+_HAS_SCHEMAS = 150_000
+"""``server_version_num`` from which a publication can have the tables of a schema."""
 _FIRST = """
     SELECT data FROM pg_logical_slot_peek_binary_changes(
         %s, %s, 1, 'proto_version', '2', 'publication_names', %s) LIMIT 1
@@ -141,6 +150,13 @@ class ReplicationSlot:
     def _missing(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
         known = {TableName(*row) for row in connection.execute(_PUBLISHED, (self._settings.publication,))}
         return [table for table in tables if table not in known]
+
+    def listed(self, connection: Connection) -> set[TableName]:
+        """Return the tables that the publication has because it names them: such a table is not in it from its
+        creation on."""
+        has_schemas = connection.info.server_version >= _HAS_SCHEMAS
+        query = f"{_LISTED} AND NOT EXISTS ({_WITH_SCHEMA})" if has_schemas else _LISTED
+        return {TableName(*row) for row in connection.execute(query, (self._settings.publication,))}
 
     def is_open(self, connection: Connection) -> bool:
         """Return whether future tables are published too (``FOR ALL TABLES``)."""

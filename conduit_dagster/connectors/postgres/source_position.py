@@ -74,6 +74,8 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     """By ``schema.table``: digest of the columns that changes must have; a missing table may have any."""
     orders: dict[str, list[str]] = {}
     """By table that is being copied or polled: OID, and the columns in whose order rows are read, with their types."""
+    oids: dict[str, str] = {}
+    """By table that was copied completely: its OID, which another table of the same name does not have."""
     followed: list[str] = []
     """Tables whose initial copy is complete and whose new rows are found by polling."""
     again: int = 0
@@ -123,12 +125,18 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
         orders = {name: known for name, known in self.orders.items() if name != table}
         return msgspec.structs.replace(self, orders=orders if order is None else {**orders, table: order})
 
+    def with_oids(self, oids: Mapping[str, str]) -> PostgresPosition:
+        """Return the position with the OIDs of tables that were copied completely."""
+        return msgspec.structs.replace(self, oids={**self.oids, **oids})
+
     def without(self, tables: Iterable[str]) -> PostgresPosition:
         """Return the position with tables marked as not copied yet."""
         gone = self.copied.keys() & set(tables)
         copied = {table: regions for table, regions in self.copied.items() if table not in gone}
         orders = {table: order for table, order in self.orders.items() if table not in gone}
-        return msgspec.structs.replace(self, copied=copied, orders=orders, again=self.again + 1) if gone else self
+        oids = {table: oid for table, oid in self.oids.items() if table not in gone}
+        again = self.again + bool(gone)
+        return msgspec.structs.replace(self, copied=copied, orders=orders, oids=oids, again=again)
 
     def at(self, lsn: int, index: int = 0) -> PostgresPosition:
         """Return the position at another point of the stream."""

@@ -117,6 +117,8 @@ class TableCopies:
             position = position.with_region(str(table), Region(cut.upto, snapshot.name))
             facts = None if cut.upto is None else order_facts(snapshot.connection, keyed, cut.upto)
             position = position.with_order(str(table), facts)
+            if facts is None and self._settings.published_by:
+                position = position.with_oids({str(table): oid_of(snapshot.connection, table)})
             position = msgspec.structs.replace(
                 position, snapshots={**position.snapshots, snapshot.name: snapshot.bound}
             )
