@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -103,8 +104,8 @@ def test_a_promoted_standby_without_what_was_read_is_named(
 
 
 @contextmanager
-def standby_of(server: PostgresServer, url: str, slot: str) -> Iterator[str]:
-    """Run a standby that keeps the failover slots in step, and wait until it has this one. Yield the database's URL."""
+def standby_of(server: PostgresServer, url: str, *more: str) -> Iterator[str]:
+    """Run a standby with more settings. Yield the database's URL."""
     parts, port = urlsplit(server.url()), free_port()
     folder, own = server.data.with_name("standby"), {"PGPASSWORD": str(parts.password)}
     programs, address = installations()[0], f"host=127.0.0.1 port={server.port} user={parts.username} dbname=postgres"
@@ -112,16 +113,13 @@ def standby_of(server: PostgresServer, url: str, slot: str) -> Iterator[str]:
         admin.execute("SELECT pg_create_physical_replication_slot('standby')")
     made = [programs / "pg_basebackup", "-w", "-d", address, "-D", folder, "-X", "stream", "-R", "-c", "fast"]
     subprocess.run(made, check=True, env={**os.environ, **own}, **server.runs_as)
-    settings = [f"port={port}", *server.settings, "hot_standby_feedback=on", "sync_replication_slots=on"]
+    settings = [f"port={port}", *server.settings, "hot_standby_feedback=on", *more]
     settings += ["primary_slot_name=standby", f"primary_conninfo={address} password={parts.password}"]
     words = [part for setting in settings for part in ("-c", setting)]
     process = subprocess.Popen([programs / "postgres", "-D", folder, *words], **server.runs_as)
     there = url.replace(f":{server.port}/", f":{port}/")
-    synced = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
-    # the standby takes a slot that is behind its own beginning only once it has moved on
-    moved = "SELECT pg_log_standby_snapshot(), pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())"
     try:
-        wait_until(lambda: _answer(url, moved, slot) and _answer(there, synced, slot), "the standby has the slot")
+        wait_until(lambda: _answer(there, "SELECT 1"), "the standby answers")
         yield there
     finally:
         process.send_signal(signal.SIGQUIT)
@@ -140,7 +138,12 @@ def test_a_standby_that_keeps_the_slot_in_step_is_waited_for(server: PostgresSer
         pytest.skip("slots are kept in step from version 17 on")
     reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a; INSERT INTO a VALUES (1)")
     reading.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", reading.name)
-    with standby_of(server, reading.url, reading.name) as url:
+    with standby_of(server, reading.url, "sync_replication_slots=on") as url:
+        synced = "SELECT FROM pg_replication_slots WHERE slot_name = %s AND synced AND NOT temporary"
+        # the standby takes a slot that is behind its own beginning only once it has moved on
+        moved = "SELECT pg_log_standby_snapshot(), pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())"
+        slot = reading.name
+        wait_until(lambda: _answer(reading.url, moved, slot) and _answer(url, synced, slot), "the standby has the slot")
         _, position = read(reading, {})
         reading.execute("INSERT INTO a VALUES (2)")
         there = PostgresReading(url, reading.root)
@@ -154,3 +157,28 @@ def test_a_standby_that_keeps_the_slot_in_step_is_waited_for(server: PostgresSer
         assert read(there, position)[0] == [2]
         there.end_sources()
     server.start()
+
+
+def test_a_standby_can_be_read_once_its_primary_has_told_what_is_open(
+    server: PostgresServer, reading: PostgresReading
+) -> None:
+    """From PostgreSQL 16 on; a quiet primary tells nothing, without an end."""
+    version = int(reading.execute("SHOW server_version_num")[0][0])
+    reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a; INSERT INTO a VALUES (1)")
+    with standby_of(server, reading.url) as url, closing(PostgresReading(url, reading.root)) as there:
+        there.name = reading.name
+        wait_until(lambda: _answer(url, "SELECT FROM a WHERE id = 1"), "the standby has the row")
+        source = there.source(**{"lock-timeout": "1s"})
+        if version < 160_000:
+            for asked in (source.check, lambda: source.latest(source.initial(), FAR)):
+                with pytest.raises(FatalError, match="before PostgreSQL 16") as refused:
+                    asked()
+                assert refused.value.code == "postgres.standby"
+            return
+        with pytest.raises(TransientError, match="has not told") as caught:
+            source.latest(source.initial(), FAR)
+        assert caught.value.code == "postgres.busy" and "pg_log_standby_snapshot" in str(caught.value.fix)
+        with ThreadPoolExecutor() as pool:
+            found = pool.submit(read, there, source.initial())
+            wait_until(lambda: _answer(reading.url, "SELECT pg_log_standby_snapshot()") and found.done(), "it is read")
+        assert found.result()[0] == [1]

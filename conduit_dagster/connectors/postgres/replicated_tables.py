@@ -79,7 +79,7 @@ class ReplicatedTables:
         self._copies.begin(connection, tables, PostgresPosition())
         if self._settings.snapshot_mode == "initial_only":
             return
-        self._slot.require_logical(connection)
+        self._slot.require_logical(connection, look)
         self._slot.require_rights(connection, self._session.server.user, look.exists)
         self._slot.require_published(connection, tables)
         if look.is_lost:

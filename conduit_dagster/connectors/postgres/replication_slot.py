@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import psycopg
@@ -47,6 +47,7 @@ _LISTED = """
 _WITH_SCHEMA = "SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid AND s.pnnspid = n.oid"
 _HAS_SCHEMAS = 150_000
 """``server_version_num`` from which a publication can have the tables of a schema."""
+_DECODES_ON_STANDBY = 160_000
 _FIRST = """
     SELECT data FROM pg_logical_slot_peek_binary_changes(
         %s, %s, 1, 'proto_version', '2', 'publication_names', %s) LIMIT 1
@@ -222,13 +223,30 @@ class ReplicationSlot:
         if look.is_lost:
             raise self._errors.slot_lost()
         if not look.exists:
-            self.require_logical(connection)
-            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (self._settings.slot,))
+            self.require_logical(connection, look)
+            with self._within_limit(connection) if look.is_standby else nullcontext():
+                connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (self._settings.slot,))
             look = self.look(connection)
         return look.confirmed
 
-    def require_logical(self, connection: Connection) -> None:
-        """Raise ``FatalError`` if the server writes no logical WAL."""
+    @contextmanager
+    def _within_limit(self, connection: Connection) -> Generator[None]:
+        """Wait no longer than ``lock-timeout``: a standby waits for what its primary logs, not for a lock, and without
+        an end if that writes nothing."""
+        limit = self._settings.lock_timeout
+        try:
+            with connection.transaction():
+                connection.execute("SELECT set_config('statement_timeout', %s, true)", (f"{round(limit * 1000)}ms",))
+                yield
+        except psycopg.errors.QueryCanceled:
+            message = f"the primary has not told this standby its open transactions for {limit:.0f} s"
+            fix = "on the primary: SELECT pg_log_standby_snapshot(), and end what is open; or raise lock-timeout"
+            raise self._errors.waiting(message, fix) from None
+
+    def require_logical(self, connection: Connection, look: SlotLook) -> None:
+        """Raise ``FatalError`` if the server writes no logical WAL, or is a standby that can't read it."""
+        if look.is_standby and connection.info.server_version < _DECODES_ON_STANDBY:
+            raise self._errors.standby("before PostgreSQL 16 a standby can't read changes")
         if (level := value_of(connection, "SHOW wal_level")) != "logical":
             message = f"wal_level is {level}, and changes are read with logical only"
             fix = "ALTER SYSTEM SET wal_level = logical; then restart the server"

@@ -111,10 +111,9 @@ class SourceErrors:
         fix = "bring the destinations up to it; then run with onSchemaChange: continue until the source has caught up"
         return self._fatal("postgres.schema_changed", message, fix)
 
-    def standby(self) -> ConduitError:
-        """Return the error for reading a standby where the primary's open transactions matter."""
-        message = "this server is a standby, which does not know the transactions that may still add earlier rows"
-        return self._fatal("postgres.standby", message, "read the primary: correct the url")
+    def standby(self, why: str = "it does not know the transactions that may still add earlier rows") -> ConduitError:
+        """Return the error for reading a standby where only the primary will do."""
+        return self._fatal("postgres.standby", f"this server is a standby: {why}", "read the primary: correct the url")
 
     def order_changed(self, table: str) -> ConduitError:
         """Return the error for a partly read table whose order has changed."""
