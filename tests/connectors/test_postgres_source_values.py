@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.postgres_reading import PostgresReading, drained
+from lab.postgres_server import PostgresServer
 
 from conduit_dagster.connectors.postgres.connection import connect, parameters
 from conduit_dagster.connectors.postgres.copied_rows import unescaped
@@ -18,6 +20,7 @@ from conduit_dagster.connectors.postgres.row_values import decoder_of
 from conduit_dagster.connectors.postgres.settings import DatabaseServer
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.recovery.errors import FatalError
 
 CASES: list[tuple[str, str, Any]] = [
     ("smallint", "-32768", -32768),
@@ -187,3 +190,31 @@ def test_money_does_not_depend_on_the_server_s_language(reading: PostgresReading
         with pytest.raises(psycopg.errors.UndefinedObject):
             stream.start("none", "none", 0)
         assert stream._execute("SHOW lc_monetary").get_value(0, 0) == b"C"
+
+
+def test_arrays_of_a_domain_over_an_array_are_text(reading: PostgresReading) -> None:
+    """A list of lists would be an array of two dimensions, which the same type does not take."""
+    reading.execute("CREATE DOMAIN k AS int[]; CREATE TABLE t (id int PRIMARY KEY, v k[])")
+    source = reading.source()
+    _, position = drained(source)
+    reading.execute("""INSERT INTO t VALUES (1, '{"{1,2}",NULL}')""")
+    for found in (drained(source, position)[0], drained(reading.source(snapshotMode="initial_only"))[0]):
+        assert [record.after for record in found] == [{"id": 1, "v": '{"{1,2}",NULL}'}]
+
+
+def test_a_text_that_the_server_can_not_send_is_named(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    """Copied and as a change: it was tried again without an end, and nothing said which table it is in."""
+    with psycopg.connect(postgres_server.url(), autocommit=True) as admin:
+        admin.execute("DROP DATABASE IF EXISTS any_bytes")
+        admin.execute("CREATE DATABASE any_bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+    with closing(PostgresReading(postgres_server.url("any_bytes"), tmp_path)) as reading:
+        reading.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        row = "INSERT INTO t VALUES (1, convert_from('\\xe4', 'SQL_ASCII'))"
+        source = reading.source()
+        _, position = drained(source)
+        reading.execute(row)
+        with pytest.raises(FatalError, match="0xe4") as changed:
+            drained(source, position)
+        with pytest.raises(FatalError, match=r"0xe4 \(public\.t\)") as copied:
+            drained(reading.source(snapshotMode="initial_only"))
+        assert changed.value.code == copied.value.code == "postgres.unreadable"

@@ -216,7 +216,9 @@ def decoder_of(oid: int, own_type: Callable[[int], OwnType | None]) -> Decode:
     if found.kind == "d":
         return decoder_of(found.base, own_type)
     if found.element:
-        return Elements(decoder_of(found.element, own_type))
+        element = decoder_of(found.element, own_type)
+        # a list in it would be another dimension: domains over arrays stay text within arrays
+        return text if isinstance(element, Elements) else Elements(element)
     return Dictionary() if found.name == "hstore" else text
 
 

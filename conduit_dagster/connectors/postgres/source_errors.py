@@ -51,6 +51,8 @@ class SourceErrors:
         if state == "53400":
             fix = "raise max_replication_slots, or drop a slot that nobody reads: SELECT pg_drop_replication_slot('…')"
             return self._fatal("postgres.no_slot_left", _said(error), fix)
+        if isinstance(error, psycopg.DataError | psycopg.errors.ProgramLimitExceeded):
+            return self.unreadable(error, error.diag.context or "")
         found = self._general.verdict(error)
         if isinstance(found, ConduitError):
             return found
@@ -161,6 +163,15 @@ class SourceErrors:
         message = f"the key of {table} has columns that are not sent with changes, being generated or not published: "
         fix = "ALTER TABLE … REPLICA IDENTITY USING INDEX … of other columns; or leave the table out of the setting"
         return self._fatal("postgres.no_key", message + ", ".join(columns), fix)
+
+    def unreadable(self, error: psycopg.Error, where: str) -> ConduitError:
+        """Return the error for a value that the server can't send. One that it can't parse may be a part of our own
+        statement, such as a label that was renamed: the next start says so."""
+        message = f"{_said(error)} ({where})" if where else _said(error)
+        if isinstance(error, psycopg.errors.InvalidTextRepresentation):
+            return self._transient("postgres.server", message, "look at the server's log; nothing was lost")
+        fix = "correct the row, as a text that is not in the database's encoding, then run again; nothing was lost"
+        return self._fatal("postgres.unreadable", message, fix)
 
     def snapshot_gone(self) -> ConduitError:
         """Return the error for a copy whose snapshot ended with the connection holding it."""

@@ -111,8 +111,11 @@ class SplitReader:
             self._see(connection, detail.snapshot)
             decoders = [catalog.decoder(oid) for _, oid in part.columns]
             rows = RowRecords(part, decoders, ReadAs(self._labels, options.keys >= Keys.POSITIONS))
-            for lines in _batches(copy_lines(connection, part), options):
-                yield _block_of_rows(rows, lines, begin, detail)
+            try:
+                for lines in _batches(copy_lines(connection, part), options):
+                    yield _block_of_rows(rows, lines, begin, detail)
+            except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
+                raise self._errors.unreadable(error, str(part.table)) from None
 
     def _see(self, connection: Connection, snapshot: str) -> None:
         try:
