@@ -16,6 +16,8 @@ from lab.postgres_tables import drop_slots
 from lab.support import Lab, queue
 from pyspark.sql import SparkSession
 
+from conduit_dagster.connectors.postgres import publication_watch
+from conduit_dagster.connectors.postgres.source import PostgresSource
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Limit, Position
@@ -194,6 +196,43 @@ def test_a_polled_table_made_anew_during_a_run_is_refused(reading: PostgresReadi
     with pytest.raises(FatalError) as error:
         source.latest(position, WHOLE, None)
     assert error.value.code == "postgres.order_changed"
+
+
+def stepped(source: PostgresSource, position: Position) -> tuple[list[Record], Position]:
+    """Read until nothing comes, within the run of this source."""
+    found: list[Record] = []
+    while (further := travelled(source.latest(position, WHOLE, None))) != position:
+        found += records_of(source, position, further)
+        source.ack(further, 1)
+        position = further
+    return found, position
+
+
+@pytest.mark.parametrize("mode", ["initial", "never"])
+def test_a_table_that_leaves_the_publication_during_a_run_is_published_and_copied_again(
+    reading: PostgresReading, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Its changes are not in the stream, and nothing said so until the next start."""
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (1)")
+    source = reading.source(tables="a", snapshotMode=mode)
+    _, position = stepped(source, {})
+    reading.execute(f'ALTER PUBLICATION "{reading.name}" DROP TABLE a; INSERT INTO a VALUES (2)')
+    monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
+    found, position = stepped(source, position)
+    reading.execute("INSERT INTO a VALUES (3)")
+    more, _ = stepped(source, position)
+    assert (ids(found), ids(more)) == ([1, 2] if mode == "initial" else [], [3])
+
+
+def test_a_table_that_is_dropped_during_a_run_does_not_end_it(
+    reading: PostgresReading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY)")
+    source = reading.source(tables="a, b")
+    _, position = stepped(source, {})
+    reading.execute("DROP TABLE b; INSERT INTO a VALUES (2)")
+    monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
+    assert ids(stepped(source, position)[0]) == [2]
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copy_snapshot import OpenTransactions
+from conduit_dagster.connectors.postgres.publication_watch import PublicationWatch
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, StreamPoint, format_lsn, parse_lsn
@@ -47,6 +48,7 @@ class ReplicatedTables:
         self._slot = ReplicationSlot(session.settings, session.errors, session.owner)
         self._timelines = TimelineCheck(session.settings, session.errors, session.application)
         self._copies = TableCopies(session.settings, session.errors, f"{session.application}:copy")
+        self._watch = PublicationWatch(self._slot)
         self._forget()
 
     def _forget(self) -> None:
@@ -100,6 +102,8 @@ class ReplicatedTables:
         if not self._is_run:
             return self._tried(connection, start, look, limit)
         self._times.add(look.flushed, look.at)
+        if self._is_ready and self._watch.has_lost(connection):
+            self._is_ready = False  # as at a start: published again where we may, and copied again
         position = self._ready(connection, start, look)
         if position.copied.keys() < start.copied.keys():
             # this needs a step of its own: a range copies what its end has in addition to its start
@@ -137,6 +141,7 @@ class ReplicatedTables:
             position = position.with_oids(self._oids(connection, tables, position))
             self._copies.require_keys(connection, tables, position)
             self._slot.publish(connection, tables)
+            self._watch.begin(tables)
             if not start.lsn:
                 position = position.at(self._slot.create(connection)).on(look.timeline)
             is_open = self._settings.named_tables is None and self._slot.is_open(connection)

@@ -1,0 +1,44 @@
+"""Watch over a publication during a run: changes of a table that leaves it are missing in the stream from then on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.source_tables import exists
+
+_SECONDS = 10.0
+"""Seconds between two looks."""
+
+log = structlog.get_logger("conduit.postgres")
+
+
+class PublicationWatch:
+    """Looks now and then whether all tables of a run are still published, as they are when it begins."""
+
+    def __init__(self, slot: ReplicationSlot) -> None:
+        self._slot = slot
+        self._tables: Sequence[TableName] = ()
+        self._looked = 0.0
+
+    def begin(self, tables: Sequence[TableName]) -> None:
+        """Note the tables, all of which are published now."""
+        self._tables, self._looked = tables, time.monotonic()
+
+    def has_lost(self, connection: Connection) -> bool:
+        """Return whether a table is no longer published; False until the next look is due.
+
+        A table that was dropped is not missed: the next start says so.
+        """
+        if time.monotonic() - self._looked < _SECONDS:
+            return False
+        self._looked = time.monotonic()
+        lost = [str(table) for table in self._slot.unpublished(connection, self._tables) if exists(connection, table)]
+        if lost:
+            log.warning("tables are no longer published: changes of theirs are missing, copies follow", tables=lost)
+        return bool(lost)
