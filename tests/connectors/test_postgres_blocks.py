@@ -99,6 +99,12 @@ def test_what_differs_first_decides_for_what_follows(lab: PostgresLab, on_confli
     assert staged(lab, records, 1_000, given) == staged(lab, records, 4, given)
 
 
+def test_two_names_of_one_column_are_two_shapes(lab: PostgresLab) -> None:
+    records = [Record(0, {}, {"id": 1, field: "x"}, {"id": 1}, operation="snapshot") for field in ("b", "renamed")]
+    given = {"mapping": "renamed:b"}
+    assert staged(lab, records, 1_000, given) == staged(lab, records, 1, given)
+
+
 def test_creates_are_inserted_again_after_a_rare_update(lab: PostgresLab) -> None:
     lab.execute(TABLES["plain"])
     creates = [change("create", n, a=1) for n in range(2_500)]

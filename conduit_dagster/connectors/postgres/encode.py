@@ -12,7 +12,7 @@ from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, Doc
 from conduit_dagster.connectors.postgres.copy_text import column_cells, copy_lines
 from conduit_dagster.connectors.postgres.keyed_rows import KeyedRow, KeyedRows, with_keys
 from conduit_dagster.connectors.postgres.new_rows import NewRows, new_rows
-from conduit_dagster.connectors.postgres.seen_rows import NewShape, SeenRows
+from conduit_dagster.connectors.postgres.seen_rows import SeenRows
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.connectors.postgres.staged_rows import Change, LineGroup, Missing, mark_of, old_names
@@ -102,23 +102,19 @@ class TableEncoder:
     def _new_rows(self, records: list[Record]) -> NewRows | None:
         """Return the columns of the records; None unless they go on with the rows copied so far."""
         rows = new_rows(records, self._settings, self._layout)
-        if rows is None:
-            return None
-        rows = rows._replace(key=self._seen.one_order(rows.key))
-        # sorted, so that all tasks agree
-        shape = NewShape(rows.change, tuple(sorted(rows.values)), rows.key, rows.named)
-        return rows if self._seen.copies(shape) else None
+        return rows if rows is not None and self._seen.copies(rows.shape) else None
 
     def _copied(self, rows: NewRows, places: Sequence[int]) -> Encoded:
-        names = tuple(sorted(rows.values))
-        self._check_merged(names, rows.key)
+        # sorted, so that all tasks agree
+        names, key = tuple(sorted(rows.values)), self._seen.one_order(rows.key)
+        self._check_merged(names, key)
         columns = [self._layout.named(name)._replace(required=False) for name in names]
         self._check_count(columns)
         values = [rows.values[name] for name in names]
         data = copy_lines([column_cells(*pair) for pair in zip(values, columns, strict=True)])
-        self._note([rows.values], columns, values, rows.key)
-        mark = mark_of(rows.change, names, names)
-        return Encoded(places, LineGroup(self._layout.table.name, names, True, rows.key, mark=mark), data)
+        self._note([rows.values], columns, values, key)
+        mark = mark_of(rows.shape.change, names, names)
+        return Encoded(places, LineGroup(self._layout.table.name, names, True, key, mark=mark), data)
 
     # -- by key -------------------------------------------------------------------------------------------------
 

@@ -18,23 +18,31 @@ from conduit_dagster.lazy_records import keys_of, operations_of, payloads_of
 from conduit_dagster.record import Record
 
 
-class NewRows(NamedTuple):
-    """The records of a block as columns: each a whole row with a key, all with the same fields."""
+class NewShape(NamedTuple):
+    """What rows have in common that can be taken as columns together."""
 
     change: Change
+    fields: frozenset[str]
+    named: frozenset[str]
+    """Fields of the records' own keys."""
+    key: frozenset[str]
+    """Key columns."""
+
+
+class NewRows(NamedTuple):
+    """The records of a block as columns: each a whole row with a key, all of one shape."""
+
+    shape: NewShape
     values: dict[str, list[Any]]
     """Values of all rows by column: those of the payload, then of the key, in the order of their fields."""
     key: tuple[str, ...]
-    named: frozenset[str]
-    """Fields of the records' keys."""
 
 
 def new_rows(records: list[Record], settings: PostgresDestinationSettings, layout: ColumnLayout) -> NewRows | None:
     """Return the columns of a block of snapshots, or of creates that may meet an existing row.
 
-    None for any other block: its records are then taken one by one, with the same result. If each record has such
-    columns, with the same change, columns, key and ``named``, the block has them too. Raises ``CellError`` for fields
-    without a column.
+    None for any other block: its records are then taken one by one, with the same result. Records that alone have one
+    shape have it together. Raises ``CellError`` for fields without a column.
     """
     change = _change(records, settings)
     documents = _Documents.of(payloads_of(records)) if change else None
@@ -47,7 +55,8 @@ def new_rows(records: list[Record], settings: PostgresDestinationSettings, layou
     key = _key(documents, named, settings, layout)
     if values is None or not key or any(None in one for one in key.values()):
         return None
-    return NewRows(change, {**values, **key}, tuple(key), frozenset(named.fields if named else ()))
+    shape = NewShape(change, frozenset(documents.fields), frozenset(named.fields if named else ()), frozenset(key))
+    return NewRows(shape, {**values, **key}, tuple(key))
 
 
 def _change(records: list[Record], settings: PostgresDestinationSettings) -> Change | None:

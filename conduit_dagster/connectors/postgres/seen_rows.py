@@ -5,28 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, groupby, islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from conduit_dagster.connectors.postgres.catalog import Column
 from conduit_dagster.connectors.postgres.keyed_rows import KeyedRow
 from conduit_dagster.connectors.postgres.new_columns import column_type, common
-from conduit_dagster.connectors.postgres.staged_rows import Change
+from conduit_dagster.connectors.postgres.new_rows import NewShape
 from conduit_dagster.lazy_records import operations_of
 from conduit_dagster.record import Record
 
 _CREATES_IN_A_ROW = 1_000
 
 Names = tuple[str, ...]
-
-
-class NewShape(NamedTuple):
-    """What rows that are copied as new have in common."""
-
-    change: Change
-    columns: Names
-    key: Names
-    named: frozenset[str]
-    """Fields of the records' own keys."""
 
 
 @dataclass
