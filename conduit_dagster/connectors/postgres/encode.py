@@ -195,18 +195,17 @@ class TableEncoder:
 
     def _by_line(self, found: list[Document], places: Sequence[int]) -> Iterator[Encoded]:
         """Encode documents with differing fields, those together whose lines have the same columns."""
-        of_fields: dict[tuple[str, ...], tuple[Column, ...]] = {}
         classes: dict[tuple[Column, ...], list[int]] = {}
+        of_fields: dict[tuple[str, ...], list[int]] = {}
         for index, one in enumerate(found):
-            fields = tuple(one)
-            line = of_fields.get(fields)
-            if line is None:
+            members = of_fields.get(fields := tuple(one))
+            if members is None:
                 known = len(self._seen.inserted)
                 line = self._line(self._layout.shape(fields))
                 if len(self._seen.inserted) > known:
-                    of_fields.clear()
-                of_fields[fields] = line
-            classes.setdefault(line, []).append(index)
+                    of_fields.clear()  # more columns: other lines from here on
+                members = of_fields[fields] = classes.setdefault(line, [])
+            members.append(index)
         for line, members in classes.items():
             rows = [self._layout.by_column(found[index]) for index in members]
             values = [[row.get(column.name) for row in rows] for column in line]
