@@ -208,6 +208,15 @@ def test_many_rows_are_merged_apart_rather_than_rewritten(lab: PostgresLab) -> N
     assert lab.rows()[:2] == [(0, 1, None), (1, 1, 1)]
 
 
+def test_each_row_has_its_own_columns_however_many_sets_there_are(lab: PostgresLab) -> None:
+    names = [f"c{n}" for n in range(6)]
+    lab.execute(f"CREATE TABLE t (id int PRIMARY KEY, {', '.join(f'{name} int DEFAULT 7' for name in names)})")
+    held = {n: {name: n for bit, name in enumerate(names) if n >> bit & 1} for n in range(64)}
+    creates, updates = ([change(kind, n, **held[n]) for n in held] for kind in ("create", "update"))
+    lab.deliver(lab.destination(), [*creates, *updates, *(change("delete", n) for n in range(0, 64, 3))])
+    assert lab.rows() == [(n, *(held[n].get(name, 7) for name in names)) for n in held if n % 3]
+
+
 def test_many_batches_of_one_transaction_hold_few_locks(lab: PostgresLab) -> None:
     """A server has room for some thousand: a larger number of batches must not fill it."""
     lab.execute("CREATE TABLE t (id int, a int); CREATE UNIQUE INDEX ON t (id)")

@@ -193,7 +193,7 @@ _LOOP = """
         FOR conduit_row IN SELECT {order} AS n, {operation} AS mark FROM {merge} ORDER BY 1 LOOP
             conduit_count := conduit_count + 1;
             CONTINUE WHEN conduit_row.n <= conduit_done;
-            CASE conduit_row.mark {branches} END CASE;
+            {branches}
         END LOOP;
     EXCEPTION WHEN OTHERS THEN
         GET STACKED DIAGNOSTICS conduit_detail = PG_EXCEPTION_DETAIL;
@@ -233,10 +233,10 @@ def apply_in_order(
 
     def branch(shape: MarkedColumns) -> sql.Composed:
         found = statements.filled(_text(shape, batch.group.key, on_conflict), shape.columns)
-        found = exchange.before(statements, shape, found) if shape.change in MOVES else found
-        return sql.SQL("WHEN {} THEN {}").format(sql.Literal(shape.mark), found)
+        return exchange.before(statements, shape, found) if shape.change in MOVES else found
 
-    text = statements.filled(_LOOP, branches=sql.Composed(list(map(branch, shapes)))).as_string(connection)
+    branches = _chosen([(shape.mark, branch(shape)) for shape in sorted(shapes)])
+    text = statements.filled(_LOOP, branches=branches).as_string(connection)
     try:
         connection.execute(sql.SQL("DO LANGUAGE plpgsql {}").format(sql.Literal(text)))
     except psycopg.Error as error:
@@ -244,6 +244,23 @@ def apply_in_order(
         if found is None or not is_data(error):
             raise
         raise RowError(batch.place(int(found[1])), error) from error
+
+
+_FEW_BRANCHES = 8
+
+
+def _chosen(branches: Sequence[tuple[str, sql.Composed]]) -> sql.Composed:
+    """Return the choice of a branch by the row's mark. ``branches``: sorted by their marks.
+
+    A CASE alone tries one branch after the other: with hundreds of them, for rows that each have other columns, that
+    takes nearly all of the loop's time.
+    """
+    if len(branches) <= _FEW_BRANCHES:
+        cases = [sql.SQL("WHEN {} THEN {}").format(sql.Literal(mark), text) for mark, text in branches]
+        return sql.SQL("CASE conduit_row.mark {} END CASE;").format(sql.Composed(cases))
+    half = len(branches) // 2
+    choice = sql.SQL('IF conduit_row.mark < {} COLLATE "C" THEN {} ELSE {} END IF;')
+    return choice.format(sql.Literal(branches[half][0]), _chosen(branches[:half]), _chosen(branches[half:]))
 
 
 def _text(shape: MarkedColumns, key: tuple[str, ...], on_conflict: OnConflict) -> str:
