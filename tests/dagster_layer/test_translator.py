@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,32 @@ def test_an_automated_pipeline_is_requested_whole_once_its_upstream_is_there(fol
     after = dg.evaluate_automation_conditions(merged, folder.instance, cursor=before.cursor)
     requested = {key.path[-1] for key in merged.resolve_all_asset_keys() if after.get_num_requested(key)}
     assert requested == {"out", "dead_letters", "acks"}
+
+
+class Nightly(PipelineTranslator):
+    """Asked for at midnight, whether the source is left out or not."""
+
+    def __init__(self, *ignored: str) -> None:
+        self._ignored = dg.AssetSelection.assets(*(dg.AssetKey(["numbers", name]) for name in ignored))
+
+    def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
+        spec = super().get_asset_spec(data)
+        condition = dg.AutomationCondition.on_cron("0 0 * * *").ignore(self._ignored)
+        return spec.replace_attributes(automation_condition=condition if data.role == "destination" else None)
+
+
+@pytest.mark.parametrize(("ignored", "nights"), [(["in"], 4), ([], 0)], ids=["without its source", "with it"])
+def test_a_pipeline_is_asked_for_each_night_where_its_source_is_left_out(
+    folder: Folder, ignored: list[str], nights: int
+) -> None:
+    """Nothing but the pipeline itself updates its source, as the page for existing projects says."""
+    folder.numbers()
+    definitions = load_pipelines(folder.root, translator=Nightly(*ignored))
+    at, cursor, asked = datetime(2026, 11, 24, 23, tzinfo=UTC), None, 0
+    for _ in range(8):
+        result = dg.evaluate_automation_conditions(definitions, folder.instance, cursor=cursor, evaluation_time=at)
+        asked, cursor, at = asked + bool(result.total_requested), result.cursor, at + timedelta(hours=12)
+    assert asked == nights
 
 
 def test_lineage_between_pipelines_follows(folder: Folder) -> None:
