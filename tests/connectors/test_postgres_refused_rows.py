@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from lab.postgres_lab import PostgresLab, change, child, create
+from lab.postgres_lab import PostgresLab, at_half, change, child, create
 
 from conduit_dagster.connectors.postgres.settings import DatabaseServer
 from conduit_dagster.connectors.postgres.sqlstates import BulkError, DatabaseErrors
@@ -195,3 +195,20 @@ def test_rows_whose_keys_a_trigger_makes_equal_are_written_in_order(lab: Postgre
 def test_an_outage_is_no_record_s_fault_and_says_what_to_do(kind: str) -> None:
     error = DatabaseErrors(DatabaseServer.of({}), "").verdict(getattr(psycopg.errors, kind)("no"), 0)
     assert isinstance(error, TransientError) and error.fix
+
+
+def test_what_the_client_logs_of_an_error_behind_another_has_no_values(
+    lab: PostgresLab, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has refused a row already when reading what is staged fails."""
+    lab.execute("CREATE TABLE t (id int CHECK (id <> 3), s text)")
+    destination = lab.destination()
+    delivery = lab.stage(destination, [create(i, s="secret" + "x" * 100_000) for i in range(60)])
+
+    def fail() -> None:
+        raise OSError("not readable")
+
+    with at_half(fail), pytest.raises(OSError, match="not readable"):
+        destination.publish(delivery)
+    assert "error ignored terminating" in caplog.text
+    assert "CheckViolation" in caplog.text and "secret" not in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 import weakref
@@ -14,6 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
+from typing_extensions import override
 
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
@@ -40,6 +42,19 @@ _OWN_SETTINGS = """
         UNION ALL SELECT name, '0' FROM unnest(%s::text[]) AS name
     ) known (name, value) WHERE current_setting(name, true) IS NOT NULL
 """
+
+
+class _WithoutValues(logging.Filter):
+    """Reduces errors that psycopg logs to their classes: their texts hold values of rows, whatever ``redact`` says."""
+
+    @override
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(type(one).__name__ if isinstance(one, psycopg.Error) else one for one in record.args)
+        return True
+
+
+logging.getLogger("psycopg").addFilter(_WithoutValues())
 
 ConnectionErrors = DatabaseErrors | SourceErrors
 """Translation of database errors, of a destination or of a source."""
