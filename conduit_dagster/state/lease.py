@@ -98,7 +98,8 @@ class Lease:
         return LeaseLost(
             f"another process has taken over pipeline {self.pipeline}",
             code="lease.lost",
-            fix="nothing to do if the other run is wanted; see pipelines describe for its owner",
+            fix="a run: nothing, if the other one is wanted (pipelines describe names its owner); a command: look at "
+            "pipelines history for what it did, and repeat it",
         )
 
     def _back(self) -> FatalError:
