@@ -300,7 +300,7 @@ def _replayed(facts: Facts) -> str:
     if not failed:
         return done
     lines = [f"{done}, {failed:,} failed again and {'stays' if failed == 1 else 'stay'} open"]
-    lines += [f"  {error['node']}: {error['code']}: {error['message']}" for error in facts["errors"]]
+    lines += [": ".join(filter(None, (f"  {one['node']}", one["code"], one["message"]))) for one in facts["errors"]]
     if facts["from"] == "source" and any(is_edit(error["node"]) for error in facts["errors"]):
         lines.append("  --set changed the record as its source gave it; --from node changes the one that failed")
     return "\n".join(lines)

@@ -71,6 +71,18 @@ def test_what_fails_again_stays_open_with_its_new_reason(run, lab: Lab) -> None:
     assert delivered(lab) == Counter(range(20))
 
 
+def test_each_reason_for_which_letters_failed_again_is_told(run, lab: Lab) -> None:
+    """A step reports a few of its letters only."""
+    texts = [b"no document", *(b'{"amount": "many"}' for _ in range(40))]
+    build(lab)
+    (lab.root / "in.jsonl").write_bytes(b"".join(text + b"\n" for text in texts))
+    assert lab.run().error is None
+    told = {(row["node"], row["letters"]) for row in failed_again(run)["failed_by"]}
+    assert told == {("p:decode", 1), ("p:convert", 40)}
+    text = run("dlq", "replay", "p").out
+    assert "p:convert: field.convert.invalid: " in text and "p:decode: json.decode.invalid" in text
+
+
 def test_from_the_node_it_goes_on_as_it_was(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None

@@ -288,7 +288,10 @@ class _Replaying:
         failed = [{k: row[k] for k in _REASON} for row in found if row["state"] == "open"]
         replayed = letters_in(found, "replayed")
         facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": _total(failed)}
-        errors = [{"node": node, "code": code, "message": text} for (node, code), text in self._errors.items()]
+        again = sorted(failed, key=lambda row: -row["letters"])
+        why = dict.fromkeys((row["node"], row["code"]) for row in again)
+        # a step's report has messages of a few letters only
+        errors = [{"node": node, "code": code, "message": self._errors.get((node, code), "")} for node, code in why]
         return {**facts, "failed_by": failed, "errors": errors[:_ERRORS], "delivered": self._delivered}
 
 
