@@ -79,7 +79,7 @@ def test_each_reason_for_which_letters_failed_again_is_told(run, lab: Lab) -> No
     assert lab.run().error is None
     told = {(row["node"], row["letters"]) for row in failed_again(run)["failed_by"]}
     assert told == {("p:decode", 1), ("p:convert", 40)}
-    text = run("dlq", "replay", "p").out
+    text = run("dlq", "replay", "p").err
     assert "p:convert: field.convert.invalid: " in text and "p:decode: json.decode.invalid" in text
 
 

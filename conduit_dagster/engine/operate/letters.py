@@ -13,7 +13,7 @@ import msgspec
 from pydantic import ValidationError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, is_edit
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, tally
 from conduit_dagster.engine.open_work import give_back, prepared_replay, with_replay
@@ -288,10 +288,10 @@ class _Replaying:
         failed = [{k: row[k] for k in _REASON} for row in found if row["state"] == "open"]
         replayed = letters_in(found, "replayed")
         facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": _total(failed)}
-        again = sorted(failed, key=lambda row: -row["letters"])
-        why = dict.fromkeys((row["node"], row["code"]) for row in again)
-        # a step's report has messages of a few letters only
-        errors = [{"node": node, "code": code, "message": self._errors.get((node, code), "")} for node, code in why]
+        # a step reports a few of its letters; one that an edit failed for keeps the reason that it had
+        more = () if any(is_edit(node) for node, _ in self._errors) else ((row["node"], row["code"]) for row in failed)
+        why = {**dict.fromkeys(more, ""), **self._errors}
+        errors = [{"node": node, "code": code, "message": text} for (node, code), text in why.items()]
         return {**facts, "failed_by": failed, "errors": errors[:_ERRORS], "delivered": self._delivered}
 
 
