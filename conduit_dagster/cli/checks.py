@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from conduit_dagster import storage
 from conduit_dagster.cli.verb import count
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.bound_pipeline import BoundPipeline, open_catalogue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
 from conduit_dagster.extras import EXTRAS, install_command, is_installed
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
@@ -64,6 +64,8 @@ def all_checks(deep: bool, paths: Sequence[str] = ()) -> Iterator[Check]:
     checks += [_state, _staging, _disk, _pipelines, _failures, _clock, _launches]
     for check in checks:
         yield _made(check, project)
+    if paths:
+        yield _made(partial(_files, paths), project)
     if deep or paths:
         yield _made(partial(_sources, paths), project)
         yield _made(partial(_destinations, paths), project)
@@ -245,13 +247,23 @@ def _disk(project: Project) -> Check:
 def _pipelines(project: Project) -> Check:
     if not project.has_pipelines:
         return Check("pipelines", "warn", f"there is no {project.pipelines_path}", "conduit-dagster init")
-    catalogue = open_catalogue(project)
+    return _valid("pipelines", open_catalogue(project), "conduit-dagster validate")
+
+
+def _files(paths: Sequence[str], project: Project) -> Check:
+    """Check the given files, since those with errors have no sources and destinations to be checked."""
+    catalogue = open_catalogue(project, paths)
+    if not catalogue.findings and not catalogue.loaded.pipelines:
+        return Check("files", "warn", f"there is no pipeline in {', '.join(paths)}", "name a file with pipelines")
+    return _valid("files", catalogue, f"conduit-dagster validate {shlex.join(paths)}")
+
+
+def _valid(name: str, catalogue: Catalogue, fix: str) -> Check:
     errors = [finding for finding in catalogue.findings if finding.is_error]
     total = len(catalogue.loaded.pipelines)
     if errors:
-        message = f"{count(len(errors), 'error')} in {count(total, 'pipeline')}"
-        return Check("pipelines", "fail", message, "conduit-dagster validate")
-    return Check("pipelines", "ok", f"{total} valid")
+        return Check(name, "fail", f"{count(len(errors), 'error')} in {count(total, 'pipeline')}", fix)
+    return Check(name, "ok", f"{total} valid")
 
 
 def _failures(project: Project) -> Check:

@@ -51,6 +51,18 @@ def test_invalid_pipelines_fail(run, project: Path, pipeline) -> None:
     assert (ran.code, checks(ran)["pipelines"]) == (3, "fail")
 
 
+def test_a_named_file_that_is_not_there_or_has_errors_fails(run, project: Path, pipeline) -> None:
+    """Such a file has no sources and destinations that could be checked."""
+    (project / "elsewhere.yaml").write_text(pipeline("other").replace("json.decode", "json.decod"))
+    for name in ("nofile.yaml", "elsewhere.yaml"):
+        ran = run("doctor", name, "--json")
+        assert (ran.code, checks(ran)["files"], checks(ran)["pipelines"]) == (3, "fail", "ok")
+        assert ran.envelope["error"]["fix"] == f"conduit-dagster validate {name}"
+    (project / "empty").mkdir()
+    assert checks(run("doctor", "empty", "--json"))["files"] == "warn"
+    assert checks(run("doctor", "pipelines", "--json"))["files"] == "ok"
+
+
 def test_a_folder_that_cannot_be_written_fails(run, project: Path) -> None:
     project.chmod(0o555)
     with obeyed():
