@@ -77,6 +77,19 @@ def test_a_letter_stays_redacted_while_its_file_has_an_error(run, lab: Lab) -> N
     assert done(run, "show", "p/1.0", "--reveal")["failed"]["payload"]["after"]["tag"] == "t3"
 
 
+def test_a_letter_stays_redacted_where_its_file_lies_elsewhere(run, lab: Lab) -> None:
+    """The file that the pipeline ran from says what to mask, also where the command names none, or another one."""
+    build(lab)
+    file = lab.root / "elsewhere.yaml"
+    (lab.root / "pipelines" / "p.yaml").rename(file)
+    file.write_text(f"{file.read_text()}  redact: [.Payload.After.tag]\n")
+    assert run("run", "--once", "elsewhere.yaml").code == 0
+    for more in ([], ["--file", "nofile.yaml"]):
+        assert done(run, "show", "p/1.0", *more)["failed"]["payload"]["after"]["tag"] == "[redacted]"
+    file.unlink()
+    assert done(run, "show", "p/1.0")["failed"]["payload"]["after"]["tag"] == "t3"
+
+
 def test_describe_tells_the_id_and_the_state_of_each_letter(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None

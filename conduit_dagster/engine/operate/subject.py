@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from conduit_dagster.config.findings import did_you_mean
+from conduit_dagster.config.folder import load
+from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
 from conduit_dagster.engine.operate.operator_errors import never_ran, refused
@@ -141,13 +143,16 @@ class Subject:
 
     @property
     def redact(self) -> list[str]:
-        """Fields that its file redacts, valid or not; none if no file names the pipeline."""
-        return [
-            field
-            for parsed in self.catalogue.loaded.pipelines
-            if parsed.config.id == self.id
-            for field in parsed.config.redact
-        ]
+        """Fields that its file redacts, valid or not; without one those of the file it last ran from, else none."""
+        read = self.catalogue.loaded.pipelines if self.has_file else self._last_read()
+        return [field for parsed in read if parsed.config.id == self.id for field in parsed.config.redact]
+
+    def _last_read(self) -> list[ParsedPipeline]:
+        """Return what is in the file of its last run, which may lie outside of the project's folder of pipelines."""
+        row = pipeline_rows(self.store).get(self.id) if self.store is not None else None
+        if row is None or not row["file"]:
+            return []
+        return load([self.project.root / row["file"]], root=self.project.root).pipelines
 
     @property
     def options(self) -> RunOptions:
