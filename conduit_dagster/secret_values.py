@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, TextIO, cast
 from urllib.parse import quote, quote_plus, unquote
 
@@ -186,18 +186,19 @@ def names_credential(key: str) -> bool:
     return _LOGIN.search(key) is not None
 
 
-def remember_credentials(settings: Mapping[str, Any], plugin: str = "") -> None:
+def remember_credentials(settings: Mapping[str, Any], plugin: str = "", unresolved: Collection[str] = ()) -> None:
     """Mask passwords in URLs, and values of settings named as credentials, from now on in this process.
 
     Except values that also occur in other settings or in the plugin's name, such as ``postgres`` as the password of
-    ``postgres``, and short lower-case words, such as ``format.options.token: string``.
+    ``postgres``, and short lower-case words, such as ``format.options.token: string``. ``unresolved``: references
+    without a value, which stay as written and are no secrets: their findings quote them.
     """
     texts = {key: value for key, value in settings.items() if isinstance(value, str) and value}
     named = {key: value for key, value in texts.items() if _KEY.search(key) and not _WORD.fullmatch(value)}
     plain = "\n".join([plugin, *(masked(value) for key, value in texts.items() if key not in named)])
     found = [*named.values(), *(value.split(None, 1)[1] for value in named.values() if _has_scheme(value))]
     found += [secret for value in texts.values() for secret in _spellings(value)]
-    remember(value for value in found if value not in plain)
+    remember(value for value in found if value not in plain and value not in unresolved)
 
 
 def _has_scheme(value: str) -> bool:

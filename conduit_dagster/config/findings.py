@@ -120,6 +120,11 @@ def by_place(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (finding.file, finding.line, finding.column))
 
 
+def unresolved(findings: Iterable[Finding]) -> frozenset[str]:
+    """Return the references that have no value, as written."""
+    return frozenset(finding.got for finding in findings if finding.code in UNSET and finding.got is not None)
+
+
 def without_consequences(findings: list[Finding]) -> list[Finding]:
     """Leave out findings on a value that contains an unset variable: its real content is unknown."""
     unset = {finding.path for finding in findings if finding.code in UNSET}

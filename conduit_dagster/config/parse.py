@@ -12,7 +12,15 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config import rules
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.document import Document, load_documents, read_source, source_of, unreadable
-from conduit_dagster.config.findings import UNSET, Finding, Severity, by_place, unexpected, without_consequences
+from conduit_dagster.config.findings import (
+    UNSET,
+    Finding,
+    Severity,
+    by_place,
+    unexpected,
+    unresolved,
+    without_consequences,
+)
 from conduit_dagster.config.model_findings import Checker, kebab
 from conduit_dagster.config.pipeline import LATEST_VERSION, OLDER_VERSIONS, Pipeline, PipelineFile
 from conduit_dagster.config.tree import Mapped
@@ -205,7 +213,7 @@ def _parse_pipeline(checker: Checker, tree: Mapped, flaws: list[Finding], recove
     document = checker.document
     renamed = rules.rename_processor_types(tree, document)
     config, findings = checker.check(Pipeline, tree)
-    _remember_credentials(config)
+    _remember_credentials(config, unresolved(flaws))
     own = [flaw for flaw in flaws if pointers.within(flaw.path, tree.where)]
     # errors that follow from an unset variable or a duplicate key are not reported again
     told = {flaw.path for flaw in own}
@@ -215,9 +223,9 @@ def _parse_pipeline(checker: Checker, tree: Mapped, flaws: list[Finding], recove
     return parsed
 
 
-def _remember_credentials(config: Pipeline) -> None:
+def _remember_credentials(config: Pipeline, without_value: frozenset[str]) -> None:
     for section in (*config.connectors, config.dead_letter_queue, *config.all_processors):
-        remember_credentials(section.settings, section.plugin)
+        remember_credentials(section.settings, section.plugin, without_value)
 
 
 def _pipelines(document: Document, tree: Mapped) -> list[Mapped]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.document import Document, load_documents, read_source, source_of
-from conduit_dagster.config.findings import UNSET, Finding, by_place, unexpected
+from conduit_dagster.config.findings import UNSET, Finding, by_place, unexpected, unresolved
 from conduit_dagster.config.model_findings import Checker, kebab, section_at
 from conduit_dagster.config.project_settings import CONDUIT_ONLY, POSTGRES_STORES, ProjectSettings
 from conduit_dagster.config.tree import Mapped
@@ -48,7 +48,7 @@ class Project:
         root = next((folder for folder in (start, *start.parents) if _is_file(folder / FILE)), start)
         try:
             settings, findings = _settings(root / FILE, env)
-            _remember_credentials(settings)
+            _remember_credentials(settings, unresolved(findings))
         except Exception as error:  # noqa: BLE001  # the safety net of the settings file
             at = (str(root / FILE), 1, 1, "")
             settings, findings = ProjectSettings(), [unexpected(error, "checking the project's settings", at)]
@@ -149,12 +149,16 @@ def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list
     return from_env, [*findings, *document.findings, *problems, *own, *env_findings]
 
 
-def _remember_credentials(settings: ProjectSettings) -> None:
+def _remember_credentials(settings: ProjectSettings, without_value: frozenset[str]) -> None:
     state, alerts = settings.state, settings.alerts
-    remember_credentials({"url": state.url, "staging": state.staging, "log": state.log})
-    remember_credentials(settings.spark.conf)
-    remember_credentials({"webhook.token": alerts.webhook})
-    remember_credentials({f"{name}.token": value for name, value in alerts.headers.items()})
+    sections: list[Mapping[str, Any]] = [
+        {"url": state.url, "staging": state.staging, "log": state.log},
+        settings.spark.conf,
+        {"webhook.token": alerts.webhook},
+        {f"{name}.token": value for name, value in alerts.headers.items()},
+    ]
+    for section in sections:
+        remember_credentials(section, unresolved=without_value)
 
 
 def _document(path: Path, env: Mapping[str, str]) -> tuple[Document, list[Finding]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from conduit_dagster.config import parse_text
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.secret_values import hide, remember_credentials
 
 
@@ -49,3 +53,28 @@ pipelines:
 """
     parse_text(text, "f.yaml", {"DB": "postgresql://me:f1rst@db/x"})
     assert hide("f1rst s3cond tok-1234 me") == "*** *** *** me"
+
+
+def test_a_reference_without_a_value_is_no_secret(tmp_path: Path) -> None:
+    """It stays in its setting as written: what is to be set, and how, is told in full, however often it is read."""
+    (tmp_path / "conduit.yaml").write_text("spark: {conf: {spark.my.password: '${NOT_SET_1}'}}\n")
+    settings = """settings: {url: "postgresql://me:${file:none}@db/x", table: t, password: "${NOT_SET_2}"}"""
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "p.yaml").write_text(f"""
+version: "2.2"
+pipelines:
+  - id: p
+    connectors:
+      - {{id: in, type: source, plugin: file, settings: {{path: ./in}}}}
+      - {{id: out, type: destination, plugin: postgres, {settings}}}
+    processors:
+      - id: h
+        plugin: webhook.http
+        settings: {{request.url: "http://x/", headers.Authorization: "Bearer $NOT_SET_3"}}
+""")
+    for _ in range(2):
+        project = Project.find(tmp_path, {})
+        catalogue = open_catalogue(project)
+        found = {one.got: one.fix for one in (*project.findings, *catalogue.findings)}
+        assert list(found) == ["${NOT_SET_1}", "${file:none}", "${NOT_SET_2}", "$NOT_SET_3"]
+        assert found["${NOT_SET_2}"] == "set NOT_SET_2, or write $${NOT_SET_2} literally"
