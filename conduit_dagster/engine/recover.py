@@ -27,7 +27,7 @@ from conduit_dagster.record import Mode, Record
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Destination, Position, ResumeState, Source
+from conduit_dagster.sdk import Position, ResumeState, Source
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.overview import collection_rows
 from conduit_dagster.state.pipeline_state import OpenStep
@@ -142,7 +142,7 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     plan, started = step.plan, time.monotonic()
     loop.refusals.recall(plan, decision)
     for letter in step.letters:
-        _require_same(plan, DEAD_LETTERS, loop.context.pipeline.dead_letters.destination, letter.queue)
+        _require_same(loop.context, plan, DEAD_LETTERS, letter.queue)
     shipments = prepared(loop, step, decision)
     # recorded dead letters that are not published yet come before any destination continues
     for letter in step.letters:
@@ -158,7 +158,7 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
     context, plan, consumers = loop.context, step.plan, loop.context.consumers
     todo = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in consumers]
     for delivery in todo:
-        _require_same(plan, delivery.consumer, consumers[delivery.consumer])
+        _require_same(context, plan, delivery.consumer)
     held = [d for d in todo if _holds(context, plan, d)]
     missing = _retargeted(context, plan, decision, [d for d in todo if d not in held])
     for staged in held:
@@ -178,19 +178,19 @@ def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, stag
 
 
 def _require_same(
-    plan: Plan, consumer: str, destination: Destination, prepared_for: dict[str, str | None] | None = None
+    context: StepContext, plan: Plan, consumer: str, prepared_for: dict[str, str | None] | None = None
 ) -> None:
     """Raise ``FatalError``, naming both targets, if a prepared step's target has changed.
 
     ``prepared_for``: the target, if it is not the one of the plan. Source: DELIVERY.md, Destinations.
     """
-    was = prepared_for or plan.targets.get(consumer, {})
+    was, destination = prepared_for or plan.targets.get(consumer, {}), context.consumers[consumer]
     if not is_target(was, destination):
         now = _named(planned_target(destination))
         raise FatalError(
             f"step {plan.step} was prepared for {_named(was)}, but {consumer} is {now} now",
             code="delivery.target_changed",
-            node=consumer,
+            node=context.node(consumer),
             fix=f"set it back to {_named(was)}, let the pipeline finish the step, then change it",
         )
 

@@ -20,6 +20,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import COLLECTION, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import MISCOUNTED, Delivery, StagedDestination, StagedRecord, staged_records
 from conduit_dagster.spark.jobs import JobCancelled
@@ -104,10 +105,20 @@ class Restaged:
         context = self._context
         if changed := changed_source(context.pipeline, plan, context.state):
             raise _unreadable(plan, changed, context.node(changed))
+        self._require_ranges(plan)
         tasks = self._stager.relocated(from_rows(decision.splits))
         staged = self._stager.stage(plan, tasks, as_records, again=True)
         self._made.append(staged)
         return staged
+
+    def _require_ranges(self, plan: Plan) -> None:
+        """Raise ``FatalError`` if a source has lost a range: reading it would only look like a rotation."""
+        for span in plan.ranges:
+            node = self._context.pipeline.source_node(span.source)
+            try:
+                blamed(node.node, node.source.verify, span.start, span.end)
+            except FatalError as error:
+                raise _lost(plan, error) from error
 
     def discard(self) -> None:
         """Remove everything that was staged again, once the step is done."""
@@ -124,6 +135,17 @@ def _unreadable(plan: Plan, source: str, node: str) -> FatalError:
         code="delivery.source_changed",
         node=node,
         fix="set the source, delivery.log and fan-in back, let the pipeline finish the step (run --once), then change",
+    )
+
+
+def _lost(plan: Plan, error: FatalError) -> FatalError:
+    return FatalError(
+        f"step {plan.step} was prepared, its staging is gone, and so is what it read: {error.message}",
+        code="delivery.rebuild_differs",
+        node=error.node,
+        place=error.place,
+        fix="put back what the step read, a file or a copy of it named with .1 at its end, and run again; "
+        "on-gone: skip leaves out no prepared step",
     )
 
 

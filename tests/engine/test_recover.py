@@ -91,6 +91,30 @@ def test_a_rebuild_finds_the_source_under_its_new_name(lab: Lab, crash: Callable
     assert lab.documents("out.jsonl") == [*ROWS, {"i": 6}]
 
 
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_rebuild_whose_source_is_lost_is_refused(
+    lab: Lab, crash: Callable[[str], None], gone: bool, skips: bool
+) -> None:
+    """It was taken for a rotation, which the next attempt finds in its new place, and was repeated for ever."""
+    read = source(**{"on-gone": "skip"}) if skips else source()
+    lab.pipeline(connectors=[read, destination()], processors=[DECODE], **{"dead-letter-queue": queue()})
+    crash("after-prepare")
+    lose_staging(lab)
+    file = lab.root / "in.jsonl"
+    before = file.read_text()
+    if gone:
+        file.unlink()
+    else:
+        lab.write("in.jsonl", [{"i": -1}] * 6)
+    refused = lab.run()
+    assert code_of(refused) == "delivery.rebuild_differs"
+    assert refused.error is not None and (refused.error.fatal, refused.error.node) == (True, "p:in")
+    (lab.root / "in.jsonl.1").write_text(before)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl")[:6] == ROWS
+
+
 def test_a_rebuild_that_would_deliver_something_else_is_refused(lab: Lab, crash: Callable[[str], None]) -> None:
     """The decision is final: put the processors back, let it finish, then change them."""
     build(lab)
@@ -155,6 +179,7 @@ def test_a_changed_place_of_the_hashes_under_a_committed_step_is_refused(
     refused = lab.run()
     assert code_of(refused) == "delivery.target_changed"
     assert refused.error is not None and "with app-id mine" in refused.error.message
+    assert refused.error.node == "p:out"
     built()
     assert lab.run().error is None
     built(**{"app-id": "mine"})
