@@ -79,14 +79,14 @@ def test_the_same_inode_with_another_birth_and_lines_that_were_not_read(
         ({"birth": 5, "modified": 1, "changed": 1}, True),
         ({"birth": 0}, True),
         ({"birth": 0, "modified": 99, "changed": 99}, True),
-        ({"birth": 0, "modified": 19}, False),
+        ({"birth": 0, "modified": 19}, True),
         ({"birth": 0, "changed": 29}, False),
         ({"birth": 5, "inode": 8}, False),
         ({"birth": 5, "inode": 0}, False),
     ],
 )
 def test_what_makes_a_file_the_same(found: dict[str, int], same: bool) -> None:
-    """Inode and birth time; if one scan has no birth time, no time may have gone back."""
+    """Inode and birth time; if one scan has no birth time, that of the inode's change may not have gone back."""
     tracked = TrackedFile("a", 0, 7, modified=20, changed=30, birth=5)
     values = {"inode": 7, "size": 1, "modified": 20, "changed": 30, **found}
     assert tracked.may_be(FoundFile("/elsewhere/b", "b", **values)) is same
@@ -156,7 +156,7 @@ def test_what_a_look_happens_to_see_is_no_part_of_a_place(
 
 
 def test_without_births(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is followed and renamed as before; one with its inode that is older is a different one."""
+    """A file is followed and renamed as before, also while what writes it sets its time back, as ``cp -p`` does."""
     monkeypatch.setattr(file_state, "birth_of", lambda file: 0)
     write(log, OLD)
     source = Reader(tmp_path)
@@ -165,7 +165,26 @@ def test_without_births(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPat
     rotate(log)
     assert source.step() == ["more", *NEW]
     assert [file["birth"] for file in source.position["files"]] == [0, 0]
+    append(log, "late\n")
     os.utime(log, ns=(1, 1))
+    assert source.step() == ["late"]
+
+
+def test_without_births_a_folder_of_files_whose_times_are_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come with the times of their originals, which ``cp -p`` and ``rsync`` set once all is written."""
+    monkeypatch.setattr(file_state, "birth_of", lambda file: 0)
+    inbox = tmp_path / "in"
+    inbox.mkdir()
+    write(inbox / "1.jsonl", OLD)
+    source = Reader(tmp_path, "in/")
+    assert source.step(Limit(2, 100)) == OLD[:2]
+    append(inbox / "1.jsonl", "more\n")
+    os.utime(inbox / "1.jsonl", ns=(1, 1))
+    assert source.step() == [*OLD[2:], "more"]
+    write(inbox / "1.jsonl", NEW)
+    os.utime(inbox / "1.jsonl", ns=(0, 0))
     assert source.step() == NEW
 
 

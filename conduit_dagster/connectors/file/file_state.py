@@ -118,7 +118,11 @@ class TrackedFile(msgspec.Struct, frozen=True):
         return self.name, self.number, self.inode, self.offset, self.line, self.mark, self.unended
 
     def may_be(self, found: FoundFile) -> bool:
-        """Return whether a found file can be this one, judging by inode, birth and times, not by content."""
+        """Return whether a found file can be this one, judging by inode and birth, not by content.
+
+        Without a birth time, the inode must not have changed earlier than it was seen to. Its modification time proves
+        nothing: ``cp -p`` and ``rsync --times`` set it back once they have written all.
+        """
         if not self.inode or not found.inode:
             return self.inode == found.inode and self.name == found.name
         if self.inode != found.inode:
@@ -126,7 +130,7 @@ class TrackedFile(msgspec.Struct, frozen=True):
         # an inode is reused for the next file as soon as its own file is removed
         if self.birth and found.birth:
             return self.birth == found.birth
-        return found.modified >= self.modified and found.changed >= self.changed
+        return found.changed >= self.changed
 
     def at_first(self, found: FoundFile) -> TrackedFile:
         """Return a new file with its first observation, before anything of it is read."""
