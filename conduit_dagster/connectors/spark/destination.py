@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -26,13 +26,34 @@ from conduit_dagster.sdk import (
 
 # what is staged never has days of the Julian calendar, whatever Spark's own settings say of files
 _AS_STAGED: Final = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
+_TIMES: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    # the offsets of early times have seconds, which the format leaves out
+    "timeZone": "UTC",
+}
+_WHOLE: Final[Mapping[str, Mapping[str, str]]] = {
+    "csv": {**_TIMES, "ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"},
+    "json": _TIMES,
+    "xml": _TIMES,
+}
+"""Options without which Spark's formats of text cut off a part of a value: microseconds, and blanks at its ends."""
+
+
+def whole(format_: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the format's options: the given ones, and others that write every value whole."""
+    names = {name.lower() for name in given}  # as Spark compares them
+    if "timestampformat" in names:
+        names.add("timezone")  # the zone belongs to it: it may show none
+    return {name: value for name, value in _WHOLE.get(format_, {}).items() if name.lower() not in names} | dict(given)
 
 
 class SparkDestination(StagedDestination):
     """Rows that Spark appends: tasks stage Parquet, the driver runs ``write.format(FORMAT)`` for each delivery.
 
     At least once: a Spark data source does not know delivery hashes. With ``hash-column``, readers can detect repeats.
-    Whether an append is all or nothing depends on the format.
+    Whether an append is all or nothing depends on the format. ``csv``, ``json`` and ``xml`` write times with
+    microseconds, in UTC, and ``csv`` the blanks at either end of a text, unless their options say otherwise.
     """
 
     name = "spark"
@@ -110,5 +131,6 @@ class SparkDestination(StagedDestination):
             # the step may have been staged before the setting had this value
             self._require_free(frame.columns)
             frame = frame.withColumn(self.settings.hash_column, f.lit(delivery.hash))
-        writer = frame.write.format(self.format).options(**self.settings.options).mode("append")
+        options = whole(self.format, self.settings.options)
+        writer = frame.write.format(self.format).options(**options).mode("append")
         writer.save(self.address) if self.settings.path else writer.save()

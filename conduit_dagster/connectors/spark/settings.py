@@ -79,7 +79,8 @@ class SparkSourceSettings(FormatSettings, RowSourceSettings):
 class SparkDestinationSettings(FormatSettings, ColumnsSettings):
     """Appends with ``write.format(FORMAT)``, a column per field of created and snapshot records.
 
-    All other settings are the format's options, passed on unchanged.
+    All other settings are the format's options, passed on unchanged. ``csv``, ``json`` and ``xml`` write times with
+    microseconds, in UTC, and ``csv`` keeps blanks at the ends of a text, unless options say otherwise.
     """
 
     hash_column: str = Field("", alias="hash-column")
