@@ -61,4 +61,4 @@ def test_a_file_s_name_that_spark_takes_for_an_address(lab: Lab) -> None:
     build(lab, given("csv", path="in", schema="i BIGINT"), destination())
     error = lab.run().error
     assert error is not None and error.code == "spark.format_failed"
-    assert error.fix == "Spark reads no file whose name has a colon: rename it, or choose a glob that leaves it out"
+    assert error.fix == "Spark reads no folder in which a file's name has a colon, nor a glob there: rename that file"

@@ -70,8 +70,8 @@ _OWN_OPTIONS: Final = "correct the settings that are the format's own options, o
 _FIXES: Final = {
     "No FileSystem for scheme": "with spark:FORMAT, paths, state.staging and state.log must be URLs that Spark opens, "
     "such as s3a:// in place of s3://",
-    "Relative path in absolute URI": "Spark reads no file whose name has a colon: rename it, or choose a glob that "
-    "leaves it out",
+    "Relative path in absolute URI": "Spark reads no folder in which a file's name has a colon, nor a glob there: "
+    "rename that file",
     # in a project that was moved; Spark asks for the files of the stream's last batch, wherever it goes on
     "Wrong basePath": "Spark's checkpoint of a stream names its files by their whole paths: move the project back to "
     "where it was",
