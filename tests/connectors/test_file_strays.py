@@ -9,16 +9,25 @@ from pathlib import Path
 import pytest
 from lab.file_reading import Reader, append
 
+from conduit_dagster.connectors.file import file_state
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
 ONE = Limit(1, 10_000)
 
 
+@pytest.fixture(params=["births", "no births"])
+def births(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every disk tells when a file was born: NFS before 4.2 and many others in user space do not."""
+    if request.param == "no births":
+        monkeypatch.setattr(file_state, "birth_of", lambda file: 0)
+
+
 def steps(reader: Reader, count: int = 6, limit: Limit = ONE) -> list[str]:
     return [line for _ in range(count) for line in reader.step(limit)]
 
 
+@pytest.mark.usefixtures("births")
 def test_a_rename_out_of_the_glob_loses_no_line(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     append(log, "a1\n")
@@ -30,6 +39,7 @@ def test_a_rename_out_of_the_glob_loses_no_line(tmp_path: Path) -> None:
     assert found + steps(reader) == ["a1", "a2", "a3", "b1"]
 
 
+@pytest.mark.usefixtures("births")
 def test_a_backlog_is_read_after_a_rename_out_of_the_glob(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     append(log, "a1\na2\na3\n")
@@ -40,6 +50,7 @@ def test_a_backlog_is_read_after_a_rename_out_of_the_glob(tmp_path: Path) -> Non
     assert found + steps(reader) == ["a1", "a2", "a3", "b1"]
 
 
+@pytest.mark.usefixtures("births")
 @pytest.mark.parametrize("path", ["containers/x.log", "containers/*.log"])
 def test_the_target_of_a_link_is_rotated(tmp_path: Path, path: str) -> None:
     """As kubelet does with a container's log."""
@@ -56,6 +67,7 @@ def test_the_target_of_a_link_is_rotated(tmp_path: Path, path: str) -> None:
     assert found + steps(reader) == ["a1", "a2", "a3", "b1"]
 
 
+@pytest.mark.usefixtures("births")
 def test_a_link_is_set_to_the_next_file(tmp_path: Path) -> None:
     """As glog and cronolog do."""
     first, second, link = tmp_path / "app-01.log", tmp_path / "app-02.log", tmp_path / "app.log"
@@ -69,6 +81,33 @@ def test_a_link_is_set_to_the_next_file(tmp_path: Path) -> None:
     fresh.symlink_to(second)
     fresh.replace(link)
     assert found + steps(reader) == ["a1", "a2", "b1"]
+
+
+@pytest.mark.usefixtures("births")
+@pytest.mark.parametrize("limit", [ONE, Limit(9, 10_000)])
+def test_a_rename_to_a_name_of_another_kind(tmp_path: Path, limit: Limit) -> None:
+    """As log4j and logback do."""
+    log = tmp_path / "app.log"
+    append(log, "a1\na2\n")
+    reader = Reader(tmp_path)
+    found = reader.step(limit)
+    append(log, "a3\n")
+    log.rename(tmp_path / "app-2026-01-01.log")
+    append(log, "b1\n")
+    assert found + steps(reader) == ["a1", "a2", "a3", "b1"]
+
+
+def test_without_births_nothing_is_read_from_a_file_that_got_the_inode_of_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells whether it is the same file, and it is not in the glob."""
+    monkeypatch.setattr(file_state, "birth_of", lambda file: 0)
+    append(tmp_path / "x.log", "")
+    reader = Reader(tmp_path, "*.log")
+    assert reader.step() == []
+    (tmp_path / "x.log").rename(tmp_path / "other")
+    append(tmp_path / "other", "secret\n")
+    assert steps(reader) == []
 
 
 def rotated_twice(root: Path) -> Reader:

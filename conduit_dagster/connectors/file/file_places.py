@@ -217,7 +217,7 @@ class LastPlaces:
 
     def strayed(self, files: Collection[TrackedFile]) -> list[FoundFile]:
         """Return these files where a rename took them: out of the glob, or beside the file that a link leads to."""
-        wanted, found = {file.inode for file in files if file.inode and file.birth}, list[FoundFile]()
+        wanted, found = {file.inode for file in files if file.inode and _is_knowable(file)}, list[FoundFile]()
         for folder in self.homes(files) if wanted else ():
             try:
                 with os.scandir(folder) as entries:
@@ -232,6 +232,11 @@ class LastPlaces:
         """Return the folders in which these files may be."""
         last = (self._found[file.number].url for file in files if file.number in self._found)
         return self._roots().union(*(homes_of(path) for path in last))
+
+
+def _is_knowable(file: TrackedFile) -> bool:
+    """Return whether its birth time or its content tells the file from another one that was given its inode."""
+    return bool(file.birth or file.offset or file.ahead)
 
 
 def homes_of(path: str) -> set[str]:
