@@ -8,6 +8,7 @@ import io
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,7 @@ _CHUNK = 1 << 20
 _PIECE = 1 << 14
 _LONGEST = 255
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+_NO_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.ENOSYS)
 
 
 def local_path(url: str) -> Path | None:
@@ -192,9 +194,7 @@ def link(source: Path, into: Path) -> None:
 def open_read(url: str) -> IO[bytes]:
     """Open a file for reading."""
     path = local_path(url)
-    if path is not None:
-        return path.open("rb")
-    return open_stored(url)
+    return open_stored(url) if path is None else path.open("rb")
 
 
 def size(url: str) -> int | None:
@@ -215,7 +215,7 @@ def size(url: str) -> int | None:
 def sync(url: str) -> None:
     """Make a file's bytes, or a folder's entries, durable.
 
-    A new file needs both: a crash may lose it if only its bytes are synced.
+    A new file needs both: a crash may lose it if only its bytes are synced. Some network disks sync no folders.
     """
     path = local_path(url)
     if path is None:
@@ -223,6 +223,9 @@ def sync(url: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC or not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
     finally:
         os.close(descriptor)
 

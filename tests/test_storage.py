@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import os
 import secrets
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,6 +56,19 @@ def test_a_full_disk_is_told_before_the_file_counts(tmp_path: Path, size: int) -
             file.finish()
         finally:
             file.abort()  # raises nothing more
+
+
+def test_a_folder_is_not_synced_where_its_disk_can_not() -> None:
+    """As on CIFS: no destination there ended a step. A file's bytes are always synced."""
+    if not Path("/proc").is_dir():
+        pytest.skip("no folder here refuses it")
+    folder = os.open("/proc", os.O_RDONLY)
+    with pytest.raises(OSError, match="Invalid argument"):
+        os.fsync(folder)
+    os.close(folder)
+    storage.sync("/proc")
+    with pytest.raises(OSError, match="Invalid argument"):
+        storage.sync("/proc/version")
 
 
 def test_a_file_that_an_error_leaves_is_closed(tmp_path: Path) -> None:
