@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from conduit_dagster.msgspec_warmup import learn
+
+NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
+"""What stands for the id of a topic whose brokers are older than Kafka 2.8; an update of theirs gives it one."""
 
 
 class TopicPosition(msgspec.Struct, frozen=True):
     """Position in a topic, with one entry per partition, in partition order from 0."""
 
     id: str
-    """Topic id (KIP-516): a topic recreated under the same name has another."""
+    """Topic id (KIP-516): a topic recreated under the same name has another. ``NO_ID`` if it is not known."""
     next: tuple[int, ...] = ()
     """The next offset, by partition."""
     first: tuple[int, ...] = ()
     """The offset at which reading began, by partition: informational, not part of the position's identity."""
+
+
+def is_recreated(before: str, now: str) -> bool:
+    """Return whether two ids of a topic's name show that it was recreated; one that is not known shows nothing."""
+    return before != now and NO_ID not in (before, now)
 
 
 class KafkaPosition(msgspec.Struct, frozen=True):
@@ -55,7 +63,7 @@ def ranges(start: KafkaPosition, end: KafkaPosition) -> Iterator[PartitionRange]
         before = start.topics.get(topic)
         for partition, (first, stop) in enumerate(zip(last.first, last.next, strict=True)):
             begin = first
-            if before is not None and before.id == last.id and partition < len(before.next):
+            if before is not None and not is_recreated(before.id, last.id) and partition < len(before.next):
                 # after messages that are gone were skipped, reading restarted at a later offset
                 begin = max(first, before.next[partition])
             if stop > begin:
@@ -76,7 +84,7 @@ def cut(start: KafkaPosition, end: KafkaPosition, boundary: Sequence[Any]) -> Ka
 
 def _cut_topic(before: TopicPosition | None, last: TopicPosition, partition: int, offset: int) -> TopicPosition:
     read = TopicPosition(last.id, (*last.next[:partition], offset), last.first[: partition + 1])
-    if before is None or before.id != last.id:
+    if before is None or is_recreated(before.id, last.id):
         return read
     rest = slice(partition + 1, None)
     return TopicPosition(last.id, (*read.next, *before.next[rest]), (*read.first, *before.first[rest]))

@@ -12,10 +12,12 @@ from conduit_dagster.connectors.kafka.group_offsets import GroupOffsets
 from conduit_dagster.connectors.kafka.kafka_client import AccessRights, KafkaErrors, own_id
 from conduit_dagster.connectors.kafka.kafka_cluster import Cluster, KnownTopic
 from conduit_dagster.connectors.kafka.kafka_position import (
+    NO_ID,
     KafkaPosition,
     PartitionRange,
     TopicPosition,
     cut,
+    is_recreated,
     parse_position,
     ranges,
 )
@@ -152,7 +154,7 @@ class KafkaSource(Source):
             # lost by the brokers, messages may come back: going on before them would deliver acked ones again
             if self.settings.on_gone != "skip" or not problem.fatal:
                 raise problem
-            if before.id != topic.id:
+            if is_recreated(before.id, topic.id):
                 return TopicPosition(topic.id, topic.low, topic.low)
         count = len(before.next)
         pairs = zip(before.next, topic.low, strict=False)
@@ -160,14 +162,16 @@ class KafkaSource(Source):
         first = [
             kept if to == offset else to for kept, to, offset in zip(before.first, moved, before.next, strict=True)
         ]
-        return TopicPosition(topic.id, (*moved, *topic.low[count:]), (*first, *topic.low[count:]))
+        # while brokers are updated one by one, the older ones show none
+        known = before.id if topic.id == NO_ID else topic.id
+        return TopicPosition(known, (*moved, *topic.low[count:]), (*first, *topic.low[count:]))
 
     def _problem(self, before: TopicPosition, topic: KnownTopic) -> ConduitError | None:
         """Return the error for a topic whose next message is missing: it was removed, or the topic was recreated.
 
         Transient if the brokers have lost it.
         """
-        if before.id != topic.id:
+        if is_recreated(before.id, topic.id):
             message = f"the topic {topic.name} was recreated: its messages are not the ones that were read"
             return self._errors.fatal(message, "kafka.topic_changed", START_OVER, topic.name)
         if len(topic.low) < len(before.next):
@@ -262,7 +266,7 @@ class KafkaSource(Source):
         total = 0
         for name, one in self._known().items():
             known = before.get(name)
-            begun = known.next if known is not None and known.id == one.id else ()
+            begun = known.next if known is not None and not is_recreated(known.id, one.id) else ()
             begins = (*begun, *one.low[len(begun) :])
             total += sum(
                 max(0, end - max(low, begin)) for begin, low, end in zip(begins, one.low, one.high, strict=False)

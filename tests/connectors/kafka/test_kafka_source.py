@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab.kafka_batches import send_with_time
@@ -14,7 +15,8 @@ from lab.kafka_server import running_kafka
 from lab.waiting import wait_until
 from pydantic import ValidationError
 
-from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
+from conduit_dagster.connectors.kafka.kafka_cluster import Cluster, KnownTopic
+from conduit_dagster.connectors.kafka.kafka_position import NO_ID
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.engine.operate.rewind import check_position
 from conduit_dagster.record import Record
@@ -189,6 +191,47 @@ def test_a_topic_made_anew_is_noticed(lab: KafkaLab) -> None:
     skipping = lab.source(topic, on_gone="skip")
     assert skipping.gives_up(start, position) and not source.gives_up(start, position)
     assert lab.values(skipping, position) == [b"3", b"4", b"5", b"6", b"7"]
+
+
+def test_a_topic_that_an_update_of_its_brokers_gives_an_id_was_not_recreated(lab: KafkaLab) -> None:
+    """Brokers before Kafka 2.8 have none, and show zeros; while they are updated, one by one, both are seen."""
+    topic = lab.server.topic(2)
+    lab.server.send(topic, ROWS[:4], 0)
+    lab.server.send(topic, ROWS[4:6], 1)
+    for on_gone in ("fail", "skip"):
+        source = lab.source(topic, on_gone=on_gone)
+        start = source.initial()
+        end = source.latest(start, ALL)
+        older, rest = _without_id(source.latest(start, Limit(3, 10**9))), source.latest(start, Limit(3, 10**9))
+        source.verify(older, end)
+        assert source.latest(older, ALL)["topics"][topic]["id"] == end["topics"][topic]["id"]
+        assert (source.lag(older), len(lab.read(source, older, end))) == (3, 3)
+        assert len(lab.read(source, rest, _without_id(end))) == 3
+        assert source.within(older, end, [topic, 1, 2])["topics"][topic]["next"] == [4, 2]
+
+
+def _without_id(position: Any) -> Any:
+    """Return a position as brokers without ids would have given it."""
+    topics = {name: {**one, "id": NO_ID} for name, one in position["topics"].items()}
+    return {"topics": topics}
+
+
+def test_an_older_broker_does_not_take_the_id_of_a_topic(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a topic that is recreated later would not be noticed."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS[:3])
+    source = lab.source(topic)
+    position = source.latest(source.initial(), ALL)
+    lab.server.send(topic, ROWS[3:5])
+    known = Cluster.known
+
+    def as_older(cluster: Cluster, names: Sequence[str]) -> dict[str, KnownTopic]:
+        return {name: one._replace(id=NO_ID) for name, one in known(cluster, names).items()}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "known", as_older)
+        later = source.latest(position, ALL)
+    assert later["topics"][topic] == {**position["topics"][topic], "next": [5]}
 
 
 def _made(lab: KafkaLab, topic: str) -> bool:
