@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
+from collections.abc import Sequence
 
 _CRC_32C = 0x82F63B78
 _ANSWER = 16
@@ -12,7 +14,20 @@ _ANSWER = 16
 
 def send_with_time(port: int, topic: str, value: bytes, milliseconds: int) -> None:
     """Write one message with a timestamp, such as -1, into partition 0."""
-    body = b"\0" + _varint(0) + _varint(0) + _varint(-1) + _varint(len(value)) + value + _varint(0)
+    _send(port, topic, value, milliseconds, ())
+
+
+def send_with_headers(port: int, topic: str, value: bytes, headers: Sequence[tuple[bytes, bytes | None]]) -> None:
+    """Write one message with headers, whose names may be any bytes, into partition 0."""
+    # of now, as retention removes old ones
+    _send(port, topic, value, round(time.time() * 1_000), headers)
+
+
+def _send(
+    port: int, topic: str, value: bytes, milliseconds: int, headers: Sequence[tuple[bytes, bytes | None]]
+) -> None:
+    named = b"".join(_sized(name) + _sized(content) for name, content in headers)
+    body = b"\0" + _varint(0) + _varint(0) + _sized(None) + _sized(value) + _varint(len(headers)) + named
     record = _varint(len(body)) + body
     fields = struct.pack(">hiqqqhii", 0, 0, milliseconds, milliseconds, -1, -1, -1, 1) + record
     head = struct.pack(">qiib", 0, 9 + len(fields), 0, 2)
@@ -25,6 +40,10 @@ def send_with_time(port: int, topic: str, value: bytes, milliseconds: int) -> No
         with line.makefile("rb") as answer:
             answer.read(4 + _ANSWER + len(name))
             assert answer.read(2) == b"\0\0"
+
+
+def _sized(data: bytes | None) -> bytes:
+    return _varint(-1) if data is None else _varint(len(data)) + data
 
 
 def _varint(number: int) -> bytes:

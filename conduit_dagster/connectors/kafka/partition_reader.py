@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,13 +13,11 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 
 from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, PASSING, KafkaErrors, client_config, make_client
 from conduit_dagster.connectors.kafka.kafka_position import PartitionRange
+from conduit_dagster.connectors.kafka.message_headers import header_metadata, headers_of, without_unreadable
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
-from conduit_dagster.record import COLLECTION, CREATED_AT, Record
+from conduit_dagster.record import COLLECTION, CREATED_AT, SOURCE_CONNECTOR_ID, Nack, Record
 from conduit_dagster.sdk import MISCOUNTED, Block, Keys, ReadOptions, Split
 
-HEADER = "kafka.header."
-BINARY = ".base64"
-"""Suffix of the metadata key of a header that is not UTF-8, or whose name ends with it."""
 _BYTES = 4
 """Size of a block, as a multiple of the requested one: messages take less room than records."""
 _END = 5.0
@@ -220,22 +217,25 @@ class RecordMaker:
     def __init__(self, labels: dict[str, str], part: PartitionRange, offsets: bool, keys: Keys) -> None:
         self._own = {**labels, COLLECTION: part.topic, "kafka.partition": str(part.partition)}
         self._part, self._offsets, self._keys = part, offsets, keys
+        self._node = labels[SOURCE_CONNECTOR_ID]
         self._prefix = f"{part.topic}/{part.partition}/"
 
     def block(self, messages: list[Message]) -> Block:
         """Return the messages as a block."""
         topic, partition = self._part.topic, self._part.partition
 
+        nacks: dict[int, tuple[str, Nack]] = {}
+
         def boundary(place: int) -> list[Any]:
             return [topic, partition, _offset(messages[place]) + 1]
 
         def again(places: Sequence[int]) -> list[Record]:
-            return self._records([messages[place] for place in places], positions=True)
+            return self._records([messages[place] for place in places], {}, positions=True)
 
         if self._keys >= Keys.POSITIONS:
-            return Block(self._records(messages, positions=True), boundary, again=again)
-        records = self._records(messages, positions=False)
-        return Block(records, boundary, self._completing(messages), again=again, positions=self._positions(messages))
+            return Block(self._records(messages, nacks, positions=True), boundary, nacks=nacks, again=again)
+        records, complete = self._records(messages, nacks, positions=False), self._completing(messages)
+        return Block(records, boundary, complete, nacks, again=again, positions=self._positions(messages))
 
     def _completing(self, messages: list[Message]) -> Callable[[int, Record], None]:
         def complete(place: int, record: Record) -> None:
@@ -246,12 +246,18 @@ class RecordMaker:
     def _positions(self, messages: list[Message]) -> Callable[[], list[Any]]:
         return lambda: [f"{self._prefix}{message.offset()}" for message in messages]
 
-    def _records(self, messages: list[Message], positions: bool) -> list[Record]:
+    def _records(self, messages: list[Message], nacks: dict[int, tuple[str, Nack]], positions: bool) -> list[Record]:
+        """Return the messages as records; add to ``nacks`` those with a header that no record can hold."""
         records: list[Record] = []
         last, metadata = None, self._own
         prefix, offsets = self._prefix, self._offsets
         for message in messages:
-            time_, headers = message.timestamp(), message.headers()
+            time_ = message.timestamp()
+            try:
+                headers = headers_of(message)
+            except SystemError as error:
+                nacks[len(records)] = (self._node, without_unreadable(message, error))
+                headers = headers_of(message)
             if headers or offsets:
                 metadata, last = self._metadata(message, time_, headers), None
             elif time_ != last:
@@ -269,14 +275,5 @@ class RecordMaker:
         if self._offsets:
             made["kafka.offset"] = str(message.offset())
         for name, value in headers or ():
-            made |= _header(name, value)
+            made |= header_metadata(name, value)
         return made
-
-
-def _header(name: str, value: bytes | None) -> dict[str, str]:
-    data = value or b""
-    with suppress(UnicodeDecodeError):
-        # text under such a name would be decoded as Base64 where it is written again
-        if not name.endswith(BINARY):
-            return {HEADER + name: data.decode()}
-    return {HEADER + name + BINARY: base64.b64encode(data).decode()}

@@ -16,7 +16,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.formats import OpenCdcJson, Template, make_format, nack_of
-from conduit_dagster.connectors.kafka.partition_reader import BINARY, HEADER
+from conduit_dagster.connectors.kafka.message_headers import BINARY, HEADER
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings, require_topic
 from conduit_dagster.expressions import compile_template
 from conduit_dagster.record import CREATED_AT, Nack, Record, decode
