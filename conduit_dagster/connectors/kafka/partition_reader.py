@@ -20,6 +20,8 @@ from conduit_dagster.sdk import MISCOUNTED, Block, Keys, ReadOptions, Split
 
 _BYTES = 4
 """Size of a block, as a multiple of the requested one: messages take less room than records."""
+_WAIT = 20
+"""Milliseconds that a broker waits for more messages at the end of a partition."""
 _END = 5.0
 """Seconds to wait for the end of a partition, once its messages do not come."""
 _LOGIN = (KafkaError._AUTHENTICATION, KafkaError._SSL)
@@ -37,7 +39,7 @@ def consumer_config(settings: KafkaSourceSettings, errors: KafkaErrors) -> dict[
         "enable.partition.eof": True,
         "check.crcs": True,
         # the end of a range may lie after the last message, which only an empty response reveals
-        "fetch.wait.max.ms": 20,
+        "fetch.wait.max.ms": _WAIT,
         "queued.min.messages": 50_000,
         # pause before the next fetch once that many messages are queued; the default is a second
         "fetch.queue.backoff.ms": 5,
@@ -60,8 +62,11 @@ class PartitionReader:
         """Yield the messages of the ranges. Messages read before an error are yielded before it is raised."""
         parts = [PartitionRange(*part) for part in self._split.detail["parts"]]
         # one consumer per topic, because an existing one discovers a new topic only once a second
-        for _, mine in groupby(parts, lambda part: part.topic):
-            consumer = make_client(Consumer, consumer_config(self._settings, self._errors), self._errors)
+        for _, several in groupby(parts, lambda part: part.topic):
+            mine = list(several)
+            # the next partition's messages come once the broker has answered for the end of the one before
+            wait = {"fetch.wait.max.ms": max(1, _WAIT // len(mine))}
+            consumer = make_client(Consumer, consumer_config(self._settings, self._errors) | wait, self._errors)
             try:
                 for part in mine:
                     maker = RecordMaker(self._labels, part, self._settings.offset_metadata, options.keys)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lab.kafka_lab import ROWS, KafkaLab
+from lab.kafka_lab import ALL, ROWS, KafkaLab
 
 from conduit_dagster.connectors.kafka import message_sizes
 from conduit_dagster.connectors.kafka.message_sizes import shares, within_bytes
@@ -24,6 +25,21 @@ pytestmark = pytest.mark.slow
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy broker takes longer for a sample than a step waits for it; the step would then be another one."""
     monkeypatch.setattr(message_sizes, "_PATIENCE", 60.0)
+
+
+def test_a_few_messages_in_many_partitions_take_no_wait_for_each(lab: KafkaLab) -> None:
+    """Brokers answer for the end of a partition after a wait, which the next partition has to sit out."""
+    topic = lab.server.topic(64)
+    for partition in range(64):
+        lab.server.send(topic, [(None, b"x")], partition)
+    source = lab.source(topic)
+    start = source.initial()
+    end, seconds = source.latest(start, ALL), list[float]()
+    while len(seconds) < 10 and min(seconds, default=9.0) > 0.64:
+        begun = time.monotonic()
+        assert len(lab.read(source, start, end)) == 64
+        seconds.append(time.monotonic() - begun)
+    assert min(seconds) < 64 * 0.02
 
 
 # -- how much of each partition -----------------------------------------------------------------------------------
