@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 import structlog
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
-from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, KafkaErrors
+from conduit_dagster.connectors.kafka.kafka_client import NO_TOPIC, KafkaErrors, kafka_error
 from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
 from conduit_dagster.connectors.kafka.kafka_position import KafkaPosition
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
 from conduit_dagster.daemon_threads import BY_HAND, IN_RUN, has_ended
 from conduit_dagster.sdk import ConnectorContext
+
+_HAS_MEMBERS: Final = (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.NON_EMPTY_GROUP)
+"""Brokers take offsets from outside only for a group that no consumer has joined."""
 
 
 class GroupOffsets:
@@ -72,6 +75,8 @@ class GroupOffsets:
         return True
 
     def _verdict(self, error: Any, topic: str = "") -> str:
+        if kafka_error(error).code() in _HAS_MEMBERS:
+            return f"the group {self._group} has members of its own: set groupID to another group"
         found = self._errors.verdict(error, f"offsets can't be committed to the group {self._group}", topic)
         return f"{found.message}; {found.fix}" if found.fatal else found.message
 

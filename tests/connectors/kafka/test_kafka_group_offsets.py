@@ -90,3 +90,23 @@ def test_a_topic_that_was_deleted_keeps_no_other_offset_from_its_group(lab: Kafk
         source.close()
     # a busy broker may take more than two seconds, which is told as well
     assert [one for one in logs if "not answered yet" not in str(one)] == []
+
+
+def test_a_group_that_others_have_joined_is_told(lab: KafkaLab) -> None:
+    """Brokers say no more than that they do not know a member."""
+    topic = lab.server.topic()
+    lab.server.send(topic, ROWS)
+    group = f"g-{topic}"
+    member = Consumer({"bootstrap.servers": lab.server.servers, "group.id": group, "auto.offset.reset": "earliest"})
+    try:
+        member.subscribe([topic])
+        wait_until(lambda: member.consume(1, 1), "it has joined")
+        source = lab.source(topic, commit_offsets="true", groupID=group)
+        with capture_logs() as logs:
+            source.ack(source.latest(source.initial(), ALL), 1)
+            source.close()
+    finally:
+        member.close()
+    # a busy broker may take more than two seconds, which is told as well
+    told = [str(one) for one in logs if "not answered yet" not in str(one)]
+    assert len(told) == 1 and "has members of its own" in told[0] and "groupID" in told[0]
