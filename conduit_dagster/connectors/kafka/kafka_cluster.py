@@ -126,6 +126,9 @@ class Cluster:
                 found[key] = self._result(future)
             except KafkaException as error:
                 found[key] = error
+            except TimeoutError:
+                # a process that was frozen meanwhile looks at its clock before the client looks at the answer
+                found[key] = KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return found
 
     # -- topics -------------------------------------------------------------------------------------------------

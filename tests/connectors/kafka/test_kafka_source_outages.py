@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from concurrent.futures import Future
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -33,6 +34,14 @@ def test_a_broker_that_is_silent_is_an_outage(lab: KafkaLab) -> None:
             assert error.value.code == "kafka.unreachable", error.value
     # a broker that was silent for longer than its session leads no partition for a moment
     wait_until(lambda: _numbers_read(lab, source, start, end) == 10, "the same source continues")
+
+
+def test_an_answer_that_the_client_does_not_give_is_an_outage(lab: KafkaLab) -> None:
+    """After a process was frozen, Python's own clock has run out before the client looks at the answer."""
+    cluster = lab.source("t", timeout="0.1s")._cluster
+    unanswered = Future[Any]()
+    error = cluster._answers({"t": unanswered})["t"]
+    assert cluster._failed(error, "asking").code == "kafka.unreachable"  # type: ignore[attr-defined]
 
 
 def _numbers_read(lab: KafkaLab, source: KafkaSource, start: Position, end: Position) -> int:
