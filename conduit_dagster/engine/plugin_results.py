@@ -261,3 +261,9 @@ def _position_error(node: str, message: str) -> FatalError:
         node=node,
         fix="a position is a JSON value for the place right after one record: text, a number, a list or a dict",
     )
+
+
+def owned_fix(thing: str) -> str:
+    """Return what to do about a resource that two destinations would write to: a path, or what its name says."""
+    kind = "path" if thing.startswith("/") else thing.partition(" ")[0]
+    return f"give each destination and dead-letter queue a {kind} of its own"

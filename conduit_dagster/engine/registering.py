@@ -14,7 +14,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipel
 from conduit_dagster.engine.dead_letters.archive import archive_folder
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
 from conduit_dagster.engine.log_source import JoinSource, LogSource
-from conduit_dagster.engine.plugin_results import initial_of
+from conduit_dagster.engine.plugin_results import initial_of, owned_fix
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
@@ -49,9 +49,8 @@ class _Owned(FatalError):  # noqa: N818  # it describes the resource
             f"{thing} is written by {owner[1]} of pipeline {owner[0]} already",
             code="destination.owned",
             node=node_id(*ours),
-            fix="give each destination and dead-letter queue a path of its own; or, if that pipeline was renamed to "
-            f"this one, conduit-dagster pipelines stop {other} (pipelines delete {other} if it left an open step), "
-            f"then conduit-dagster pipelines start {mine}",
+            fix=f"{owned_fix(thing)}; or, if that pipeline was renamed to this one, conduit-dagster pipelines stop "
+            f"{other} (pipelines delete {other} if it left an open step), then conduit-dagster pipelines start {mine}",
         )
         self.pipeline = owner[0]
 

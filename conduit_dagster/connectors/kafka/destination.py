@@ -87,6 +87,17 @@ class KafkaDestination(StagedDestination):
         return cls.strategies if settings.get("acks", "all") == "all" else frozenset({"at-most-once"})
 
     @property
+    def owned(self) -> str | None:
+        """The transactional id, with exactly-once: two destinations with one would fence one another without end."""
+        return f"transactional-id {self._owner} at {self.settings.place}" if self._is_exact else None
+
+    @property
+    def topics_written(self) -> list[tuple[str, str]]:
+        """The topics that it writes to, with their servers, as far as no record names them."""
+        topics = (self._layout.topic, self.settings.deliveries_topic if self._is_exact else None)
+        return [(self.settings.servers, topic) for topic in topics if topic is not None]
+
+    @property
     def address(self) -> str:
         """Servers and topic; the template instead of the topic if records choose the topic."""
         return f"{self.settings.place} {self.settings.topic}"

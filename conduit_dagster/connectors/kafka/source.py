@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import re2
 
+from conduit_dagster.config.scalars import comma_separated
 from conduit_dagster.connectors.kafka.group_offsets import GroupOffsets
 from conduit_dagster.connectors.kafka.kafka_client import AccessRights, KafkaErrors, own_id
 from conduit_dagster.connectors.kafka.kafka_cluster import Cluster, KnownTopic
@@ -72,6 +73,12 @@ class KafkaSource(Source):
         if len(names) != 1 or self.settings.patterns:
             return None
         return Dataset(f"kafka://{self.settings.place.partition(',')[0]}", names[0])
+
+    def reads_topic(self, servers: str, name: str) -> bool:
+        """Return whether the source reads a topic of these bootstrap servers."""
+        mine, theirs = comma_separated(self.settings.servers), comma_separated(servers)
+        named = name in self.settings.names or any(re2.fullmatch(one, name) for one in self.settings.patterns)
+        return named and not set(mine).isdisjoint(theirs)
 
     def close(self) -> None:
         """Close the driver's connections."""

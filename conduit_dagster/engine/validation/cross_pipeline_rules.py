@@ -18,6 +18,7 @@ from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
 from conduit_dagster.connectors.pipeline.read_mode import PLUGIN, READABLE, Upstream
 from conduit_dagster.engine.plugin_loading import Plugins
+from conduit_dagster.engine.plugin_results import owned_fix
 from conduit_dagster.engine.program import choose_log
 from conduit_dagster.sdk import Destination, Source
 
@@ -205,7 +206,7 @@ def _check(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[str, str])
         thing, who = destination.owned, f"{name} of pipeline {bound.id}"
         if thing is not None and owners.setdefault(thing, who) != who:
             message = f"{thing} is written by {owners[thing]} already"
-            fix = "give each destination and dead-letter queue a path of its own"
+            fix = owned_fix(thing)
             parsed.findings.append(parsed.finding(_place_of(bound.config, name), "destination.owned", message, fix=fix))
 
 
@@ -224,6 +225,7 @@ def _check_own_output(parsed: ParsedPipeline, bound: BoundPipeline) -> None:
         for name, destination in bound.compiled.consumers.items():
             thing = destination.owned
             flaw = None if thing is None else _own_output(node, name, destination, thing)
+            flaw = flaw or _own_topic(node, name, destination)
             if flaw is None:
                 continue
             message, fix = flaw
@@ -245,6 +247,17 @@ def _own_output(node: SourceNode, name: str, destination: Destination, thing: st
     if rotated is not None and getattr(destination, "is_one_file", False) and rotated(thing):
         message = f"{thing}, written by {name}, has the name of a rotated {Path(path).name}: once that is rotated or"
         return f"{message} replaced, {node.id} reads it as well", "write elsewhere, or to a name that begins otherwise"
+    return None
+
+
+def _own_topic(node: SourceNode, name: str, destination: Destination) -> tuple[str, str] | None:
+    """Return message and fix for a source of topics that reads one which a destination writes; None otherwise."""
+    reads: Callable[[str, str], bool] = getattr(node.source, "reads_topic", lambda servers, topic: False)
+    written: Iterable[tuple[str, str]] = getattr(destination, "topics_written", ())
+    for servers, topic in written:
+        if reads(servers, topic):
+            message = f"the topic {topic} is written by {name} and read by {node.id}: records come again without end"
+            return message, "set topics to names, or to a pattern, that leave it out"
     return None
 
 

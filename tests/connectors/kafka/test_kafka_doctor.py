@@ -46,6 +46,45 @@ def test_exactly_once_needs_all_acks(lab: Lab) -> None:
     assert [f.severity for f in lab.catalogue().findings] == ["error"]
 
 
+@pytest.mark.parametrize(
+    ("topics", "topic", "strategy", "warned"),
+    [
+        ("orders", "orders", "at-least-once", "orders"),
+        ("^o.*", "orders", "at-least-once", "orders"),
+        ("^conduit-.*", "orders", "exactly-once", "conduit-deliveries"),
+        ("^.*", "{{ .Metadata.t }}", "exactly-once", "conduit-deliveries"),
+        ("^.*", "{{ .Metadata.t }}", "at-least-once", ""),
+        ("^o.*", "paid-orders", "exactly-once", ""),
+    ],
+)
+def test_a_source_that_reads_what_its_pipeline_writes_is_warned_of(
+    lab: Lab, topics: str, topic: str, strategy: str, warned: str
+) -> None:
+    """Its records would come again without end; a pattern may also match the topic of deliveries."""
+    into = _kafka({"servers": "g:9092, h:9092", "topic": topic}, "destination")
+    reader = _kafka({"servers": "h:9092", "topics": topics})
+    lab.pipeline(connectors=[reader, into], delivery={"strategy": strategy})
+    found = [(one.code, one.severity, one.message.split()[2]) for one in lab.catalogue().findings]
+    assert found == ([("source.own_output", "warning", warned)] if warned else [])
+
+
+@pytest.mark.parametrize(("strategy", "servers", "refused"), [
+    ("exactly-once", "h:9092", True), ("exactly-once", "g:9092", False), ("at-least-once", "h:9092", False),
+])  # fmt: skip
+def test_two_destinations_with_one_transactional_id_are_refused(
+    lab: Lab, strategy: str, servers: str, refused: bool
+) -> None:
+    """Each would fence the other, in every run."""
+    own = {"topic": "t", "transactional-id": "x"}
+    first = _kafka({"servers": "h:9092", **own}, "destination")
+    second = {**first, "id": "again", "settings": {"servers": servers, **own}}
+    lab.pipeline(connectors=[source("./in.jsonl"), first, second], delivery={"strategy": strategy})
+    found = lab.catalogue().findings
+    assert [one.code for one in found] == (["destination.owned"] if refused else [])
+    assert not refused or "transactional-id x at h:9092 is written by kdestination" in found[0].message
+    assert not refused or "a transactional-id of its own" in (found[0].fix or "")
+
+
 @pytest.mark.slow
 def test_doctor_says_what_to_type(
     lab: Lab, kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
