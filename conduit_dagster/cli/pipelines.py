@@ -247,7 +247,7 @@ def _asked(url: str) -> dict[str, Any]:
         raise TransientError(
             masked(f"Dagster does not answer at {url}: {error}"),
             code="dagster.unreachable",
-            fix="start it (make ui), or name its web server: --url http://HOST:PORT",
+            fix="start it (dagster dev -m conduit_dagster.definitions), or name its web server: --url http://HOST:PORT",
         ) from error
 
 

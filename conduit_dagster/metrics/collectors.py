@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
 import time
 from bisect import bisect_left
@@ -292,11 +294,13 @@ def serve(host: str, port: int, collector: Collector) -> MetricsServer:
 
 def _unusable(host: str, port: int, error: OSError) -> FatalError:
     why: Any = error.strerror or error
+    is_elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    here = f"name an address of this machine, such as 127.0.0.1:{port}, or 0.0.0.0:{port} for all of them"
     return FatalError(
         f"metrics can't be served at {_shown(host)}:{port}: {why}",
         code="environment.metrics_address",
         place=f"{_shown(host)}:{port}",
-        fix="name another port, or end what listens there",
+        fix=here if is_elsewhere else "name another port, or end what listens there",
     )
 
 

@@ -372,6 +372,8 @@ def test_one_destination_is_sent_a_range_again(run, lab: Lab) -> None:
     assert "second would be sent offsets 0 to 1 of in again (2 entries)" in said
     assert "second: there is nothing to send again" in run(*rewind, "--until-time", "2020-01-01").out
     assert run(*rewind, "--until-time", "0s").code == 0
+    given_up = run("positions", "rewind", "p", "--to-offset", "5", "--into", "second", "--force", "--dry-run").out
+    assert "second would be sent nothing of in again: what was left of it is given up" in given_up
     [event] = events(lab, "sent_again")[:1]
     assert "sent_again: second, offsets 2 to 4 of in" in run("pipelines", "history", "p").out
     assert event["consumer"] == "second"

@@ -54,6 +54,7 @@ def test_without_a_server_there_is_one_clear_error(capsys: pytest.CaptureFixture
         code, envelope = reload(capsys, f"http://127.0.0.1:{closed.getsockname()[1]}")
     assert (code, envelope["error"]["code"]) == (1, "dagster.unreachable")
     assert "--url" in envelope["error"]["fix"]
+    assert "dagster dev -m conduit_dagster.definitions" in envelope["error"]["fix"]
 
 
 @pytest.mark.parametrize("user", ["reader:s3cret", "reader:s3c@ret", ":s3cret"])

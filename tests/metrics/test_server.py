@@ -73,6 +73,7 @@ def test_an_address_in_use_is_one_error(served: MetricsServer, answer: Answer) -
     error = caught.value
     assert (error.code, error.place) == ("environment.metrics_address", f"127.0.0.1:{port}")
     assert error.message == f"metrics can't be served at 127.0.0.1:{port}: Address already in use"
+    assert error.fix == "name another port, or end what listens there"
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
@@ -80,6 +81,7 @@ def test_an_address_of_somebody_else_is_one_error(host: str, answer: Answer) -> 
     with pytest.raises(FatalError) as caught:
         serve(host, 0, answer)
     assert caught.value.code == "environment.metrics_address"
+    assert caught.value.fix is not None and caught.value.fix.startswith("name an address of this machine")
 
 
 def test_the_address_is_free_again_afterwards(answer: Answer) -> None:

@@ -62,6 +62,8 @@ def sent_range(facts: Facts) -> str:
     if not facts["changed"]:
         return f"{name}: there is nothing to send again in that range of {facts['source']}"
     verb = "would be sent" if facts["dry_run"] else "is sent"
+    if facts["first"] == facts["upto"]:
+        return f"{name} {verb} nothing of {facts['source']} again: what was left of it is given up"
     offsets = f"offsets {facts['first']} to {facts['upto'] - 1} of {facts['source']}"
     return f"{name} {verb} {offsets} again ({entry_count(facts['records'])})"
 
