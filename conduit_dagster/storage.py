@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Self
 from urllib.parse import quote
 
 from conduit_dagster.private_home import PRIVATE_FILE, is_private, private_folder
@@ -26,37 +25,6 @@ from conduit_dagster.store_files import (
     store_of,
 )
 
-
-class _Appends(Protocol):
-    def write(self, data: bytes) -> None: ...
-
-
-class Sink(io.RawIOBase):
-    """File-like object that forwards the bytes of pyarrow's writers."""
-
-    def __init__(self, into: _Appends) -> None:
-        super().__init__()
-        self._into = into
-        self._bytes = 0
-        self.discard = False
-        """Whether to drop further bytes: an abandoned writer still writes its footer."""
-
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def write(self, data: Any, /) -> int:
-        """Pass bytes on. Errors of the target's ``write`` propagate."""
-        if not self.discard:
-            self._into.write(data)
-        self._bytes += len(data)
-        return len(data)
-
-    def tell(self) -> int:
-        """Return the number of bytes received."""
-        return self._bytes
-
-
 _CHUNK = 1 << 20
 _PIECE = 1 << 14
 _LONGEST = 255
@@ -69,6 +37,16 @@ def local_path(url: str) -> Path | None:
     if url.startswith("file://"):
         return Path(url.removeprefix("file://"))
     return None if "://" in url else Path(url)
+
+
+@contextmanager
+def naming(path: str) -> Generator[None]:
+    """Give an ``OSError`` inside the path of the file: the system's own for an open file has none."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
 
 
 def is_local(url: str) -> bool:
@@ -362,7 +340,8 @@ class NewFile:
 
         A full disk raises ``OSError``, here or in :meth:`finish`, and then nothing in the file counts.
         """
-        self._file.write(data)
+        with naming(self.url):
+            self._file.write(data)
         self._sha.update(data)
         self.bytes += len(data)
 
@@ -390,8 +369,9 @@ class NewFile:
 
     def _sync(self) -> None:
         if is_local(self.url):
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            with naming(self.url):
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
     def abort(self) -> None:
         """Close without any durability guarantee; no effect on a finished file."""

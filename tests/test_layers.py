@@ -41,6 +41,7 @@ LAYERS = [
         "conduit_dagster.public_network",
         "conduit_dagster.secret_values",
         "conduit_dagster.timed_responses",
+        "conduit_dagster.sink",
         "conduit_dagster.even_pieces",
         "conduit_dagster.whole_numbers",
         "conduit_dagster.msgspec_warmup",

@@ -50,12 +50,13 @@ def test_pieces_of_any_size_are_written_in_order(
 def test_a_full_disk_is_told_before_the_file_counts(tmp_path: Path, size: int) -> None:
     """Also if the last bytes were waiting."""
     file = storage.NewFile(str(tmp_path / "new"))
-    with no_file_beyond(LARGE // 4), pytest.raises(OSError, match="File too large"):
+    with no_file_beyond(LARGE // 4), pytest.raises(OSError, match="File too large") as error:
         try:
             file.write(bytes(size))
             file.finish()
         finally:
             file.abort()  # raises nothing more
+    assert from_os_error(error.value, "staging").place == str(tmp_path / "new")  # of several disks it is this one
 
 
 def test_a_folder_is_not_synced_where_its_disk_can_not() -> None:

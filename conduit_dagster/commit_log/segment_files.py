@@ -16,8 +16,9 @@ from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import SCHEMA, Batch
 from conduit_dagster.commit_log.segment_layout import Last, LogFolder, Written, hidden, part_name
 from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.sink import Sink
 from conduit_dagster.state.log_store import LogPart
-from conduit_dagster.storage import Sink, remove
+from conduit_dagster.storage import remove
 
 _GROUP_ENTRIES: Final = 1 << 16
 _GROUP_BYTES: Final = 32 << 20

@@ -20,8 +20,8 @@ import msgspec
 from conduit_dagster import storage
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk.processor import Entries, StatefulProcessor
+from conduit_dagster.sink import Sink
 from conduit_dagster.state.steps import ProcessorState, ProcessorStatePart
-from conduit_dagster.storage import Sink
 
 _FOLDER: Final = "~memory"
 _DEPTH: Final = 4

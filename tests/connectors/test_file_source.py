@@ -312,3 +312,10 @@ def test_lag_is_what_is_left_to_read(tmp_path: Path, log: Path) -> None:
     assert reader.source.lag(reader.position) == 4
     reader.step(Limit(1, 100))
     assert reader.source.lag(reader.position) == 2
+
+
+def test_a_read_that_fails_names_the_file(tmp_path: Path) -> None:
+    """The system's error for an open file has no name: of a disk that is damaged, or of a server that is gone."""
+    with OpenFile(str(tmp_path)) as opened, pytest.raises(IsADirectoryError) as error:
+        opened.read_at(0, 1)
+    assert error.value.filename == str(tmp_path)

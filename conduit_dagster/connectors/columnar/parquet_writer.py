@@ -14,7 +14,7 @@ from conduit_dagster.connectors.columnar.row_sizes import row_sizes
 from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table, fitted
 from conduit_dagster.record import Document, Nack, Record
 from conduit_dagster.sdk import NewPart, Part, Refusal, Rows, Writer, WriterTask
-from conduit_dagster.storage import Sink
+from conduit_dagster.sink import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20
 """A row group ends after the record that brings it to this size."""

@@ -153,7 +153,8 @@ class OpenFile:
 
     def _read(self, offset: int, size: int) -> bytes:
         if self._remote is None:
-            return os.pread(self.descriptor, size, offset)
+            with storage.naming(self.url):
+                return os.pread(self.descriptor, size, offset)
         self._remote.seek(offset)
         return self._remote.read(size)
 

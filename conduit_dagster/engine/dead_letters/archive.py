@@ -22,8 +22,8 @@ from conduit_dagster.json_values import writable
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
+from conduit_dagster.sink import Sink
 from conduit_dagster.state.steps import LetterPart
-from conduit_dagster.storage import Sink
 
 _BIG, _TEXT = 1, 2
 """Extension types: an integer beyond 64 bits as decimal text, and a text with lone surrogates."""
