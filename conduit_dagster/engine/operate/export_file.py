@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +22,7 @@ def exported(file: Path, force: bool, doing: str) -> Generator[BinaryIO]:
     (``file.*``); ``doing`` names the action in its message.
     """
     _require_replaceable(file, force, doing)
-    draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    draft = file.with_name(f".{secrets.token_hex(8)}")  # no longer than the name that it gets
     try:
         with draft.open("xb") as out:
             yield out
@@ -34,7 +34,8 @@ def exported(file: Path, force: bool, doing: str) -> Generator[BinaryIO]:
         failed.place = str(file)  # not the name of the draft
         raise failed from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # where no draft could be made either
+            draft.unlink()
 
 
 def _require_replaceable(file: Path, force: bool, doing: str) -> None:
