@@ -32,15 +32,17 @@ _UNKNOWN: Final = range(40401, 40500)
 
 class _Text(msgspec.Struct):
     schema: str
+    kind: str = msgspec.field(default="AVRO", name="schemaType")
+    references: list[Any] = []
+    """The schemas that it names without containing them."""
 
 
 class _Number(msgspec.Struct):
     id: int
 
 
-class _Version(msgspec.Struct):
+class _Version(_Text, kw_only=True):
     id: int
-    schema: str
 
 
 class _Failure(msgspec.Struct):
@@ -86,13 +88,22 @@ class ConfluentRegistry:
         )
 
     def by_id(self, number: int) -> Schema:
-        """Return the schema with this number. Raises :class:`UnknownSchemaError`."""
-        return Schema(number, self._ask("GET", f"/schemas/ids/{number}", _Text).schema)
+        """Return the schema with this number, with those that it refers to within it.
+
+        Raises :class:`UnknownSchemaError`, also if it is none of Avro.
+        """
+        found = self._ask("GET", f"/schemas/ids/{number}", _Text)
+        if found.kind != "AVRO":
+            raise UnknownSchemaError(f"the registry's schema {number} is of the type {found.kind}, not of Avro")
+        if found.references:
+            found = self._ask("GET", f"/schemas/ids/{number}?format=resolved", _Text)
+        return Schema(number, found.schema)
 
     def by_subject(self, subject: str, version: int) -> Schema:
         """Return a version of a subject's schema. Raises :class:`UnknownSchemaError`."""
         found = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/{version}", _Version)
-        return Schema(found.id, found.schema)
+        is_whole = found.kind == "AVRO" and not found.references
+        return Schema(found.id, found.schema) if is_whole else self.by_id(found.id)
 
     def register(self, subject: str, text: str) -> Schema:
         """Return the schema under this subject, registering it as the newest version if it is new.

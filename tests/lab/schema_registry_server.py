@@ -12,7 +12,8 @@ from lab.http_server import QuietHandler
 
 
 class RegistryServer(ThreadingHTTPServer):
-    """Server over a registry in a folder. ``answer`` and ``page`` replace its own answers."""
+    """Server over a registry in a folder. ``answer`` and ``page`` replace its own answers, ``pages`` those of
+    some paths."""
 
     daemon_threads = True
 
@@ -21,6 +22,7 @@ class RegistryServer(ThreadingHTTPServer):
         self.kept = FolderRegistry(str(folder))
         self.answer: int | None = None
         self.page: bytes | None = None
+        self.pages: dict[str, Any] = {}
         self.seen: list[tuple[str, str]] = []
 
     def url(self, login: str = "") -> str:
@@ -37,6 +39,9 @@ class _Handler(QuietHandler):
         self.server.seen.append((self.path, self.headers.get("Authorization", "")))
         if self.server.page is not None:
             self.answer(self.server.answer or 200, self.server.page)
+            return
+        if self.path in self.server.pages:
+            self.answer(200, json.dumps(self.server.pages[self.path]).encode())
             return
         status, body = self.server.answer, dict[str, Any](message="no")
         if status is None:

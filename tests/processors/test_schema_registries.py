@@ -14,7 +14,7 @@ import pytest
 from lab.certificates import Authority
 from lab.schema_registry_server import RegistryServer
 from lab.waiting import at_once
-from processors.avro_runs import AUTO, WIRE, decode, encode
+from processors.avro_runs import AUTO, FIRST, WIRE, decode, encode, one
 from processors.conftest import make
 
 from conduit_dagster.processors.avro_encode import AvroEncode
@@ -172,3 +172,37 @@ def test_a_key_with_a_password_is_refused_and_not_asked_for(registry_server: Reg
 def test_a_registry_out_of_reach_is_told_by_the_cause() -> None:
     with pytest.raises(TransientError, match="Connection refused"):
         encode(Record("1", {}, {"a": 1}), "http://127.0.0.1:1")
+
+
+def test_a_schema_that_refers_to_others_is_asked_for_whole(registry_server: RegistryServer) -> None:
+    """Registries keep apart what is registered apart; with ``format=resolved`` they put it together."""
+    home = {"type": "record", "name": "Home", "fields": [{"name": "city", "type": "string"}]}
+    named, whole = (
+        {"type": "record", "name": "Person", "fields": [{"name": "home", "type": kind}]} for kind in ("Home", home)
+    )
+    references = [{"name": "Home", "subject": "home", "version": 1}]
+    registry_server.pages = {
+        "/schemas/ids/7": {"schema": json.dumps(named), "references": references},
+        "/schemas/ids/7?format=resolved": {"schema": json.dumps(whole), "references": references},
+        "/subjects/example/versions/1": {"id": 7, "schema": json.dumps(named), "references": references},
+    }
+    record = Record("1", {}, {"home": {"city": "Split"}})
+    encoded = one("avro.encode", record, {**FIRST, "url": registry_server.url()})
+    assert isinstance(encoded, Record), encoded
+    assert encoded.after == b"\0\0\0\0\x07\x0aSplit"
+    decoded = decode(Record("1", {}, encoded.after), registry_server.url())
+    assert isinstance(decoded, Record) and decoded.after == {"home": {"city": "Split"}}
+
+
+@pytest.mark.parametrize("kind", ["PROTOBUF", "JSON"])
+def test_a_schema_that_is_none_of_avro_says_so(registry_server: RegistryServer, kind: str) -> None:
+    """Its text would be taken for a broken schema."""
+    schema = {"schema": "syntax = 'proto3';", "schemaType": kind}
+    registry_server.pages = {"/schemas/ids/1": schema, "/subjects/example/versions/1": {"id": 1, **schema}}
+    url = registry_server.url()
+    for nack in (
+        decode(Record("1", {}, WIRE + b"\x02x"), url),
+        one("avro.encode", Record("1", {}, {"a": 1}), {**FIRST, "url": url}),
+    ):
+        assert isinstance(nack, Nack) and nack.code == "avro.unknown_schema"
+        assert f"is of the type {kind}, not of Avro" in nack.message
