@@ -43,7 +43,15 @@ _SOON = 5.0
 """Seconds to wait for any answer of a broker."""
 _FIRST = 3.0
 """Seconds to wait for a broker before the client is made to look whether another one has taken its place."""
-_WITHOUT_LEADER = (KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION)
+_LEADER_CHANGES = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    # a new leader does not know yet what has reached all replicas
+    KafkaError.OFFSET_NOT_AVAILABLE,
+)
+"""Answers while a partition gets another leader."""
 _EARLIEST, _LATEST = cast(OffsetSpec, OffsetSpec.earliest()), cast(OffsetSpec, OffsetSpec.latest())
 Places = Sequence[tuple[str, int]]
 """Topics and partitions."""
@@ -307,7 +315,7 @@ class Cluster:
 
 
 def _may_pass(error: KafkaException) -> bool:
-    return kafka_error(error).code() in (*SILENT, *_WITHOUT_LEADER)
+    return kafka_error(error).code() in (*SILENT, *_LEADER_CHANGES)
 
 
 def _has(right: AclOperation, described: Any) -> bool:
