@@ -45,6 +45,12 @@ class _Node(KafkaServer):
         super().start()
 
 
+def _knows(server: str, topic: str) -> bool:
+    """Return whether this broker knows the topic: a new client asks the one that it is given."""
+    found = metadata_of(AdminClient({"bootstrap.servers": server, "log_level": 0}), topic).topics.get(topic)
+    return found is not None and bool(found.partitions)
+
+
 class KafkaCluster:
     """Three brokers; call ``close`` at the end."""
 
@@ -101,6 +107,8 @@ class KafkaCluster:
         made = self.admin.create_topics([NewTopic(name, partitions, config=settings, **placed)])
         made[name].result(60)
         wait_until(lambda: all(self.leader(name, number) > 0 for number in range(partitions)), f"{name} has leaders")
+        up = [one.servers for node, one in self.nodes.items() if node not in self._dead]
+        wait_until(lambda: all(_knows(server, name) for server in up), f"all brokers know {name}")
         return name
 
     def leader(self, topic: str, partition: int = 0) -> int:
