@@ -17,7 +17,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 from typing_extensions import override
 
-from conduit_dagster.connectors.postgres.settings import DatabaseSettings, conninfo
+from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 
@@ -105,6 +105,11 @@ def transaction(connection: Connection, settings: DatabaseSettings, force_rollba
     with connection.transaction(force_rollback=force_rollback):
         _prepare(connection, settings, within_transaction=True)
         yield
+
+
+def exists(connection: Connection, table: TableName) -> bool:
+    """Return whether there is a table of this name."""
+    return value_of(connection, "SELECT to_regclass(%s)", (table.quoted.as_string(connection),)) is not None
 
 
 def value_of(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[object] = ()) -> Any:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import structlog
 
-from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.connection import Connection, exists
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.source_tables import exists
 
 _SECONDS = 10.0
 """Seconds between two looks."""

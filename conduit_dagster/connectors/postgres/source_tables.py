@@ -178,11 +178,6 @@ def oid_of(connection: Connection, table: TableName) -> str:
     return str(value_of(connection, _OID, (quoted(table),)))
 
 
-def exists(connection: Connection, table: TableName) -> bool:
-    """Return whether there is a table of this name."""
-    return value_of(connection, "SELECT to_regclass(%s)", (quoted(table),)) is not None
-
-
 def labels_of(connection: Connection, table: TableName, names: list[str], row: list[str]) -> list[str]:
     """Return which labels of enums the given columns of a row hold, as ``column = OID``; ``NO_LABEL`` for one that
     its enum does not have. Empty without such columns."""

@@ -7,7 +7,7 @@ from typing import Final
 import psycopg
 from psycopg import errors, sql
 
-from conduit_dagster.connectors.postgres.connection import Connection, value_of
+from conduit_dagster.connectors.postgres.connection import Connection, exists
 from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
 from conduit_dagster.connectors.postgres.new_columns import declared
 from conduit_dagster.connectors.postgres.settings import TableName
@@ -46,7 +46,7 @@ def empty_tables(connection: Connection, batch: CopyBatch, may_be_missing: bool)
     Raises ``RowError`` if other rows reference rows of the table; ``BulkError`` if one of several tables can't be
     emptied: sending the records one by one finds which.
     """
-    tables = [name for name in batch.emptied if not (may_be_missing and _is_missing(connection, name))]
+    tables = [name for name in batch.emptied if not may_be_missing or exists(connection, name)]
     if not tables:
         return
     try:
@@ -71,7 +71,3 @@ def _empty(connection: Connection, tables: list[TableName]) -> None:
             for number, name in enumerate(tables)
         ]
         connection.execute(sql.SQL("WITH {} SELECT").format(sql.SQL(", ").join(deletes)))
-
-
-def _is_missing(connection: Connection, name: TableName) -> bool:
-    return value_of(connection, "SELECT to_regclass(%s)", (name.quoted.as_string(connection),)) is None
