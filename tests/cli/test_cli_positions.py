@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from lab.kept import leave_at
 from lab.operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
 from lab.scripted import Script, scripted
-from lab.support import DECODE, Lab, destination, processor, queue, source
+from lab.support import DECODE, Lab, destination, queue, source
 
 from conduit_dagster.state.tables import kept_values
 
@@ -73,26 +73,6 @@ def test_to_start_reads_everything_again_under_a_new_generation(run, lab: Lab) -
     second = event["generation"]
     assert (event["source"], second > first) == ("in", True)
     assert result(run("positions", "rewind", "p", "--to-start", "--json"))["generation"] > second
-
-
-def test_open_dead_letters_of_what_is_read_again_are_told(run, lab: Lab) -> None:
-    """A replay of them delivers a second time what the rewind delivers."""
-    bad = processor("bad", "error", "after.i == 1", message="bad")
-    build(lab, 3, destination(), processors=[DECODE, bad])
-    assert lab.run().error is None
-    for option in ("--dry-run", "--json"):
-        told = run("positions", "rewind", "p", "--to-start", option).out
-        assert "1 open dead letter stays: a replay would deliver a second time what is read again" in told
-    assert "dead letter" not in run("positions", "rewind", "p", "--to-start").out
-
-
-@pytest.mark.parametrize(("offset", "letters"), [(0, 1), (1, 1), (2, 0)])
-def test_only_letters_of_logged_records_that_come_again_are_told(run, lab: Lab, offset: int, letters: int) -> None:
-    bad = processor("bad", "error", "after.i == 1", message="bad")
-    build(lab, 3, destination(), processors=[DECODE, bad], delivery=RECORDS)
-    assert lab.run().error is None
-    facts = result(run("positions", "rewind", "p", "--to-offset", str(offset), "--json"))
-    assert facts["open_letters"] == letters
 
 
 def test_back_to_a_position_and_forward_only_with_force(run, lab: Lab) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -18,7 +17,6 @@ from pydantic import ValidationError
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.sdk import Delivery
 
 END_OTHERS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -395,13 +393,3 @@ def test_many_make_the_table_of_deliveries_at_once(lab: PostgresLab) -> None:
         at_once(lambda number, checks=checks: checks[number](), 8)
         assert lab.states() == []  # it exists and is empty
         lab.execute("DROP TABLE conduit_deliveries")
-
-
-def test_damaged_staging_is_named(lab: PostgresLab) -> None:
-    lab.execute("CREATE TABLE t (id int)")
-    destination = lab.destination()
-    delivery: Delivery = lab.stage(destination, [create(1)])
-    (Path(delivery.staging) / delivery.parts[0].name).write_bytes(b"x" * delivery.parts[0].bytes)
-    with pytest.raises(FatalError) as error:
-        destination.publish(delivery)
-    assert error.value.code == "postgres.staging"

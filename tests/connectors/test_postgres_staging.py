@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.encode import copy_lines
 from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery, Keys
 
 MARKS = [
@@ -185,3 +187,16 @@ def test_unmapped_fields_overwrite_no_field_of_the_record(lab: PostgresLab) -> N
     lab.deliver(lab.destination(unmapped="json"), [Record(i, {}, one) for i, one in enumerate(found)])
     assert lab.rows() == [(1, {"x": 1}), (3, {"junk": 6})]
     assert [(refusal.place, refusal.nack.code) for refusal in lab.refused] == [(1, "postgres.two_fields")]
+
+
+# -- damage -------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_staging_is_named(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (id int)")
+    destination = lab.destination()
+    delivery = lab.stage(destination, [create(1)])
+    (Path(delivery.staging) / delivery.parts[0].name).write_bytes(b"x" * delivery.parts[0].bytes)
+    with pytest.raises(FatalError) as error:
+        destination.publish(delivery)
+    assert error.value.code == "postgres.staging"
