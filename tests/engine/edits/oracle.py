@@ -164,7 +164,9 @@ class Oracle:
         self.logged = logged
 
     def _use_unit(self, unit: str, generation: int) -> None:
-        if unit not in self._generations:
+        # another unit's records are unread in the log: they may have offsets that this one's generation has delivered
+        is_ahead = unit != self.unit and self.logged and self._offset < self._next
+        if unit not in self._generations or is_ahead:
             self._is_new(generation)
             self._generations[unit] = generation
         self.unit = unit

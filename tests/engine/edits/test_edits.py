@@ -343,3 +343,16 @@ def test_a_rewind_ends_what_a_killed_run_left_for_one(make: Make) -> None:
     state.leave(more=4, pick=0, first="after-log:1", second="after-log:1", is_back=False, crash="after-plan:1")
     state.rewind(more=0, crash="")
     state.teardown()
+
+
+def test_a_rewound_log_is_read_under_a_new_generation_where_its_source_is_set_back(make: Make) -> None:
+    """Found by the machine above: the generation of earlier data has delivered the offsets that come again."""
+    state = EditedPipeline(make)
+    state.begin(
+        batch=5, kind="file", log="records", rewinds=True, nacked=None, refused=None, count=9, crash="after-plan:1"
+    )
+    state.switch(more=0, crash="")
+    state.switch(more=0, crash="")
+    state.rewind(more=0, crash="before-publish:1")
+    state.switch(more=4, crash="")
+    state.teardown()
