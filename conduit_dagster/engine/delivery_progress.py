@@ -37,8 +37,13 @@ class Shipment:
 
     @property
     def delivered(self) -> int:
-        """Number of records that the destination has once all are handled: those not refused, marked or dropped."""
-        return self.staged.records - self.progress.refused - self.dropped
+        """Number of records that the destination has once all are handled."""
+        return self.staged.records - self.missed
+
+    @property
+    def missed(self) -> int:
+        """Number of records that the destination never gets: refused, marked or dropped."""
+        return self.progress.refused + self.dropped
 
     @property
     def left(self) -> list[DeliveryChild]:

@@ -100,7 +100,7 @@ class StepLoop:
         decision = prepare(self.context, self.stager, plan, staged, resolution)
         shipments = [Shipment(plan, decision, delivery) for delivery in decision.deliveries]
         failed = self._publish(decision, shipments)
-        partly = {one.consumer: one.delivered for one in shipments if one.delivered < one.staged.records}
+        partly = {one.consumer: one.delivered for one in shipments if one.missed}
         self.complete(plan, decision, resolution.nacks, started, partly)
         self.stager.discard(staged.staging)
         if error := failed or refused:

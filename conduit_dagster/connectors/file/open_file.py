@@ -153,8 +153,11 @@ class OpenFile:
 
     def _read(self, offset: int, size: int) -> bytes:
         if self._remote is None:
-            with storage.naming(self.url):
+            try:
                 return os.pread(self.descriptor, size, offset)
+            except OSError as error:
+                error.filename = self.url  # the system names no file behind a descriptor
+                raise
         self._remote.seek(offset)
         return self._remote.read(size)
 
