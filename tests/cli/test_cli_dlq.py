@@ -84,7 +84,8 @@ def test_a_letter_stays_redacted_where_its_file_lies_elsewhere(run, lab: Lab) ->
     (lab.root / "pipelines" / "p.yaml").rename(file)
     file.write_text(f"{file.read_text()}  redact: [.Payload.After.tag]\n")
     assert run("run", "--once", "elsewhere.yaml").code == 0
-    for more in ([], ["--file", "nofile.yaml"]):
+    (lab.root / "other.yaml").write_text(file.read_text().replace("id: p\n", "id: q\n"))
+    for more in ([], ["--file", "other.yaml"]):
         assert done(run, "show", "p/1.0", *more)["failed"]["payload"]["after"]["tag"] == "[redacted]"
     file.unlink()
     assert done(run, "show", "p/1.0")["failed"]["payload"]["after"]["tag"] == "t3"

@@ -165,3 +165,14 @@ def test_a_time_to_keep_may_have_days(project: Path, text: str, seconds: float) 
     (project / "conduit.yaml").write_text(f"state.history.keep: {text}\n")
     found = Project.find(project, {})
     assert (found.findings, found.settings.state.history.keep) == ((), seconds)
+
+
+@pytest.mark.parametrize("words", ["pipelines history", "pipelines stop", "offsets list", "positions show", "dlq list"])
+def test_a_file_that_is_not_there_is_said_by_verbs_that_need_none(run, failing: Path, words: str) -> None:
+    """They read the state store: a mistyped path changed what they knew of the pipeline without a word."""
+    verb = words.split()
+    (failing / "broken.yaml").write_text("pipelines: [")
+    assert run(*verb, "orders", "--file", "broken.yaml").code == 0
+    error = run(*verb, "orders", "--file", "nofile.yaml", "--json").envelope["error"]
+    assert (error["code"], error["place"]) == ("config.file_unreadable", "nofile.yaml")
+    assert error["fix"].startswith("check the path")

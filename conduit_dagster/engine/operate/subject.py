@@ -247,17 +247,28 @@ class Subject:
 def subjects(project: Project, files: Sequence[Path | str] = ()) -> list[Subject]:
     """Return every pipeline in the project's files, or in ``files``, then those that only the state store has.
 
-    Deleted ones are left out.
+    Deleted ones are left out. Raises ``FatalError`` (``config.file_unreadable``) if one of ``files`` can't be read.
     """
     catalogue = open_catalogue(project, files)
+    _require_read(catalogue, files)
     store = existing_store(project)
     stored = () if store is None else stored_names(store)
     known = [*(one.config.id for one in catalogue.loaded.pipelines), *stored]
     return [Subject(name, catalogue, catalogue.get(name), store) for name in dict.fromkeys(known)]
 
 
+def _require_read(catalogue: Catalogue, files: Sequence[Path | str]) -> None:
+    named = {str(file) for file in files}
+    for finding in catalogue.loaded.findings:
+        if finding.code == "config.file_unreadable" and finding.file in named:
+            raise FatalError(finding.message, code=finding.code, place=finding.file, fix=finding.fix)
+
+
 def subject(project: Project, pipeline: str, files: Sequence[Path | str] = ()) -> Subject:
-    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``), suggesting the nearest."""
+    """Return the pipeline with this id.
+
+    Raises ``FatalError`` (``config.file_unreadable``; ``usage.unknown_pipeline``, suggesting the nearest).
+    """
     known = {one.id: one for one in subjects(project, files)}
     if pipeline not in known:
         listed = "conduit-dagster pipelines list shows them; --file PATH names one elsewhere"
