@@ -62,13 +62,16 @@ def all_checks(deep: bool, paths: Sequence[str] = ()) -> Iterator[Check]:
     checks: list[Callable[[Project], Check]] = [_python, _packages, _extras, _settings, _java]
     checks += [_spark] if deep else []
     checks += [_state, _staging, _disk, _pipelines, _failures, _clock, _launches]
+    checks += [partial(_files, paths)] if paths else []
+    checks += [partial(_sources, paths), partial(_destinations, paths)] if deep or paths else []
+    lost = ""
     for check in checks:
-        yield _made(check, project)
-    if paths:
-        yield _made(partial(_files, paths), project)
-    if deep or paths:
-        yield _made(partial(_sources, paths), project)
-        yield _made(partial(_destinations, paths), project)
+        made = _made(check, project)
+        if check is _state and made.level == "fail":
+            lost = made.message
+        elif check in (_failures, _clock, _launches) and made.level == "fail" and made.message == lost:
+            made = Check(made.name, "warn", "not known: the state store can't be read")
+        yield made
 
 
 def _made(check: Callable[[Project], Check], project: Project) -> Check:

@@ -94,8 +94,16 @@ def test_a_home_of_another_user_is_one_error(run, failed: Path, verb: str) -> No
     assert (ran.code, error["code"]) == (3, "state.unreachable"), ran.envelope
     assert "no permission" in error["message"] and error["fix"]
     failing = {check["name"]: check["fix"] for check in told if check["level"] == "fail"}
-    assert {"state", "staging", "failures"} <= set(failing) and all(failing.values())
+    assert {"state", "staging"} <= set(failing) and all(failing.values())
     assert not any("Error" in check["message"] for check in told)
+
+
+def test_a_lost_store_is_told_once(run, failed: Path) -> None:
+    for file in (failed / ".conduit").glob("state.db*"):
+        file.unlink()
+    ran = run("doctor", "--json")
+    assert {name for name, level in checks(ran).items() if level != "ok"} == {"state", "failures", "clock", "launches"}
+    assert ran.envelope["error"]["message"] == "not ready: state failed"
 
 
 def test_a_plugins_folder_of_another_user_is_an_error(run, project: Path) -> None:
