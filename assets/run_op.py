@@ -100,7 +100,8 @@ def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: 
     is_own = run.job_name == job_name(bound.id)
     policy = Policy.of(bound.config.recovery, project.settings.recovery) if is_own else None
     since_ns, automatic = created_ns(context.instance, run.run_id), automatic_start(run, bound.config.status)
-    return RunOrigin(policy, run.run_id, restart_of(run), since_ns=since_ns, automatic=automatic)
+    part_of = "" if is_own else run.job_name
+    return RunOrigin(policy, run.run_id, restart_of(run), since_ns=since_ns, automatic=automatic, part_of=part_of)
 
 
 def automatic_start(run: dg.DagsterRun, status: str) -> AutomaticStart | None:

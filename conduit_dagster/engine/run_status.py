@@ -55,6 +55,8 @@ class RunOrigin:
     """When it was launched, or began to take the lease: a stop that was requested later ends it."""
     automatic: AutomaticStart | None = None
     """None: a user launched it."""
+    part_of: str = ""
+    """Name of the Dagster job whose run this is a part of; empty if the run is the pipeline's own."""
 
 
 WITHOUT_RECOVERY = RunOrigin()

@@ -91,7 +91,7 @@ class _LineageRun:
 
     def __init__(self, emitter: _Emitter, namespace: str, bound: BoundPipeline, origin: RunOrigin) -> None:
         self._emitter, self._namespace, self._bound = emitter, namespace, bound
-        self._id = _run_id(origin)
+        self._origin, self._id = origin, _run_id(origin, bound.id)
 
     def begin(self, progress: RunProgress) -> Ended:
         """Send START; return the callback for the run's result. ``progress`` continues from earlier attempts."""
@@ -101,7 +101,7 @@ class _LineageRun:
         def ended(result: RunResult) -> None:
             more = result.progress
             counts = _less(more.sources, read), _less(more.delivered, delivered)
-            sent = self._send(_state(result), *counts, _facets(result))
+            sent = self._send(_state(result), *counts, _error_facets(result))
             # the process may end right after this
             sent.join(_PATIENCE)
             if sent.is_alive():
@@ -123,13 +123,22 @@ class _LineageRun:
         event = RunEvent(
             eventType=RunState[state],
             eventTime=datetime.now(UTC).isoformat(),
-            run=Run(self._id, facets),
+            run=Run(self._id, {**self._parent(), **facets}),
             job=Job(self._namespace, self._bound.id, about),
             producer=PRODUCER,
             inputs=self._inputs(read),
             outputs=self._outputs(delivered),
         )
         return self._emitter.emit(event)
+
+    def _parent(self) -> dict[str, Any]:
+        """Return the facet that names Dagster's run, if this one is a part of it."""
+        from openlineage.client.facet_v2 import parent_run as facet
+
+        if not self._origin.part_of:
+            return {}
+        job = facet.Job(self._namespace, self._origin.part_of)
+        return {"parent": facet.ParentRunFacet(facet.Run(self._origin.run), job)}
 
     def _inputs(self, read: Mapping[str, int]) -> list[InputDataset]:
         from openlineage.client.event_v2 import InputDataset
@@ -167,14 +176,18 @@ def _named(nodes: Sequence[tuple[str, str, Source | Destination]]) -> Iterator[t
             yield name, named
 
 
-def _run_id(origin: RunOrigin) -> str:
-    """Return the id of Dagster's run if it is a UUID, otherwise a new one."""
+def _run_id(origin: RunOrigin, pipeline: str) -> str:
+    """Return the id of Dagster's run if it is the pipeline's own, and one of each pipeline's if it has several.
+
+    A run outside of Dagster gets a new one.
+    """
     try:
-        return str(uuid.UUID(origin.run))
+        run = uuid.UUID(origin.run)
     except ValueError:
         from openlineage.client.uuid import generate_new_uuid
 
         return str(generate_new_uuid())
+    return str(uuid.uuid5(run, pipeline) if origin.part_of else run)
 
 
 def _state(result: RunResult) -> str:
@@ -183,7 +196,7 @@ def _state(result: RunResult) -> str:
     return "COMPLETE" if result.drained else "ABORT"
 
 
-def _facets(result: RunResult) -> dict[str, Any]:
+def _error_facets(result: RunResult) -> dict[str, Any]:
     from openlineage.client.facet_v2 import error_message_run
 
     if result.error is None:

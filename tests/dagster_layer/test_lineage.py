@@ -9,8 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
-from dagster_layer.project_folder import Folder
+from dagster_layer.project_folder import NUMBERS, Folder
 from structlog.testing import capture_logs
 
 from conduit_dagster.config.project import Project
@@ -69,6 +70,22 @@ def test_a_run_tells_what_it_read_and_wrote(folder: Folder, events: Path) -> Non
     assert folder.run().success
     assert _outputs(_read(events)[-1]) == {str(folder.root / "out.jsonl"): 4}
     assert folder.delivered == folder.passed(range(110))
+
+
+@pytest.mark.usefixtures("spark")
+def test_pipelines_of_one_dagster_run_have_runs_of_their_own(folder: Folder, events: Path) -> None:
+    """Collectors know a run by its id: with one id for both, the second pipeline's events would change the first."""
+    folder.numbers()
+    folder.write("more.yaml", NUMBERS.format(id="more", trigger="available-now", queue="{}").replace("out.", "more."))
+    both = dg.define_asset_job("both", dg.AssetSelection.all(), executor_def=dg.in_process_executor)
+    definitions = dg.Definitions.merge(folder.definitions, dg.Definitions(jobs=[both]))
+    result = definitions.resolve_job_def("both").execute_in_process(instance=folder.instance, raise_on_error=False)
+    runs = {event["job"]["name"]: event["run"] for event in _read(events)}
+    assert runs.keys() == {"numbers", "more"} and len({run["runId"] for run in runs.values()}) == 2
+    assert len({event["run"]["runId"] for event in _read(events)}) == 2
+    for run in runs.values():
+        parent = run["facets"]["parent"]
+        assert (parent["run"]["runId"], parent["job"]["name"]) == (result.dagster_run.run_id, "both")
 
 
 @pytest.mark.usefixtures("spark")
