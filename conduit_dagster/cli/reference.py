@@ -83,7 +83,7 @@ _CHECKED: Final[dict[Any, str]] = {
 }
 _BOUNDS: Final = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 _UNITS: Final = ((3600, "h"), (60, "m"), (1, "s"))
-_SIZES: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+_SIZES: Final = ((10**9, "GB"), (10**6, "MB"), (2**20, "MiB"), (10**3, "KB"))
 
 
 def type_text(field: FieldInfo) -> str:

@@ -143,7 +143,7 @@ def test_a_clock_that_went_back_hides_no_file(tmp_path: Path) -> None:
 
 def test_lines_before_one_that_is_too_long_are_read_first(tmp_path: Path) -> None:
     append(tmp_path / "app.log", "ok1\nok2\n" + "x" * 3_000_000 + "\nok3\n")
-    reader = Reader(tmp_path, **{"max-line": "1000000"})
+    reader = Reader(tmp_path, **{"max-line": "1MB"})
     assert reader.step() == ["ok1", "ok2"]
     with pytest.raises(FatalError) as error:
         reader.step()

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.config.scalars import Duration, comma_separated
+from conduit_dagster.config.scalars import ByteSize, Duration, comma_separated
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.connectors.path_settings import check_collection, valid_path
 from conduit_dagster.sdk import ConnectorSettings
@@ -41,7 +41,7 @@ class FileSourceSettings(ConnectorSettings):
     ``unterminated-wait``: for files whose writer never ends the last line. Text appended to that line later becomes a
     separate record.
     """
-    max_line: int = Field(268_435_456, alias="max-line", gt=0)
+    max_line: ByteSize = Field(268_435_456, alias="max-line")
     """Maximum line length in bytes. A longer line stops the pipeline: most likely the file does not consist of lines.
     """
     header: bool = False
