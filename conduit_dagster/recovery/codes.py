@@ -56,7 +56,7 @@ _FATAL: Final = {
     "tag_in_use version_differs",
     "split": "miscounted",
     "sql": "query",
-    "state": "damaged foreign lost not_installed older replaced unusable url version",
+    "state": "damaged foreign foreign_folder lost not_installed older replaced unusable url version",
 }
 _TRANSIENT: Final = {
     "alerts": "refused",

@@ -85,6 +85,11 @@ class StoreClaim:
         if not is_current:
             require_not_newer(connection, self._place)
 
+    def has_at_home(self, url: str) -> bool:
+        """Return whether a place is in the project's home, which no other project uses."""
+        path = storage.local_path(url)
+        return path is not None and path.is_relative_to(self._home)
+
     def note(self, connection: sa.Connection) -> int:
         """Return the store's age within a transaction, for :meth:`remember` after its commit."""
         return int(connection.execute(_AGE).scalar_one())

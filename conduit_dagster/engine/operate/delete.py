@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_sources
+from conduit_dagster.engine.folder_claims import claim_folders
 from conduit_dagster.engine.log_source import JoinSource
 from conduit_dagster.engine.operate.folder_listing import FolderListing
 from conduit_dagster.engine.operate.open_delivery import prepared_step
@@ -133,6 +134,7 @@ def _locked(subject: Subject) -> Generator[_Held]:
     compiled = None if subject.bound is None else subject.bound.compiled
     lease = take_lease(subject.id, database, options)
     try:
+        claim_folders(database, subject.id, options)
         store = PipelineStore(database, lease, options.patience)
         if compiled is not None:
             attach_kept(compiled, store)

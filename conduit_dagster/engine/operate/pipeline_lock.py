@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_connectors
+from conduit_dagster.engine.folder_claims import claim_folders
 from conduit_dagster.engine.loop import StepLoop, make_context
 from conduit_dagster.engine.open_work import with_open_work
 from conduit_dagster.engine.operate.operator_errors import never_ran
@@ -105,6 +106,7 @@ def owned(
     lease = take_lease(bound.id, database, options)
     reached("after-lease", bound.id)
     try:
+        claim_folders(database, bound.id, options)
         store = PipelineStore(database, lease, options.patience)
         open_with(spark)
         state = store.load()
