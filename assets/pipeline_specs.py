@@ -8,16 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from conduit_dagster.assets.names import (
-    ACKS,
-    REPLAYED,
-    asset_key,
-    code_references,
-    job_name,
-    kind,
-    replayed_key,
-    short,
-)
+from conduit_dagster.assets.names import ACKS, REPLAYED, asset_key, code_references, job_name, kind, replayed_key, short
 from conduit_dagster.assets.translator import AssetKeys, PipelineAsset, PipelineTranslator, Role, translated
 from conduit_dagster.config.delivery import TIMED, longest_gap
 from conduit_dagster.config.parse import ParsedPipeline

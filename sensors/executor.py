@@ -8,13 +8,7 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from conduit_dagster.assets.asset_checks import (
-    AssetEvent,
-    CheckResult,
-    failed_verdict,
-    status_events,
-    stopped_verdict,
-)
+from conduit_dagster.assets.asset_checks import AssetEvent, CheckResult, failed_verdict, status_events, stopped_verdict
 from conduit_dagster.assets.names import ACKS, NO_RETRIES, short
 from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, INVALID, RESTART_TAG
 from conduit_dagster.engine.report import PendingRestart

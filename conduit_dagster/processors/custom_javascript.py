@@ -16,16 +16,7 @@ from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.javascript.script import Outcome, Script, ScriptError, ScriptRecordError
 from conduit_dagster.processors.common.modules import code_text
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import (
-    DROP,
-    Example,
-    Nack,
-    Processor,
-    ProcessorContext,
-    ProcessorSettings,
-    Record,
-    Result,
-)
+from conduit_dagster.sdk import DROP, Example, Nack, Processor, ProcessorContext, ProcessorSettings, Record, Result
 
 
 class CustomJavascriptSettings(ProcessorSettings):

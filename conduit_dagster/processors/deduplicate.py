@@ -16,16 +16,7 @@ from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.expressions import Compiled, EvaluationError, compile_expression, reads_key
 from conduit_dagster.json_values import is_json
 from conduit_dagster.processors.common.setting_kinds import Expression, failure
-from conduit_dagster.sdk import (
-    DROP,
-    Example,
-    Nack,
-    ProcessorContext,
-    ProcessorSettings,
-    Record,
-    Result,
-    Results,
-)
+from conduit_dagster.sdk import DROP, Example, Nack, ProcessorContext, ProcessorSettings, Record, Result, Results
 from conduit_dagster.sdk.processor import Entries, Key, StatefulProcessor
 
 _encode = msgspec.json.Encoder(order="sorted").encode

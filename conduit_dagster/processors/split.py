@@ -10,14 +10,7 @@ from typing_extensions import override
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.record import copy
-from conduit_dagster.sdk import (
-    Example,
-    ProcessError,
-    Processor,
-    ProcessorContext,
-    ProcessorSettings,
-    Record,
-)
+from conduit_dagster.sdk import Example, ProcessError, Processor, ProcessorContext, ProcessorSettings, Record
 
 INDEX = "split.index"
 

@@ -14,14 +14,7 @@ from conduit_dagster.processes import free_port
 from conduit_dagster.spark.class_data import archive_options
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.server_files import ServerFiles, write_private
-from conduit_dagster.spark.spark_settings import (
-    LOCAL,
-    LOOPBACK,
-    SparkSettings,
-    jvm_options,
-    redaction_conf,
-    spark_home,
-)
+from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, SparkSettings, jvm_options, redaction_conf, spark_home
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _LOG = Path(__file__).with_name("log4j2-server.properties")

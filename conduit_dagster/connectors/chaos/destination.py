@@ -11,15 +11,7 @@ from conduit_dagster.connectors.chaos.fault import Fault, FaultSettings
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.record import Record
-from conduit_dagster.sdk import (
-    ConnectorContext,
-    Delivery,
-    Part,
-    Refusal,
-    Target,
-    Writer,
-    WriterTask,
-)
+from conduit_dagster.sdk import ConnectorContext, Delivery, Part, Refusal, Target, Writer, WriterTask
 
 
 class ChaosDestinationSettings(FileDestinationSettings, FaultSettings):

@@ -11,15 +11,7 @@ from pydantic import Field
 from conduit_dagster.connectors.chaos.fault import Fault, FaultSettings
 from conduit_dagster.connectors.generator.source import GeneratorSettings, GeneratorSource
 from conduit_dagster.record import COLLECTION, Record
-from conduit_dagster.sdk import (
-    Block,
-    ConnectorContext,
-    Limit,
-    Position,
-    ReadOptions,
-    Source,
-    Split,
-)
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
 
 
 class ChaosSourceSettings(FaultSettings):

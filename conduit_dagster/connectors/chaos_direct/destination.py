@@ -13,13 +13,7 @@ from conduit_dagster.connectors.chaos.fault import Fault, FaultSettings
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import from_os_error
-from conduit_dagster.sdk import (
-    ConnectorContext,
-    DirectDestination,
-    Receipt,
-    Sender,
-    SenderTask,
-)
+from conduit_dagster.sdk import ConnectorContext, DirectDestination, Receipt, Sender, SenderTask
 
 
 class ChaosDirectSettings(FaultSettings):

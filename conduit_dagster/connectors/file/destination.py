@@ -18,16 +18,7 @@ from conduit_dagster.connectors.file.path_destination import (
 )
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.formats import OpenCdcJson, PayloadAsJson, PayloadJson, Template, make_format
-from conduit_dagster.sdk import (
-    ConnectorContext,
-    Delivery,
-    Keys,
-    StagedWriter,
-    Strategy,
-    Target,
-    Writer,
-    WriterTask,
-)
+from conduit_dagster.sdk import ConnectorContext, Delivery, Keys, StagedWriter, Strategy, Target, Writer, WriterTask
 
 
 class FileDestination(PathDestination):

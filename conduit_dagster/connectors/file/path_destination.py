@@ -22,12 +22,7 @@ from conduit_dagster.connectors.file.listing import HIDDEN
 from conduit_dagster.connectors.path_settings import located
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import (
-    ConnectorContext,
-    Delivery,
-    StagedDestination,
-    Target,
-)
+from conduit_dagster.sdk import ConnectorContext, Delivery, StagedDestination, Target
 from conduit_dagster.storage import sync_entry
 
 

@@ -21,13 +21,7 @@ from conduit_dagster.connectors.file.file_position import (
 )
 from conduit_dagster.connectors.file.file_scan import FileScan, ScanResult, SeenFile
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile, parse_tracked
-from conduit_dagster.connectors.file.line_reader import (
-    FileLabels,
-    LineReader,
-    Mark,
-    file_moved,
-    header_text,
-)
+from conduit_dagster.connectors.file.line_reader import FileLabels, LineReader, Mark, file_moved, header_text
 from conduit_dagster.connectors.file.listing import is_many, is_rotated, require_local
 from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, is_packed, open_tracked
 from conduit_dagster.connectors.file.settings import FileSourceSettings

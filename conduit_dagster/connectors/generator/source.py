@@ -16,16 +16,7 @@ from conduit_dagster.config.findings import refuse
 from conduit_dagster.config.scalars import Duration
 from conduit_dagster.record import COLLECTION, OPERATIONS, Data, Record
 from conduit_dagster.recovery.errors import from_os_error
-from conduit_dagster.sdk import (
-    Block,
-    ConnectorContext,
-    ConnectorSettings,
-    Limit,
-    Position,
-    ReadOptions,
-    Source,
-    Split,
-)
+from conduit_dagster.sdk import Block, ConnectorContext, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 
 FIELD_TYPES = ("int", "string", "time", "bool", "duration")
 _WORDS = """

@@ -15,14 +15,7 @@ from conduit_dagster.connectors.parquet.destination import FolderColumns
 from conduit_dagster.connectors.spark.driver_session import asked, literal
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import (
-    Delivery,
-    Keys,
-    StagedDestination,
-    Target,
-    Writer,
-    WriterTask,
-)
+from conduit_dagster.sdk import Delivery, Keys, StagedDestination, Target, Writer, WriterTask
 
 # what is staged never has days of the Julian calendar, whatever Spark's own settings say of files
 _AS_STAGED: Final = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}

@@ -12,13 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, model_validator
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.expressions import (
-    Clock,
-    EvaluationError,
-    ExpressionError,
-    compile_expression,
-    compile_template,
-)
+from conduit_dagster.expressions import Clock, EvaluationError, ExpressionError, compile_expression, compile_template
 from conduit_dagster.field_reference import Reference, ReferenceSyntaxError
 from conduit_dagster.sdk import ProcessorSettings
 
