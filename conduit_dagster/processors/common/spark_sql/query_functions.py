@@ -118,6 +118,15 @@ REFUSED: Final = frozenset().union(*(names for names, _, _ in _REFUSED))
 """All functions of Spark that a query may not use."""
 
 
+NO_FUNCTIONS: Final = _names(
+    """
+    all and array as between by case char dec decimal distinct div else escape except from ilike in interval is like map
+    not numeric on or regexp rlike select struct then varchar when where
+    """
+)
+"""Words that may be followed by a parenthesis without being a function call."""
+
+
 def refusal(name: str) -> tuple[str, str] | None:
     """Return why a function may not be used and what to use instead; None if it is not a refused function."""
     return next((((why, fix)) for names, why, fix in _REFUSED if name in names), None)

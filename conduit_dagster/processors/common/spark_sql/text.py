@@ -9,49 +9,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from conduit_dagster.processors.common.spark_sql.column_types import SqlTextError
-from conduit_dagster.processors.common.spark_sql.query_functions import ALLOWED, REFUSED, refusal
+from conduit_dagster.processors.common.spark_sql.query_functions import ALLOWED, NO_FUNCTIONS, REFUSED, refusal
 
 _FORM = "SELECT … FROM record [WHERE …]"
 _WORD = re.compile(r"[A-Za-z]\w*", re.ASCII)
-# words that may be followed by a parenthesis without being a function call
-_NO_FUNCTIONS = frozenset(
-    [
-        "and",
-        "or",
-        "not",
-        "in",
-        "when",
-        "then",
-        "else",
-        "case",
-        "between",
-        "like",
-        "ilike",
-        "rlike",
-        "regexp",
-        "escape",
-        "is",
-        "from",
-        "where",
-        "select",
-        "as",
-        "div",
-        "on",
-        "by",
-        "all",
-        "distinct",
-        "except",
-        "decimal",
-        "dec",
-        "numeric",
-        "char",
-        "varchar",
-        "array",
-        "map",
-        "struct",
-        "interval",
-    ]
-)
 _BARE = ("current_", "local", "session_user")
 """Beginnings of the refused functions that Spark also calls without parentheses."""
 _CLAUSES = {
@@ -154,7 +115,7 @@ class Text:
                 continue
             if before == "." or (after != "(" and (name not in REFUSED or not name.startswith(_BARE))):
                 continue
-            if name in ALLOWED or name in _NO_FUNCTIONS:
+            if name in ALLOWED or name in NO_FUNCTIONS:
                 continue
             raise self._refused(name, token.start)
 
