@@ -12,14 +12,14 @@ import msgspec
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.commit_log.splits import LogManifest, behind, cut, reach, read_whole, relocated
 from conduit_dagster.connectors.pipeline.published import ProjectView
-from conduit_dagster.connectors.pipeline.read_mode import ReadMode, log_gap, log_gone, relabel
+from conduit_dagster.connectors.pipeline.read_mode import log_gap, log_gone, relabel
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions, Split
 from conduit_dagster.state.readers import log_unit, oldest
 
 
-class LogReadMode(ReadMode):
+class LogReadMode:
     """Entries of the log by offset. A position, also a record's own, is the offset after a record.
 
     Skips entries that were nacked before they were logged: they are dead letters of the other pipeline.
@@ -45,6 +45,10 @@ class LogReadMode(ReadMode):
         # --to-offset is for sources whose records are logged in their own pipeline
         reader = f"{shlex.join(self._reader.split(':'))} --to"
         return LogManifest(self._project.read, LogFolder(self._project.project.log_url, *self._log, reader))
+
+    def place(self, position: int) -> int:
+        """Return the position, which is a place."""
+        return position
 
     # -- how far ------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from conduit_dagster.connectors.pipeline.published import (
 )
 from conduit_dagster.connectors.pipeline.read_mode import (
     READABLE,
-    ReadMode,
     Upstream,
     not_readable,
     output_elsewhere,
@@ -42,7 +41,7 @@ _LONGEST_LINE = 1 << 40
 _OTHER = "it is another file"
 
 
-class OutputReadMode(ReadMode):
+class OutputReadMode:
     """Published output of the destination, line by line, in the order of publication."""
 
     def __init__(self, pipeline: str, upstream: Upstream, context: ConnectorContext, project: ProjectView) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +10,6 @@ import msgspec
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record, change_metadata
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Split
 
 PLUGIN = "pipeline"
 """Same value as in ``state.readers``, which imports SQLAlchemy: validating files without chains must not wait for that.
@@ -137,53 +135,3 @@ def no_record(place: str, why: str) -> FatalError:
 def relabel(records: list[Record], labels: dict[str, str]) -> None:
     """Set the metadata that a chained source sets itself; the other entries stay as the other pipeline wrote them."""
     change_metadata(records, lambda given: {**given, **labels})
-
-
-class ReadMode(ABC):
-    """Read mode, with the methods of :class:`Source`. All but ``read`` run on the driver."""
-
-    @property
-    @abstractmethod
-    def unit(self) -> dict[str, Any]:
-        """Identity of the data."""
-
-    @abstractmethod
-    def initial(self) -> Position:
-        """Return the position before the oldest existing record."""
-
-    @abstractmethod
-    def horizon(self) -> Any:
-        """Return the current end of the data."""
-
-    @abstractmethod
-    def latest(self, start: Position, limit: Limit, horizon: Any) -> Position:
-        """Return how far one step may read from ``start``."""
-
-    @abstractmethod
-    def verify(self, start: Position, end: Position) -> None:
-        """Raise ``FatalError`` if the range has changed."""
-
-    @abstractmethod
-    def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Split the range into about ``n`` parts."""
-
-    @abstractmethod
-    def relocate(self, split: Split) -> Split:
-        """Return the split with the current location of its data."""
-
-    @abstractmethod
-    def read(self, split: Split, options: ReadOptions, labels: dict[str, str]) -> Iterator[Block]:
-        """Yield the records of a split, with these ``labels`` in their metadata."""
-
-    @abstractmethod
-    def lag(self, position: Position) -> int:
-        """Return the lag of the position."""
-
-    def place(self, position: Position) -> Any:
-        """Return the position without mere observations."""
-        return position
-
-    def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a boundary from ``read``."""
-        del start, end
-        return boundary

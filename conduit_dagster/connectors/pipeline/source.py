@@ -11,7 +11,7 @@ from typing_extensions import override
 from conduit_dagster.connectors.pipeline.logged import LogReadMode
 from conduit_dagster.connectors.pipeline.output import OutputReadMode
 from conduit_dagster.connectors.pipeline.published import ProjectView
-from conduit_dagster.connectors.pipeline.read_mode import ReadMode, Upstream, upstream_of, which_connector
+from conduit_dagster.connectors.pipeline.read_mode import Upstream, upstream_of, which_connector
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.sdk import Block, ConnectorContext, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.state.readers import PLUGIN
@@ -57,7 +57,8 @@ class PipelineSource(Source):
         return found or Upstream(self.settings.connector)
 
     @lazy_property
-    def _mode(self) -> ReadMode:
+    def _mode(self) -> LogReadMode | OutputReadMode:
+        """How the data is read; both classes have the methods that this source passes on."""
         pipeline, upstream = self.settings.pipeline, self._upstream
         if upstream.output is not None:
             return OutputReadMode(pipeline, upstream, self.context, self._project)
@@ -97,10 +98,6 @@ class PipelineSource(Source):
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` (``chain.*``) if a range is no longer complete."""
         self._mode.verify(start, end)
-
-    def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a boundary, as defined by the read mode."""
-        return self._mode.within(start, end, boundary)
 
     def place(self, position: Position) -> Any:
         """Return an offset, or a place in a file."""
