@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conduit_dagster.connectors.columnar.columns import Schema, infer
+from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, infer, named_columns
 from conduit_dagster.connectors.columnar.row_sizes import row_sizes
 from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table, fitted
 from conduit_dagster.record import Document, Nack, Record
-from conduit_dagster.sdk import NewPart, Part, Refusal, Rows, Writer, WriterTask
+from conduit_dagster.sdk import Keys, NewPart, Part, Refusal, Rows, StagedDestination, Writer, WriterTask
 from conduit_dagster.sink import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20
@@ -71,6 +71,19 @@ class ParquetPart:
     def abort(self) -> None:
         """Close the part, none of which then counts."""
         self._part.abort()
+
+
+class ColumnsDestination(StagedDestination):
+    """A destination with a column per field, whose writer is a :class:`ColumnsWriter`."""
+
+    reads_keys = Keys.NONE
+    changes_records = False
+    takes_rows = True
+
+    @property
+    def declared_columns(self) -> Sequence[tuple[str, str]]:
+        """The setting ``columns``."""
+        return named_columns(cast("ColumnsSettings", self.settings).columns)
 
 
 _APPENDED = ("create", "snapshot")

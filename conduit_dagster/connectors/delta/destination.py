@@ -8,14 +8,14 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, named_columns, parse_columns
-from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
+from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, parse_columns
+from conduit_dagster.connectors.columnar.parquet_writer import ColumnsDestination, ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader, storable
 from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.delta.table import DeltaTableLog
 from conduit_dagster.connectors.path_settings import located, valid_path
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import ConnectorContext, Delivery, Keys, StagedDestination, Target, Writer, WriterTask
+from conduit_dagster.sdk import ConnectorContext, Delivery, Target, Writer, WriterTask
 
 
 class DeltaDestinationSettings(ColumnsSettings):
@@ -36,7 +36,7 @@ STAGING = "_conduit_staging"
 """Staging folder inside the table's folder, so that parts need no copy; readers and vacuum skip it."""
 
 
-class DeltaDestination(StagedDestination):
+class DeltaDestination(ColumnsDestination):
     """Rows of a Delta table, each once after any crash: a delivery and its mark are one commit of the table's log.
 
     A table has no order; rows within a file are in the source's order, and file names sort by step. A RESTORE of the
@@ -47,9 +47,6 @@ class DeltaDestination(StagedDestination):
     Settings = DeltaDestinationSettings
     settings: DeltaDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
-    reads_keys = Keys.NONE
-    changes_records = False
-    takes_rows = True
 
     def __init__(self, settings: DeltaDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context)
@@ -67,11 +64,6 @@ class DeltaDestination(StagedDestination):
     def hashes_at(self) -> str | None:
         """The application id of the table's transactions, if it is set."""
         return f"app-id {self.settings.app_id}" if self.settings.app_id else None
-
-    @property
-    def declared_columns(self) -> Sequence[tuple[str, str]]:
-        """The setting ``columns``."""
-        return named_columns(self.settings.columns)
 
     def row_count(self) -> int | None:
         """Return the number of rows from the table's log; None if it has none, or if rows may be deleted in place."""

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from pydantic import field_validator
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, named_columns, parse_columns
-from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
+from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, parse_columns
+from conduit_dagster.connectors.columnar.parquet_writer import ColumnsDestination, ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader, kept
 from conduit_dagster.connectors.file.path_destination import (
     MOST_FILES,
@@ -24,7 +24,7 @@ from conduit_dagster.connectors.file.path_destination import (
 )
 from conduit_dagster.connectors.path_settings import valid_path
 from conduit_dagster.recovery.errors import FatalError, from_os_error
-from conduit_dagster.sdk import ConnectorContext, Keys, Writer, WriterTask
+from conduit_dagster.sdk import ConnectorContext, Writer, WriterTask
 
 FILE: Final = "_conduit_columns"
 """Name of the schema file. Readers of Parquet folders skip names that begin with ``_``."""
@@ -103,7 +103,7 @@ class ParquetDestinationSettings(ColumnsSettings):
     _check_path = field_validator("path")(valid_path)
 
 
-class ParquetDestination(PathDestination):
+class ParquetDestination(PathDestination, ColumnsDestination):
     """Rows of Parquet files, each exactly once after any crash. Each delivery is one folder, ``step=NUMBER-SKIP-HASH``.
 
     Spark reads everything with ``spark.read.parquet(path)`` and sees the step as a partition column; ``path/*`` leaves
@@ -114,17 +114,9 @@ class ParquetDestination(PathDestination):
     Settings = ParquetDestinationSettings
     settings: ParquetDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
-    reads_keys = Keys.NONE
-    changes_records = False
-    takes_rows = True
 
     def __init__(self, settings: ParquetDestinationSettings, context: ConnectorContext) -> None:
         super().__init__(settings, context, settings.path)
-
-    @property
-    def declared_columns(self) -> Sequence[tuple[str, str]]:
-        """The setting ``columns``."""
-        return named_columns(self.settings.columns)
 
     def row_count(self) -> int | None:
         """Return the number of rows from the files' footers; None for many files."""

@@ -8,14 +8,14 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.columnar.columns import Schema, named_columns, parse_columns
-from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
+from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
+from conduit_dagster.connectors.columnar.parquet_writer import ColumnsDestination, ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader, readable
 from conduit_dagster.connectors.parquet.destination import FolderColumns
 from conduit_dagster.connectors.spark.driver_session import asked, literal
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Delivery, Keys, StagedDestination, Target, Writer, WriterTask
+from conduit_dagster.sdk import Delivery, Target, Writer, WriterTask
 
 # what is staged never has days of the Julian calendar, whatever Spark's own settings say of files
 _AS_STAGED: Final = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
@@ -41,7 +41,7 @@ def whole(format_: str, given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in _WHOLE.get(format_, {}).items() if name.lower() not in names} | dict(given)
 
 
-class SparkDestination(StagedDestination):
+class SparkDestination(ColumnsDestination):
     """Rows that Spark appends: tasks stage Parquet, the driver runs ``write.format(FORMAT)`` for each delivery.
 
     At least once: a Spark data source does not know delivery hashes. With ``hash-column``, readers can detect repeats.
@@ -54,20 +54,12 @@ class SparkDestination(StagedDestination):
     settings: SparkDestinationSettings
     format: ClassVar[str] = "FORMAT"
     strategies = frozenset({"at-least-once", "at-most-once"})
-    reads_keys = Keys.NONE
-    changes_records = False
-    takes_rows = True
 
     @property
     def address(self) -> str:
         """Path, or a digest of the options without credentials."""
         path = self.settings.path
         return self.context.resolve(path) if path else f"{self.name} {self.settings.identity()}"
-
-    @property
-    def declared_columns(self) -> Sequence[tuple[str, str]]:
-        """The setting ``columns``."""
-        return named_columns(self.settings.columns)
 
     def field_of(self, column: str) -> str | None:
         """Return the column's own name; None for the hash column."""
