@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conduit_dagster.connectors.columnar.documents import documents
-from conduit_dagster.connectors.columnar.row_sizes import row_sizes
+from conduit_dagster.connectors.columnar.parquet_writer import row_sizes
 from conduit_dagster.connectors.columnar.rows import fitted, kept, readable, storable
 
 UTC = pa.timestamp("us", "UTC")

@@ -7,15 +7,17 @@ from typing import Any, Final, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, infer, named_columns
-from conduit_dagster.connectors.columnar.row_sizes import row_sizes
 from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table, fitted
 from conduit_dagster.record import Document, Nack, Record
 from conduit_dagster.sdk import Keys, NewPart, Part, Refusal, Rows, StagedDestination, Writer, WriterTask
 from conduit_dagster.sink import Sink
 
+_types: Any = pa.types
+_compute: Any = pc
 ROW_GROUP_BYTES: Final = 16 << 20
 """A row group ends after the record that brings it to this size."""
 
@@ -210,3 +212,42 @@ class ColumnsWriter(Writer):
 
 def _documents(rows: Iterable[Record]) -> list[Document]:
     return [record.after for record in rows if isinstance(record.after, dict)]
+
+
+_UNKNOWN_WIDTH: Final = 16
+"""Estimated bytes of a value without a fixed width that is neither text, a list nor a document."""
+
+
+def row_sizes(table: Any) -> Any:
+    """Return the approximate bytes of each row, as a numpy array of int64."""
+    sizes = np.full(table.num_rows, 1, np.int64)
+    for column in table.columns:
+        sizes += _sizes(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
+    return sizes
+
+
+def _sizes(array: Any) -> Any:
+    kind = array.type
+    if _types.is_string(kind) or _types.is_binary(kind) or _types.is_large_string(kind) or _types.is_large_binary(kind):
+        return 4 + _counts(_compute.binary_length(array))
+    if _types.is_struct(kind):
+        return sum((_sizes(child) for child in array.flatten()), np.zeros(len(array), np.int64))
+    if _types.is_map(kind):
+        return _sizes(array.cast(pa.list_(kind.field(0))))
+    if _types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind):
+        # the sizes of the items are summed: a row group must not outgrow memory because its rows are lists
+        items = np.concatenate([np.zeros(1, np.int64), np.cumsum(_sizes(array.flatten()))])
+        ends = np.cumsum(lengths := _counts(_compute.list_value_length(array)))
+        return 4 + items[ends] - items[ends - lengths]
+    return np.full(len(array), _width(kind), np.int64)
+
+
+def _counts(lengths: Any) -> Any:
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _width(kind: Any) -> int:
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError:
+        return _UNKNOWN_WIDTH
