@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.file_state import FoundFile
-from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
+from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of, spark_schema
 from conduit_dagster.connectors.parquet.parquet_position import (
     FinishedParquet,
     FinishedParquets,
@@ -22,7 +22,6 @@ from conduit_dagster.connectors.parquet.parquet_position import (
     parse_position,
 )
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
-from conduit_dagster.connectors.parquet.spark_types import spark_schema
 from conduit_dagster.connectors.path_settings import modes_of
 from conduit_dagster.connectors.step_planning import MOST_FILES, before_failure
 from conduit_dagster.lazy_property import lazy_property
