@@ -1,16 +1,21 @@
-"""Opening and closing Spark sessions: local, any master, Spark Connect, or the project's shared server."""
+"""Opening and closing Spark sessions: local, any master, Spark Connect, or the project's shared server.
+
+With PySpark's own loggers, on which it prints errors as JSON.
+"""
 
 # pyright: reportPrivateUsage=none
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from conduit_dagster.spark.classic import has_classic, inside_submit, jvm_ended, open_classic
 from conduit_dagster.spark.connect import close_client, is_connect, open_connect
-from conduit_dagster.spark.pyspark_loggers import guard_loggers, hush_errors
 from conduit_dagster.spark.shared import close_current, close_shared, leave_shared, open_shared
 from conduit_dagster.spark.spark_settings import LOCAL, SHARED, SparkSettings
 from conduit_dagster.spark.sql.sql_session import close_sql_session, forget_sql_session, origin_of
@@ -110,3 +115,37 @@ def _occupied_slots(spark: SparkSession) -> int:
 
     partitions = spark.range(_MOST_SLOTS).select(f.spark_partition_id().alias("id"))
     return int(partitions.agg(f.max("id")).collect()[0][0]) + 1
+
+
+def guard_loggers() -> None:
+    """Make PySpark's way to get a logger safe for threads, in this process.
+
+    It changes the class of all loggers that are made meanwhile. Of two threads that do so at once, the second one
+    leaves PySpark's class behind: each logger that the process makes from then on prints JSON, and Dagster can make
+    none.
+    """
+    from pyspark.logger import PySparkLogger
+
+    plain = PySparkLogger.getLogger
+    if not getattr(plain, "is_guarded", False):
+        PySparkLogger.getLogger = staticmethod(_guarded(plain))
+
+
+def hush_errors() -> None:
+    """Keep PySpark from printing what it raises as well: an error of a query, as JSON with Java's stack trace, and that
+    a server was asked often enough."""
+    warnings.filterwarnings("ignore", r"\[RETRIES_EXCEEDED\]", UserWarning)
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _guarded(plain: Callable[[str | None], Any]) -> Callable[..., Any]:
+    def get(name: str | None = None) -> Any:
+        # logging holds it while it makes a logger
+        with logging._lock:  # pyright: ignore[reportAttributeAccessIssue]
+            return plain(name)
+
+    get.is_guarded = True  # pyright: ignore[reportFunctionMemberAccess]
+    return get

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from conduit_dagster.spark.pyspark_loggers import guard_loggers, hush_errors
+from conduit_dagster.spark.session import guard_loggers, hush_errors
 
 
 @pytest.fixture
