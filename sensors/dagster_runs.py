@@ -151,11 +151,7 @@ def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
     for entry in instance.all_logs(run_id, of_type=_FAILURES):
         if entry.dagster_event is not None and (told := _told(entry.dagster_event)) is not None:
             return told
-    return TransientError(
-        f"run {run_id} ended without reporting a result",
-        code="run.died",
-        fix=LOOK,
-    )
+    return TransientError(f"run {run_id} ended without reporting a result", code="run.died", fix=LOOK)
 
 
 _FAILURES = {dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE}

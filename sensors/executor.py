@@ -1,7 +1,11 @@
-"""Execution of decisions: run requests for Dagster, requests and failures for the state store."""
+"""Execution of decisions: run requests for Dagster, requests and failures for the state store.
+
+Where several code locations of a Dagster have loaded the same project, one launches each run.
+"""
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,15 +21,49 @@ from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.sensors.dagster_runs import LOOK, LastRun, config_of, error_of
 from conduit_dagster.sensors.decisions import Cancelled, Decision, Report, Restart, Start, Stopped, StopRequest
 from conduit_dagster.sensors.known import KnownPipeline
-from conduit_dagster.sensors.launch_claims import LaunchClaims, is_by_hand, location_of
-from conduit_dagster.state.launches import LaunchClaim, LaunchKind
+from conduit_dagster.state.launches import LaunchClaim, LaunchKind, claim_launch
 from conduit_dagster.state.recovery_state import record_request
 
 _SENSOR = "a sensor"
-_WHY = {
-    "terminated": "terminated before it began",
-    "called_off": "its pipeline was stopped, or ran, before it began",
-}
+_WHY = {"terminated": "terminated before it began", "called_off": "its pipeline was stopped, or ran, before it began"}
+_EXPIRY = 60.0
+"""Seconds after which another code location launches a run that was claimed and is still due: Dagster ends a tick after
+60 s.
+"""
+
+
+def is_by_hand(context: dg.SensorEvaluationContext) -> bool:
+    """Return whether the sensor is evaluated by hand, in Dagster's UI or by its command ``sensor preview``.
+
+    Dagster names a tick by its number, and such an evaluation, of which it launches and stores nothing, by its time.
+    """
+    return not (context.log_key or ["0"])[-1].isdecimal()
+
+
+class LaunchClaims:
+    """Claims of launches as one sensor sees them, over the ticks of one process.
+
+    A code location that claims a launch and is killed before Dagster has the run launches it again when it is back;
+    until then another one does, after ``_EXPIRY``. That is counted by this process's own clock, as for leases.
+    """
+
+    def __init__(self) -> None:
+        self._others: dict[tuple[str, LaunchKind], tuple[LaunchClaim, float]] = {}
+        """By pipeline and kind: the claim of another code location, and when it was seen first."""
+
+    def take(self, database: sa.Engine, pipeline: str, kind: LaunchKind, wanted: LaunchClaim) -> bool:
+        """Claim a launch; return False if it is left to another code location."""
+        now = time.monotonic()
+        place = pipeline, kind
+        other, since = self._others.get(place, (None, now))
+        expired = other if now - since >= _EXPIRY else None
+        found = claim_launch(database, pipeline, kind, wanted, expired)
+        if found == wanted:
+            self._others.pop(place, None)
+            return True
+        if found != other:
+            self._others[place] = found, now
+        return False
 
 
 class DecisionExecutor:
@@ -36,7 +74,8 @@ class DecisionExecutor:
     ) -> None:
         """``project``: value of ``PROJECT_TAG``."""
         self._context, self._instance, self._database = context, context.instance, database
-        self._claims, self._location, self._project = claims, location_of(context), project
+        self._claims, self._project, origin = claims, project, context.code_location_origin
+        self._location = "" if origin is None else origin.location_name  # empty outside of Dagster's daemon
         self.requests: list[dg.RunRequest] = []
         self.events: list[AssetEvent] = []
         self.left: list[str] = []
@@ -144,11 +183,8 @@ class DecisionExecutor:
     def _error(self, report: Report, in_dagster: bool) -> ConduitError:
         if in_dagster:
             return error_of(self._instance, report.run_id)
-        return TransientError(
-            f"run {report.run_id or '(unknown)'} died without reporting an error",
-            code="run.died",
-            fix=LOOK,
-        )
+        message = f"run {report.run_id or '(unknown)'} died without reporting an error"
+        return TransientError(message, code="run.died", fix=LOOK)
 
     def _bury(self, run_id: str, error: ConduitError) -> None:
         """Report the run as failed: its process has ended, and Dagster would show it as running forever."""

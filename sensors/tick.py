@@ -18,9 +18,8 @@ from conduit_dagster.recovery.policy import PipelineStatus
 from conduit_dagster.sensors.alerts import alert_sensor
 from conduit_dagster.sensors.dagster_runs import Runs
 from conduit_dagster.sensors.decisions import Decision, StopRequest, lifecycle, recovery
-from conduit_dagster.sensors.executor import DecisionExecutor
+from conduit_dagster.sensors.executor import DecisionExecutor, LaunchClaims, is_by_hand
 from conduit_dagster.sensors.known import CachedStore, File, Files, HeartbeatMonitor, KnownPipeline, Stored, stored
-from conduit_dagster.sensors.launch_claims import LaunchClaims, is_by_hand
 from conduit_dagster.sensors.stopped_checks import StoppedChecks
 from conduit_dagster.state.history import deprovision
 

@@ -39,7 +39,7 @@ def test_the_other_one_launches_what_a_location_that_is_gone_had_claimed(
     one, two = location.named("one"), location.named("two")
     assert len(one.tick(sensor)) == 1
     assert two.tick(sensor) == []
-    monkeypatch.setattr("conduit_dagster.sensors.launch_claims._EXPIRY", 0.0)
+    monkeypatch.setattr("conduit_dagster.sensors.executor._EXPIRY", 0.0)
     assert len(two.tick(sensor)) == 1
     assert one.tick(sensor) == []  # back, and too late
 
