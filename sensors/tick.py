@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 import dagster as dg
 import sqlalchemy as sa
 
+from conduit_dagster.assets.asset_checks import STATUS, AssetEvent, status_events, stopped_verdict
 from conduit_dagster.assets.broken_files import FileEvents
-from conduit_dagster.assets.names import project_name
+from conduit_dagster.assets.names import ACKS, project_name
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.policy import PipelineStatus
@@ -20,7 +21,6 @@ from conduit_dagster.sensors.dagster_runs import Runs
 from conduit_dagster.sensors.decisions import Decision, StopRequest, lifecycle, recovery
 from conduit_dagster.sensors.executor import DecisionExecutor, LaunchClaims, is_by_hand
 from conduit_dagster.sensors.known import CachedStore, File, Files, HeartbeatMonitor, KnownPipeline, Stored, stored
-from conduit_dagster.sensors.stopped_checks import StoppedChecks
 from conduit_dagster.state.history import deprovision
 
 _POLL = 0.25
@@ -143,6 +143,51 @@ def _known(file: File, row: Stored, runs: Runs) -> KnownPipeline:
     run, last = runs.of(file.job), row.recovery.run
     is_hidden = row.status in _AT_WORK and (run is None or run.run_id != last)
     return KnownPipeline(file, row, run, runs.by_id(file.job, last) if is_hidden else None)
+
+
+_ENDED = (PipelineStatus.RECOVERING, PipelineStatus.DEGRADED)
+"""What a check may say that the stop has ended."""
+
+
+class StoppedChecks:
+    """Events for pipelines that a user stopped outside of Dagster, as by ``pipelines stop``: nothing else makes any.
+
+    Remembers which are known to be stopped.
+    """
+
+    def __init__(self) -> None:
+        self._known = set[tuple[str, int]]()
+        """Pipelines, with the numbers of their last failures."""
+
+    def of(
+        self, instance: dg.DagsterInstance, files: Iterable[File], rows: Mapping[str, Stored]
+    ) -> Iterator[AssetEvent]:
+        """Yield the events of pipelines that were stopped since, and whose check ``status`` says something else."""
+        found = {(file.pipeline, rows[file.pipeline].recovery.failure): file.keys for file in _stopped(files, rows)}
+        for keys in _outdated(instance, [keys for one, keys in found.items() if one not in self._known]):
+            yield from status_events(keys, stopped_verdict())
+        self._known = set(found)
+
+
+def _stopped(files: Iterable[File], rows: Mapping[str, Stored]) -> Iterator[File]:
+    for file in files:
+        row = rows.get(file.pipeline)
+        if row is not None and not row.owned and (row.status, row.reason) == (PipelineStatus.STOPPED, "user"):
+            yield file
+
+
+def _outdated(instance: dg.DagsterInstance, every: Iterable[AssetKeys]) -> Iterator[AssetKeys]:
+    checks = {dg.AssetCheckKey(keys.of(ACKS), STATUS): keys for keys in every}
+    if not checks:
+        return
+    # in one query: at the first tick there may be many
+    newest = instance.event_log_storage.get_latest_asset_check_execution_by_key(list(checks))
+    for check, record in newest.items():
+        evaluation: Any = record.evaluation
+        # one that is only planned is up to its run
+        told = evaluation.metadata.get("status") if isinstance(evaluation, dg.AssetCheckEvaluation) else None
+        if told is not None and told.value in _ENDED:
+            yield checks[check]
 
 
 _AT_WORK = (PipelineStatus.RUNNING, PipelineStatus.RECOVERING)
