@@ -28,9 +28,8 @@ from conduit_dagster.assets.asset_checks import (
     verdicts,
 )
 from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization, materializations
-from conduit_dagster.assets.hidden_checks import HiddenChecks
 from conduit_dagster.assets.names import job_name
-from conduit_dagster.assets.told_numbers import are_told
+from conduit_dagster.assets.newest_shown import HiddenChecks, are_told
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.daemon_threads import below, has_ended, in_daemon
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, DestinationNode
