@@ -15,11 +15,12 @@ from conduit_dagster.expressions.compiled import (
     reads_key,
     template_fields,
 )
-from conduit_dagster.expressions.gotemplate.go_values import format_go, is_bool
+from conduit_dagster.expressions.gotemplate.go_values import BOOLEANS, format_go
 from conduit_dagster.expressions.gotemplate.template_compiler import template_condition, template_text
 from conduit_dagster.expressions.python.expression_compiler import python_condition, python_value
 
 __all__ = [
+    "BOOLEANS",
     "Clock",
     "Compiled",
     "EvaluationError",
@@ -41,7 +42,7 @@ def compile_condition(text: str, clock: Clock) -> Compiled:
     expression. Raises :class:`ExpressionError`. The compiled function raises for a record that the condition does not
     fit.
     """
-    return template_condition(text) if "{{" in text or is_bool(text) else python_condition(text, clock)
+    return template_condition(text) if "{{" in text or text in BOOLEANS else python_condition(text, clock)
 
 
 def compile_expression(text: str, clock: Clock) -> Compiled:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from conduit_dagster.expressions.compiled import EvaluationError, kind
 
-_TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+BOOLEANS: Final[dict[str, bool]] = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+"""Texts that Go's ``strconv.ParseBool`` accepts: no trimming, and case matters."""
 _ESCAPES = {
     **{chr(code): f"\\{letter}" for code, letter in zip(range(7, 14), "abtnvfr", strict=True)},
     "\\": "\\\\",
@@ -90,23 +93,16 @@ def _quoted(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def is_bool(text: str) -> bool:
-    """Return whether :func:`parse_bool` accepts the text."""
-    return text in _TRUE or text in _FALSE
-
-
 def is_part_of_bool(text: str) -> bool:
-    """Return whether a text with something before or behind it can be one that :func:`parse_bool` accepts."""
-    return any(text in word for word in (*_TRUE, *_FALSE))
+    """Return whether a text with something before or behind it can be one of :data:`BOOLEANS`."""
+    return any(text in word for word in BOOLEANS)
 
 
 def parse_bool(text: str) -> bool:
-    """Parse a boolean as Go's ``strconv.ParseBool`` does: no trimming, and case matters."""
-    if text in _TRUE:
-        return True
-    if text in _FALSE:
-        return False
-    raise EvaluationError(f"the template gave {quoted(text[:200])}, which is not a boolean")
+    """Parse a template's output as a boolean. Raises :class:`EvaluationError`."""
+    if text not in BOOLEANS:
+        raise EvaluationError(f"the template gave {quoted(text[:200])}, which is not a boolean")
+    return BOOLEANS[text]
 
 
 def basic(value: Any) -> str:

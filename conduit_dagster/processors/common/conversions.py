@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from conduit_dagster.expressions import format_go
+from conduit_dagster.expressions import BOOLEANS, format_go
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _HEX_FLOAT: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?[0-9]+")
@@ -23,10 +23,6 @@ _TIME: Final = re.compile(
     r"(?:[.,](?P<fraction>\d+))?(?P<zone>Z|[+-](?P<zh>\d\d):(?P<zm>\d\d))",
     re.ASCII,
 )
-BOOLEANS: Final[dict[str, bool]] = {
-    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
-    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
-}
 _LEAST: Final = -(2**63)
 _MOST: Final = 2**63 - 1
 
@@ -45,7 +41,7 @@ def to_int(value: Any) -> int:
     """Convert to a 64-bit integer. Raises ``ValueError``."""
     kind = type(value)
     if kind is str:
-        value = _integer(value)
+        value = integer(value)
     elif kind is float:
         value = int(value) if value.is_integer() else _refuse()
     elif kind is not int:
@@ -89,11 +85,10 @@ def _refuse() -> Any:
     raise ValueError
 
 
-def _integer(text: str) -> int:
+def integer(text: str) -> int:
+    """Convert decimal digits with an optional sign, to an integer of any size. Raises ``ValueError``."""
     # int() alone would also accept blanks, underscores and the digits of other scripts
-    if len(text) < 19 and text.isascii() and text.isdigit():
-        return int(text)
-    return int(text) if _INTEGER.fullmatch(text) else _refuse()
+    return int(text) if (text.isdigit() and text.isascii()) or _INTEGER.fullmatch(text) else _refuse()
 
 
 def _float(text: str) -> float:

@@ -11,13 +11,13 @@ from itertools import repeat
 from typing import Any, Final
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.processors.common.conversions import BOOLEANS
+from conduit_dagster.expressions import BOOLEANS
+from conduit_dagster.processors.common.conversions import integer
 from conduit_dagster.readable import excerpt
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import ProcessError
 
 TYPES: Final = ("string", "int", "float", "bool")
-_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _PLAIN: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 _NUMBER: Final = re.compile(_PLAIN.pattern + r"(?:[eE][+-]?[0-9]+)?")
 _PLAIN_CHARACTERS: Final = "0123456789.+-"
@@ -114,21 +114,13 @@ class CsvColumns:
             return None
         try:
             return _CONVERSIONS[kind](text)
-        except (ValueError, ArithmeticError) as error:
+        except (ValueError, ArithmeticError, KeyError) as error:
             reason = f", {error}" if isinstance(error, _LossyError) else ""
             raise csv_error("type", f"has no {kind} in the column {name}: {excerpt(text)}{reason}") from None
 
 
 class _LossyError(ValueError):
     """Raised for a number that its type can't represent."""
-
-
-def to_int(text: str) -> int:
-    """Convert decimal digits with an optional sign, to an integer of any size. Raises ``ValueError``."""
-    # int() alone would also accept blanks, underscores and the digits of other scripts
-    if (text.isdigit() and text.isascii()) or _INTEGER.fullmatch(text):
-        return int(text)
-    raise ValueError
 
 
 def to_float(text: str) -> float:
@@ -155,24 +147,18 @@ def _keeps(value: float, text: str) -> bool:
     return exact in (Decimal(repr(value)), Decimal(f"{value:.{digits - 1}e}"))
 
 
-def _to_bool(text: str) -> bool:
-    if text not in BOOLEANS:
-        raise ValueError
-    return BOOLEANS[text]
-
-
 _CONVERSIONS: Final[Mapping[str, Callable[[str], Any]]] = {
     "string": str,
-    "int": to_int,
+    "int": integer,
     "float": to_float,
-    "bool": _to_bool,
+    "bool": BOOLEANS.__getitem__,
 }
 
 
 def _ints(column: Sequence[str]) -> Sequence[int]:
     text = "".join(column)
     is_plain = text.isdigit() and text.isascii()
-    return list(map(int if is_plain else to_int, column))
+    return list(map(int if is_plain else integer, column))
 
 
 def _floats(column: Sequence[str]) -> Sequence[float]:
