@@ -71,18 +71,11 @@ class Guard(ast.NodeTransformer):
         """Whether the node's value becomes a part of a loop's result."""
         self._inner_sums: set[ast.expr] = set()
 
-    def guarded(self, node: ast.expr) -> ast.expr:
-        """Return ``node`` with its guards."""
-        kept, self._kept = self._kept, False
+    def guarded(self, node: ast.expr, *, kept: bool = False) -> ast.expr:
+        """Return ``node`` with its guards. ``kept``: its value becomes a part of a loop's result."""
+        outer, self._kept = self._kept, kept
         made = cast(ast.expr, self.visit(node))
-        self._kept = kept
-        return made
-
-    def _held(self, node: ast.expr) -> ast.expr:
-        """Return ``node`` with its guards, as a part of a loop's result."""
-        kept, self._kept = self._kept, True
-        made = cast(ast.expr, self.visit(node))
-        self._kept = kept
+        self._kept = outer
         return made
 
     def _paid(self, node: ast.expr, made: ast.expr, *, making: bool = False) -> ast.expr:
@@ -133,22 +126,13 @@ class Guard(ast.NodeTransformer):
             operands = [o if s else _call("scalar", o) for o, s in zip(operands, searched, strict=True)]
         return ast.Compare(operands[0], node.ops, operands[1:])
 
-    def visit_List(self, node: ast.List) -> ast.expr:
-        """Charge a list with all its contents."""
-        return self._display(node)
-
-    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
-        """Charge a tuple with all its contents."""
-        return self._display(node)
-
-    def visit_Dict(self, node: ast.Dict) -> ast.expr:
-        """Charge an object with all its contents."""
-        return self._display(node)
-
     def _display(self, node: ast.expr) -> ast.expr:
+        """Charge a list, a tuple or an object with all its contents."""
         # in a loop its parts are charged
         made = cast(ast.expr, self.generic_visit(node))
         return _call("made", made) if self._metered and self._loop is None else made
+
+    visit_List = visit_Tuple = visit_Dict = _display  # noqa: N815  # the names that ast calls
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
         """Turn an f-string into a call, so that raw data and lists print as they do with ``str``."""
@@ -162,15 +146,8 @@ class Guard(ast.NodeTransformer):
         made = self.guarded(node)
         return made if plain else _call("measured", made)
 
-    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
+    def _scoped(self, node: ast.ListComp | ast.GeneratorExp) -> ast.expr:
         """Meter a loop: it is charged for every item it touches."""
-        return ast.ListComp(*self._scoped(node))
-
-    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
-        """Meter a loop: it is charged for every item it touches."""
-        return ast.GeneratorExp(*self._scoped(node))
-
-    def _scoped(self, node: ast.ListComp | ast.GeneratorExp) -> tuple[ast.expr, list[ast.comprehension]]:
         loop = node.generators[0]
         source = self.guarded(loop.iter)
         weight = sum(map(loop_weight, (node.elt, *loop.ifs)))
@@ -179,9 +156,11 @@ class Guard(ast.NodeTransformer):
         self._bind_meter()
         self._loop = cast(ast.Name, loop.target).id
         target, *conditions = [self.guarded(part) for part in (loop.target, *loop.ifs)]
-        element = self._held(node.elt)
+        element = self.guarded(node.elt, kept=True)
         self._loop = None
-        return element, [ast.comprehension(target, source, conditions, 0)]
+        return type(node)(element, [ast.comprehension(target, source, conditions, 0)])
+
+    visit_ListComp = visit_GeneratorExp = _scoped  # noqa: N815  # the names that ast calls
 
     def _bind_meter(self) -> None:
         if "charge" not in self.globals:
@@ -218,8 +197,8 @@ class Guard(ast.NodeTransformer):
         if name == "str":
             return _call("function_str", self._printed(node.args[0]))
         # lists are compared item by item: in a loop they are charged like kept values
-        visit = self._held if name in _COMPARING and self._loop is not None else self.guarded
-        arguments = [visit(argument) for argument in node.args]
+        kept = name in _COMPARING and self._loop is not None
+        arguments = [self.guarded(argument, kept=kept) for argument in node.args]
         keywords = [ast.keyword(keyword.arg, self.guarded(keyword.value)) for keyword in node.keywords]
         return _call(f"function_{name}", *arguments, keywords=keywords)
 
@@ -272,19 +251,14 @@ class Bind(ast.NodeTransformer):
         part = ast.Attribute(ast.Name("record", ast.Load()), node.id, ast.Load())
         return _call("position_text", part) if node.id == "position" else part
 
-    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        """Visit a loop, in which no ``:=`` may be generated."""
-        return self._looped(node)
-
-    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
-        """Visit a loop, in which no ``:=`` may be generated."""
-        return self._looped(node)
-
     def _looped(self, node: ast.expr) -> ast.expr:
+        """Visit a loop, in which no ``:=`` may be generated."""
         self._loops += 1
         made = cast(ast.expr, self.generic_visit(node))
         self._loops -= 1
         return made
+
+    visit_ListComp = visit_GeneratorExp = _looped  # noqa: N815  # the names that ast calls
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """Replace a guard by one that knows which part of the record it reads, inlined where possible."""

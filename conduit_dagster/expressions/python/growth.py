@@ -2,7 +2,7 @@
 
 Each operation has its own limit, so an expression with few operations needs no other, and pays nothing. An expression
 with many operations, or with many references to the record in the values that it builds, is metered: each evaluation
-has a budget (``sizes.MakingBudget``).
+has a budget (``limits.MakingBudget``).
 """
 
 from __future__ import annotations

@@ -18,22 +18,6 @@ _SIZED = frozenset({str, list, tuple, dict, bytes})
 _PART_WEIGHT = 8
 
 
-def field(value: Any, name: str) -> Any:
-    """Return ``value.name``: ``None`` for a missing field and for a field of ``None``."""
-    if value.__class__ is dict:
-        return value.get(name)
-    return None if value is None else _no_field("the value", value, name)
-
-
-def item(value: Any, key: Any) -> Any:
-    """Return ``value[key]`` for a field, an index or a slice; ``None`` if it is missing."""
-    if value.__class__ is dict:
-        return value.get(key)
-    if value is None:
-        return None
-    return _indexed(value, key) if value.__class__ in (list, str, tuple) else _no_field("the value", value, key)
-
-
 def _indexed(value: Any, key: Any) -> Any:
     try:
         return value[key]
@@ -50,7 +34,10 @@ def _no_field(name: str, value: Any, key: Any) -> NoReturn:
 
 
 def field_of(part: str) -> Callable[[Any, str], Any]:
-    """Return :func:`field` for a part of the record, which its error messages name."""
+    """Return a function for ``value.name``: ``None`` for a missing field and for a field of ``None``.
+
+    ``part``: what its error messages call the value.
+    """
 
     def get(value: Any, name: str) -> Any:
         if value.__class__ is dict:
@@ -61,12 +48,14 @@ def field_of(part: str) -> Callable[[Any, str], Any]:
 
 
 def item_of(part: str) -> Callable[[Any, Any], Any]:
-    """Return :func:`item` for a part of the record, which its error messages name."""
+    """Return a function for ``value[key]``, a field, an index or a slice; ``None`` if it is missing."""
 
     def get(value: Any, key: Any) -> Any:
         if value.__class__ is dict:
             return value.get(key)
-        return item(value, key) if value.__class__ is not bytes else _no_field(part, value, key)
+        if value is None:
+            return None
+        return _indexed(value, key) if value.__class__ in (list, str, tuple) else _no_field(part, value, key)
 
     return get
 
@@ -172,8 +161,8 @@ def items(values: Iterable[Any]) -> list[Any]:
 
 
 GUARDS: dict[str, Any] = {
-    "_getattr_": field,
-    "_getitem_": item,
+    "_getattr_": field_of("the value"),
+    "_getitem_": item_of("the value"),
     "slice": slice,
     "add": add,
     "multiply": multiply,
