@@ -8,7 +8,7 @@ import decimal
 import io
 import math
 import uuid
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import fastavro
 from fastavro import _read_py  # pyright: ignore[reportPrivateUsage]
@@ -27,7 +27,7 @@ from conduit_dagster.processors.common.avro import (
     parsed,
     raw_bytes,
 )
-from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, Record
 
 
 class AvroDecodeSettings(AvroSettings):
@@ -42,8 +42,8 @@ class AvroDecode(AvroProcessor):
     An unreachable registry is an outage: the step is repeated.
     """
 
-    name: ClassVar[str] = "avro.decode"
-    Settings: ClassVar[type[ProcessorSettings]] = AvroDecodeSettings
+    name = "avro.decode"
+    Settings = AvroDecodeSettings
     settings: AvroDecodeSettings
     examples = (Example("Data that is not Avro", {}, Record("1", {}, b"hello"), "avro.decode.invalid"),)
 

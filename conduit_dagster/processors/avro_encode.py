@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Hashable
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import fastavro
 from fastavro.types import Schema as Parsed
@@ -28,7 +28,7 @@ from conduit_dagster.processors.common.avro import (
 from conduit_dagster.processors.common.unwrapping import document_in
 from conduit_dagster.record import Document
 from conduit_dagster.schemas.schema_registry import NoSchemaError, inferred
-from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, Record
 
 _INVALID: Final = "avro.encode.invalid"
 
@@ -74,8 +74,8 @@ class AvroEncode(AvroProcessor):
     repeated.
     """
 
-    name: ClassVar[str] = "avro.encode"
-    Settings: ClassVar[type[ProcessorSettings]] = AvroEncodeSettings
+    name = "avro.encode"
+    Settings = AvroEncodeSettings
     settings: AvroEncodeSettings
     examples = (
         Example(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import binascii
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field as Describe
 from typing_extensions import override
@@ -13,7 +13,7 @@ from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.conversions import decode_base64, quick_base64
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ChangeableField, ConduitSettings
-from conduit_dagster.sdk import Example, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, Record
 
 
 class Base64DecodeSettings(ConduitSettings):
@@ -32,8 +32,8 @@ class Base64Decode(FieldProcessor):
     field stays unchanged.
     """
 
-    name: ClassVar[str] = "base64.decode"
-    Settings: ClassVar[type[ProcessorSettings]] = Base64DecodeSettings
+    name = "base64.decode"
+    Settings = Base64DecodeSettings
     settings: Base64DecodeSettings
     examples = (
         Example(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field as Describe
 from typing_extensions import override
@@ -14,7 +14,7 @@ from conduit_dagster.field_reference import kind_of
 from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ChangeableField, ConduitSettings
-from conduit_dagster.sdk import Example, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, Record
 
 
 class Base64EncodeSettings(ConduitSettings):
@@ -31,8 +31,8 @@ class Base64Encode(FieldProcessor):
     A document or a list is nacked: put json.encode before it. A missing or null field stays unchanged.
     """
 
-    name: ClassVar[str] = "base64.encode"
-    Settings: ClassVar[type[ProcessorSettings]] = Base64EncodeSettings
+    name = "base64.encode"
+    Settings = Base64EncodeSettings
     settings: Base64EncodeSettings
     examples = (
         Example(

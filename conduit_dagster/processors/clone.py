@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings
 from conduit_dagster.record import copy
-from conduit_dagster.sdk import Example, Processor, ProcessorContext, ProcessorSettings, Record, Result
+from conduit_dagster.sdk import Example, Processor, ProcessorContext, Record, Result
 
 INDEX = "clone.index"
 
@@ -28,11 +26,11 @@ class Clone(Processor):
     The source record is acked only once the original and all clones are delivered.
     """
 
-    name: ClassVar[str] = "clone"
-    keyless: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = CloneSettings
+    name = "clone"
+    keyless = True
+    Settings = CloneSettings
     settings: CloneSettings
-    shares_records: ClassVar[bool] = True
+    shares_records = True
     examples = (
         Example(
             "One clone",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
 from pydantic import Field as Describe
 from pydantic import field_validator
@@ -115,9 +115,9 @@ class CsvDecode(InPlaceProcessor):
     read line by line: read such files with the source `spark:csv` and `multiLine: true`.
     """
 
-    name: ClassVar[str] = "csv.decode"
-    keeps_fields: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = CsvDecodeSettings
+    name = "csv.decode"
+    keeps_fields = True
+    Settings = CsvDecodeSettings
     settings: CsvDecodeSettings
     examples = (
         Example(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import Field as Describe
 from pydantic import model_validator
@@ -65,10 +65,10 @@ class CustomJavascript(Processor):
     `event`. The amount of logging is not limited.
     """
 
-    name: ClassVar[str] = "custom.javascript"
-    Settings: ClassVar[type[ProcessorSettings]] = CustomJavascriptSettings
+    name = "custom.javascript"
+    Settings = CustomJavascriptSettings
     settings: CustomJavascriptSettings
-    shares_records: ClassVar[bool] = True
+    shares_records = True
     examples = (
         Example(
             "A metadata entry, and text before the payload",

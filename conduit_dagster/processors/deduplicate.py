@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from hashlib import blake2b
-from typing import Any, ClassVar, Final, Self, cast
+from typing import Any, Final, Self, cast
 
 import msgspec
 from pydantic import Field as Describe
@@ -68,11 +68,11 @@ class Deduplicate(StatefulProcessor):
     the keys of two windows and of the current block.
     """
 
-    name: ClassVar[str] = "deduplicate"
-    keeps_fields: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = DeduplicateSettings
+    name = "deduplicate"
+    keeps_fields = True
+    Settings = DeduplicateSettings
     settings: DeduplicateSettings
-    shares_records: ClassVar[bool] = True
+    shares_records = True
     examples = (
         Example(
             "The first one with its key",

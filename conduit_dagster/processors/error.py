@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import Final
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, Template, failure
-from conduit_dagster.sdk import (
-    Example,
-    Nack,
-    ProcessError,
-    Processor,
-    ProcessorContext,
-    ProcessorSettings,
-    Record,
-    Result,
-)
+from conduit_dagster.sdk import Example, Nack, ProcessError, Processor, ProcessorContext, Record, Result
 
 _CODE: Final = "processor.error"
 
@@ -39,10 +30,10 @@ class Error(Processor):
     nack contains that failure.
     """
 
-    name: ClassVar[str] = "error"
-    keeps_fields: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = ErrorSettings
-    shares_records: ClassVar[bool] = True
+    name = "error"
+    keeps_fields = True
+    Settings = ErrorSettings
+    shares_records = True
     settings: ErrorSettings
     examples = (
         Example("Every record", {"message": "bad id {{ .Payload.After.id }}"}, Record("1", {}, {"id": 1}), _CODE),

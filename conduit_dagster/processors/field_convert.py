@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field as Describe
 from typing_extensions import override
@@ -14,7 +14,7 @@ from conduit_dagster.processors.common.conversions import to_bool, to_float, to_
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, DataField
 from conduit_dagster.readable import shortened
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 _CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "string": to_string,
@@ -42,10 +42,10 @@ class FieldConvert(FieldProcessor):
     nacked, and so is a missing or null field, except for ``string``, where it becomes ``<nil>``.
     """
 
-    name: ClassVar[str] = "field.convert"
-    Settings: ClassVar[type[ProcessorSettings]] = FieldConvertSettings
+    name = "field.convert"
+    Settings = FieldConvertSettings
     settings: FieldConvertSettings
-    sees_null: ClassVar[bool] = True
+    sees_null = True
     examples = (
         Example(
             "Text to a number",

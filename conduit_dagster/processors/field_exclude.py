@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import AfterValidator
 from pydantic import Field as Describe
@@ -14,7 +14,7 @@ from conduit_dagster.field_reference import Reference
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, removing
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, list_items, reference
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 _BOTH_PAYLOADS = (".Payload.Before", ".Payload.After")
 
@@ -40,8 +40,8 @@ class FieldExclude(InPlaceProcessor):
     A missing field is not an error, but missing documents on the path to it are created, as in Conduit.
     """
 
-    name: ClassVar[str] = "field.exclude"
-    Settings: ClassVar[type[ProcessorSettings]] = FieldExcludeSettings
+    name = "field.exclude"
+    Settings = FieldExcludeSettings
     settings: FieldExcludeSettings
     examples = (
         Example(

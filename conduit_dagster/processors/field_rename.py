@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator
 from pydantic import Field as Describe
@@ -16,7 +16,7 @@ from conduit_dagster.payload_code import NoFitError, PayloadCode
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, list_items, reference
 from conduit_dagster.reference_syntax import unquote
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _PAIR = re.compile(
@@ -54,8 +54,8 @@ class FieldRename(InPlaceProcessor):
     name, even null, is nacked.
     """
 
-    name: ClassVar[str] = "field.rename"
-    Settings: ClassVar[type[ProcessorSettings]] = FieldRenameSettings
+    name = "field.rename"
+    Settings = FieldRenameSettings
     settings: FieldRenameSettings
     examples = (
         Example(

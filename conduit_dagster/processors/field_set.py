@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 from pydantic import Field as Describe
 from pydantic import model_validator
@@ -30,7 +30,7 @@ from conduit_dagster.processors.common.setting_kinds import (
     Template,
     failure,
 )
-from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, Record
 
 _PLAIN: Final = frozenset({bool, type(None)})
 """Types that need no check."""
@@ -69,8 +69,8 @@ class FieldSet(InPlaceProcessor):
     two. A value that JSON cannot hold, such as NaN, is a nack.
     """
 
-    name: ClassVar[str] = "field.set"
-    Settings: ClassVar[type[ProcessorSettings]] = FieldSetSettings
+    name = "field.set"
+    Settings = FieldSetSettings
     settings: FieldSetSettings
     examples = (
         Example(

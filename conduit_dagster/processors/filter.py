@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from typing_extensions import override
 
 from conduit_dagster.payload_code import DROPPING
@@ -16,10 +14,10 @@ class Filter(Processor):
     Without a ``condition`` on the processor, no record passes.
     """
 
-    name: ClassVar[str] = "filter"
-    keeps_fields: ClassVar[bool] = True
-    keyless: ClassVar[bool] = True
-    shares_records: ClassVar[bool] = True
+    name = "filter"
+    keeps_fields = True
+    keyless = True
+    shares_records = True
     payload_code = DROPPING
     examples = (Example("Every record", {}, Record("1", {}, {"id": 1}), DROP),)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 from pydantic import Field as Describe
@@ -14,7 +14,7 @@ from conduit_dagster.processors.common.conversions import decode_json
 from conduit_dagster.processors.common.in_place import FieldProcessor, if_present
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, DataField
 from conduit_dagster.readable import excerpt
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 _ANY: Final = {"decode": msgspec.json.Decoder().decode}
 _MARK: Final = b"\xef\xbb\xbf"
@@ -38,8 +38,8 @@ class JsonDecode(FieldProcessor):
     Conduit, control characters in text need no escape, and a lone surrogate becomes U+FFFD.
     """
 
-    name: ClassVar[str] = "json.decode"
-    Settings: ClassVar[type[ProcessorSettings]] = JsonDecodeSettings
+    name = "json.decode"
+    Settings = JsonDecodeSettings
     settings: JsonDecodeSettings
     examples = (
         Example(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 from pydantic import Field as Describe
@@ -11,7 +11,7 @@ from typing_extensions import override
 from conduit_dagster.payload_code import PayloadCode
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, DataField
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 _encode = msgspec.json.Encoder().encode
 _PAYLOAD: Final = PayloadCode("if after is not None:\n    after = encode(after)", {"encode": _encode})
@@ -32,8 +32,8 @@ class JsonEncode(FieldProcessor):
     field is left unchanged.
     """
 
-    name: ClassVar[str] = "json.encode"
-    Settings: ClassVar[type[ProcessorSettings]] = JsonEncodeSettings
+    name = "json.encode"
+    Settings = JsonEncodeSettings
     settings: JsonEncodeSettings
     examples = (
         Example(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
@@ -23,8 +22,8 @@ class OmitSettings(ProcessorSettings):
 class Omit(DocumentProcessor):
     """Remove fields of the document in ``.Payload.After``, as Transporter's ``omit``. Missing fields are ignored."""
 
-    name: ClassVar[str] = "omit"
-    Settings: ClassVar[type[ProcessorSettings]] = OmitSettings
+    name = "omit"
+    Settings = OmitSettings
     settings: OmitSettings
     examples = (
         Example(

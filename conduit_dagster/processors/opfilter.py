@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, model_validator
 from pydantic import Field as Describe
@@ -48,12 +48,12 @@ class OpfilterSettings(ProcessorSettings):
 class Opfilter(Processor):
     """Pass records by their operation, as Transporter's ``opfilter``; the others are dropped and acked."""
 
-    name: ClassVar[str] = "opfilter"
-    keeps_fields: ClassVar[bool] = True
-    keyless: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = OpfilterSettings
+    name = "opfilter"
+    keeps_fields = True
+    keyless = True
+    Settings = OpfilterSettings
     settings: OpfilterSettings
-    shares_records: ClassVar[bool] = True
+    shares_records = True
     examples = (
         Example(
             "No deletes", {"blacklist": "delete"}, Record("1", {}, None, {"_id": 0}, None, "delete"), DROP

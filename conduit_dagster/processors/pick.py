@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
@@ -24,8 +23,8 @@ class PickSettings(ProcessorSettings):
 class Pick(DocumentProcessor):
     """Keep only these fields of the document in ``.Payload.After``, in this order, as Transporter's ``pick``."""
 
-    name: ClassVar[str] = "pick"
-    Settings: ClassVar[type[ProcessorSettings]] = PickSettings
+    name = "pick"
+    Settings = PickSettings
     settings: PickSettings
     examples = (
         Example(

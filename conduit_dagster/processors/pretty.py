@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import structlog
@@ -31,10 +31,10 @@ class Pretty(InPlaceProcessor):
     can't be logged passes too.
     """
 
-    name: ClassVar[str] = "pretty"
-    keyless: ClassVar[bool] = True
-    keeps_fields: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = PrettySettings
+    name = "pretty"
+    keyless = True
+    keeps_fields = True
+    Settings = PrettySettings
     settings: PrettySettings
     examples = (Example("Unchanged", {}, Record("1", {}, {"_id": 0}), Record("1", {}, {"_id": 0})),)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import AfterValidator
 from pydantic import Field as Describe
@@ -74,8 +74,8 @@ class Python(Processor):
     The result must depend on the record alone. The function runs with all rights of the worker: it is not sandboxed.
     """
 
-    name: ClassVar[str] = "python"
-    Settings: ClassVar[type[ProcessorSettings]] = PythonSettings
+    name = "python"
+    Settings = PythonSettings
     settings: PythonSettings
     examples = (
         Example(

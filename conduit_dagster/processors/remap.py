@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, MapSettings
 from conduit_dagster.record import COLLECTION
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 
 class RemapSettings(MapSettings):
@@ -25,10 +25,10 @@ class Remap(InPlaceProcessor):
     Records of namespaces that are not listed stay unchanged.
     """
 
-    name: ClassVar[str] = "remap"
-    keeps_fields: ClassVar[bool] = True
-    keyless: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = RemapSettings
+    name = "remap"
+    keeps_fields = True
+    keyless = True
+    Settings = RemapSettings
     settings: RemapSettings
     examples = (
         Example(

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from conduit_dagster.processors.common.in_place import DocumentProcessor, MapSettings
 from conduit_dagster.record import Document
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 
 class RenameSettings(MapSettings):
@@ -25,8 +25,8 @@ class Rename(DocumentProcessor):
     A missing field is skipped; an existing field with the new name is lost.
     """
 
-    name: ClassVar[str] = "rename"
-    Settings: ClassVar[type[ProcessorSettings]] = RenameSettings
+    name = "rename"
+    Settings = RenameSettings
     settings: RenameSettings
     examples = (
         Example(

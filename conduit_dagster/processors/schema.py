@@ -131,10 +131,10 @@ class SchemaProcessor(InPlaceProcessor):
     Only the top level is checked.
     """
 
-    name: ClassVar[str] = "schema"
-    keeps_fields: ClassVar[bool] = True
-    keyless: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = SchemaSettings
+    name = "schema"
+    keeps_fields = True
+    keyless = True
+    Settings = SchemaSettings
     settings: SchemaSettings
     examples = (
         Example(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, cast
+from typing import Any, Final, cast
 
 import re2
 from pydantic import Field as Describe
@@ -82,12 +82,12 @@ class Skip(Processor):
     numbers and numeric text; any other value is nacked, and so is a value that is not text for ``=~``.
     """
 
-    name: ClassVar[str] = "skip"
-    keeps_fields: ClassVar[bool] = True
-    keyless: ClassVar[bool] = True
-    Settings: ClassVar[type[ProcessorSettings]] = SkipSettings
+    name = "skip"
+    keeps_fields = True
+    keyless = True
+    Settings = SkipSettings
     settings: SkipSettings
-    shares_records: ClassVar[bool] = True
+    shares_records = True
     examples = (
         Example(
             "It goes on",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field as Describe
 from typing_extensions import override
 
@@ -31,10 +29,10 @@ class SplitProcessor(Processor):
     missing field, or one that is not a list, is nacked.
     """
 
-    name: ClassVar[str] = "split"
-    Settings: ClassVar[type[ProcessorSettings]] = SplitSettings
+    name = "split"
+    Settings = SplitSettings
     settings: SplitSettings
-    shares_records: ClassVar[bool] = True
+    shares_records = True
     examples = (
         Example(
             "A record for each tag",

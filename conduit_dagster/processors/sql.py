@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field as Describe
 from pydantic import ValidationInfo, field_validator
@@ -70,10 +70,10 @@ class Sql(Processor):
     functions are refused when the file is checked, and so are subqueries. `docs/sql.md` has more on types and cost.
     """
 
-    name: ClassVar[str] = "sql"
-    Settings: ClassVar[type[ProcessorSettings]] = SqlSettings
+    name = "sql"
+    Settings = SqlSettings
     settings: SqlSettings
-    shares_records: ClassVar[bool] = True
+    shares_records = True
     examples = (
         Example(
             "A computed field beside the others",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from pydantic import Field as Describe
 from typing_extensions import override
@@ -21,7 +21,7 @@ from conduit_dagster.processors.common.unwrapping import (
     unwrapped_key,
 )
 from conduit_dagster.record import READ_AT, Data, Document
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 _OPERATIONS: Final = {"c": "create", "u": "update", "d": "delete", "r": "snapshot", "$unset": "update"}
 _NEEDED: Final = ("after", "source", "op")
@@ -45,8 +45,8 @@ class UnwrapDebezium(InPlaceProcessor):
     replaced by that payload. Any other record is nacked.
     """
 
-    name: ClassVar[str] = "unwrap.debezium"
-    Settings: ClassVar[type[ProcessorSettings]] = UnwrapDebeziumSettings
+    name = "unwrap.debezium"
+    Settings = UnwrapDebeziumSettings
     settings: UnwrapDebeziumSettings
     examples = (
         Example(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field as Describe
 from typing_extensions import override
@@ -13,7 +13,7 @@ from conduit_dagster.payload_code import NoFitError
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings
 from conduit_dagster.processors.common.unwrapping import PayloadField, document_in, invalid, unwrapped_key
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 
 class UnwrapKafkaconnectSettings(ConduitSettings):
@@ -41,8 +41,8 @@ class UnwrapKafkaconnect(InPlaceProcessor):
     a document is nacked.
     """
 
-    name: ClassVar[str] = "unwrap.kafkaconnect"
-    Settings: ClassVar[type[ProcessorSettings]] = UnwrapKafkaconnectSettings
+    name = "unwrap.kafkaconnect"
+    Settings = UnwrapKafkaconnectSettings
     settings: UnwrapKafkaconnectSettings
     examples = (
         Example(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from pydantic import Field as Describe
 from typing_extensions import override
@@ -16,7 +16,7 @@ from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.common.setting_kinds import ConduitSettings, Field
 from conduit_dagster.processors.common.unwrapping import PAYLOADS, document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
-from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.sdk import Example, ProcessorContext, Record
 
 _TEXT: Final = {str}
 
@@ -36,8 +36,8 @@ class UnwrapOpencdc(InPlaceProcessor):
     without an operation, metadata or payload is nacked.
     """
 
-    name: ClassVar[str] = "unwrap.opencdc"
-    Settings: ClassVar[type[ProcessorSettings]] = UnwrapOpencdcSettings
+    name = "unwrap.opencdc"
+    Settings = UnwrapOpencdcSettings
     settings: UnwrapOpencdcSettings
     examples = (
         Example(

@@ -25,7 +25,7 @@ from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.processors.common.in_place import parts_of, put_back
 from conduit_dagster.processors.common.setting_kinds import ChangeableField, ConduitSettings, Template, failure
 from conduit_dagster.public_network import connect_public
-from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, ProcessorSettings, Record, Result
+from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, Record, Result
 from conduit_dagster.timed_responses import TimedHTTP, TimedHTTPS, TimedPoolManager
 
 _HEADERS = "headers."
@@ -149,11 +149,11 @@ class WebhookHttp(Processor):
     sends its requests again.
     """
 
-    name: ClassVar[str] = "webhook.http"
-    Settings: ClassVar[type[ProcessorSettings]] = WebhookHttpSettings
+    name = "webhook.http"
+    Settings = WebhookHttpSettings
     settings: WebhookHttpSettings
-    shares_records: ClassVar[bool] = True
-    deterministic: ClassVar[bool] = False
+    shares_records = True
+    deterministic = False
 
     def __init__(self, settings: WebhookHttpSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
