@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import dagster as dg
 import structlog
-from dagster._core.storage.tags import SCHEDULE_NAME_TAG
 from pydantic import Field, TypeAdapter, ValidationError
 
 from conduit_dagster.assets.asset_checks import start_command
 from conduit_dagster.assets.events import Observer
-from conduit_dagster.assets.names import NO_RETRIES, job_name, run_op_name
+from conduit_dagster.assets.names import NO_RETRIES
+from conduit_dagster.assets.run_origin import is_own, origin_of, restart_at
 from conduit_dagster.assets.run_reporter import Intervals, RunReporter
-from conduit_dagster.assets.run_times import created_ns
 from conduit_dagster.assets.stopping import ExitWatchdog, Signals, StopWatcher
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
@@ -25,14 +24,11 @@ from conduit_dagster.engine.bounded import GRACE, RECORDING
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
-from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.resources.spark_resource import SparkSessionResource, StateResource
 from conduit_dagster.secret_values import hide
-from conduit_dagster.state.status_store import AutomaticStart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,74 +76,6 @@ class RunConfig(dg.Config):
                 code="run.config",
                 fix=f"set {name} in the run's config, or {variable}, to a duration such as {_DEFAULTS[name]}",
             ) from error
-
-
-FAILURE_TAG = ".dagster/conduit_failure"
-"""Tag of a restart: the number of the failure that it follows. The UI hides tags with this prefix."""
-RESTART_TAG = ".dagster/conduit_restart_at_ns"
-"""Tag of a restart: its due time, in ns. It is launched earlier, and waits."""
-ATTEMPT_TAG = "conduit/attempt"
-ASKED_TAG = ".dagster/conduit_asked_ns"
-"""Tag of a start by a sensor or schedule: the time of the newest request at its launch, in ns; 0: there was none."""
-
-
-def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: Project) -> RunOrigin:
-    """Return why this run was started, and how its failure is handled.
-
-    Only the pipeline's own job is restarted: a user who materialises its assets waits for an end.
-    """
-    run = context.run
-    is_own = run.job_name == job_name(bound.id)
-    policy = Policy.of(bound.config.recovery, project.settings.recovery) if is_own else None
-    since_ns, automatic = created_ns(context.instance, run.run_id), automatic_start(run, bound.config.status)
-    part_of = "" if is_own else run.job_name
-    return RunOrigin(policy, run.run_id, restart_of(run), since_ns=since_ns, automatic=automatic, part_of=part_of)
-
-
-def automatic_start(run: dg.DagsterRun, status: str) -> AutomaticStart | None:
-    """Return what was known when a sensor or schedule launched the run; None if a user did. ``status``: the file's."""
-    asked_ns = asked_of(run)
-    wanted = status == "running" or SCHEDULE_NAME_TAG in run.tags
-    return None if asked_ns is None else AutomaticStart(asked_ns, wanted)
-
-
-def restart_of(run: dg.DagsterRun) -> int | None:
-    """Return the number of the failure that the run restarts after; None if it is no restart.
-
-    A run that a user executes again has the tags of the first one, and a parent, which a sensor's run has not: it is
-    started by hand.
-    """
-    return _number(run, FAILURE_TAG)
-
-
-def asked_of(run: dg.DagsterRun) -> int | None:
-    """Return the time of the newest request when a sensor or schedule launched the run, in ns; None if neither did."""
-    return _number(run, ASKED_TAG)
-
-
-def is_drain(run: dg.DagsterRun) -> bool:
-    """Return whether the config of a pipeline's own run says that it drains."""
-    value: Any = run.run_config
-    for name in ("ops", run_op_name(run.job_name), "config", "drain"):
-        # a user's YAML may leave any of them empty
-        value = cast("dict[str, Any]", value).get(name) if isinstance(value, dict) else None
-    return value is True
-
-
-def drain_config(job: str) -> dict[str, Any]:
-    """Return the config of a pipeline's own run that drains."""
-    return {"ops": {run_op_name(job): {"config": {"drain": True}}}}
-
-
-def _number(run: dg.DagsterRun, tag: str) -> int | None:
-    number = "" if run.parent_run_id else run.tags.get(tag, "")
-    return int(number) if number.isdecimal() else None
-
-
-def restart_at(run: dg.DagsterRun) -> int | None:
-    """Return when the run may begin, in ns; None if it may begin at once."""
-    due = run.tags.get(RESTART_TAG, "")
-    return int(due) if due.isdecimal() else None
 
 
 _POLL = 0.1
@@ -324,7 +252,7 @@ class _Run:
         text = f"pipeline {result.pipeline}: {result.ending}"
         self._context.log.info(text)
         # the signal has ended this pipeline; in a run of more than that, the steps behind it would go on
-        if watcher.terminated or (watcher.is_interrupted and not self._is_alone):
+        if watcher.terminated or (watcher.is_interrupted and not self._is_own):
             if result.error is not None:
                 self._context.log.error(result.error.message)
             raise dg.DagsterExecutionInterruptedError
@@ -336,12 +264,12 @@ class _Run:
             raise failure(cut_short)
 
     @property
-    def _is_alone(self) -> bool:
-        return self._context.run.job_name == job_name(self._bound.id)
+    def _is_own(self) -> bool:
+        return is_own(self._context.run, self._bound)
 
     def _is_cut_short(self, result: RunResult) -> bool:
         """Return whether the pipeline was stopped before it was drained, and what is behind it waits for all of it."""
-        return self._request.options.drain and not result.drained and not self._is_alone
+        return self._request.options.drain and not result.drained and not self._is_own
 
 
 def _cut_short(pipeline: str) -> FatalError:
@@ -356,5 +284,4 @@ def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPi
     """Return whether the run ends when drained: by default only the pipeline's own job may keep running."""
     if config.drain is not None:
         return config.drain
-    is_own = context.run.job_name == job_name(bound.id)
-    return not is_own or bound.config.trigger.kind != "continuous"
+    return not is_own(context.run, bound) or bound.config.trigger.kind != "continuous"

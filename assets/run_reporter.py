@@ -28,8 +28,8 @@ from conduit_dagster.assets.asset_checks import (
     verdicts,
 )
 from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization, materializations
-from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.newest_shown import HiddenChecks, are_told
+from conduit_dagster.assets.run_origin import is_own
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.daemon_threads import below, has_ended, in_daemon
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, DestinationNode
@@ -303,7 +303,7 @@ class RunReporter:
 
     def _is_all_told(self, snapshot: RunSnapshot) -> bool:
         """Return whether the newest materialisations show all that was moved, and no other asset of the run waits."""
-        is_alone = self._context.run.job_name == job_name(self._bound.id)
+        is_alone = is_own(self._context.run, self._bound)
         if not is_alone or snapshot.progress.steps != self._logged or self._contents.is_late:
             return False
         return are_told(self._context.instance, materializations(self._bound, self._keys, snapshot, {}))

@@ -10,8 +10,7 @@ import dagster as dg
 from dagster._core.events import JobFailureData, RunFailureReason
 
 from conduit_dagster.assets.names import PROJECT_TAG, run_op_name
-from conduit_dagster.assets.run_op import asked_of, drain_config, is_drain, restart_of
-from conduit_dagster.assets.run_times import clock_ahead
+from conduit_dagster.assets.run_origin import asked_of, clock_ahead, drain_config, is_drain, restart_of
 from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.engine.run_status import ONCE
 from conduit_dagster.recovery.classify import from_dagster

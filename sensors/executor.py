@@ -14,7 +14,8 @@ import sqlalchemy as sa
 
 from conduit_dagster.assets.asset_checks import AssetEvent, CheckResult, failed_verdict, status_events, stopped_verdict
 from conduit_dagster.assets.names import ACKS, NO_RETRIES, short
-from conduit_dagster.assets.run_op import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, INVALID, RESTART_TAG
+from conduit_dagster.assets.run_op import INVALID
+from conduit_dagster.assets.run_origin import ASKED_TAG, ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.report import PendingRestart
 from conduit_dagster.engine.run_status import NO_FAILURE, RunDeath, end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError

@@ -16,8 +16,7 @@ from dagster._core.storage.tags import RUN_KEY_TAG
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.names import NO_RETRIES, PROJECT_TAG, job_name, short
-from conduit_dagster.assets.run_op import ASKED_TAG
-from conduit_dagster.assets.run_times import clock_ahead
+from conduit_dagster.assets.run_origin import ASKED_TAG, clock_ahead
 from conduit_dagster.assets.stopping import was_terminated
 from conduit_dagster.config.delivery import TIMED, Trigger, next_tick
 from conduit_dagster.config.project import Project

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from dagster_layer.project_folder import Folder
 
-from conduit_dagster.assets.run_op import FAILURE_TAG, RESTART_TAG
+from conduit_dagster.assets.run_origin import FAILURE_TAG, RESTART_TAG
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
 

@@ -22,8 +22,8 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin
 from dagster._core.storage.runs.schema import RunsTable
 from dagster._utils.error import SerializableErrorInfo
 
-from conduit_dagster.assets.run_op import automatic_start, failure
-from conduit_dagster.assets.run_times import created_ns
+from conduit_dagster.assets.run_op import failure
+from conduit_dagster.assets.run_origin import automatic_start, created_ns
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
 from conduit_dagster.engine.report import error_json

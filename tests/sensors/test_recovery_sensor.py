@@ -11,7 +11,7 @@ import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from lab.sensors_lab import GONE, Location
 
-from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG, asked_of
+from conduit_dagster.assets.run_origin import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG, asked_of
 from conduit_dagster.engine.bound_pipeline import open_catalogue
 from conduit_dagster.engine.operate.subject import stop
 from conduit_dagster.engine.run_status import RunDeath, report_failure
