@@ -89,17 +89,11 @@ class DeliverySettings(Section):
     """How long records may wait for their ack, such as `10m`. Dagster reports pipelines that exceed it."""
 
     @model_validator(mode="after")
-    def _drift_needs_records(self) -> Self:
-        if self.drift and self.log == "positions":
-            expected, fix = "records or auto", "remove log, or drift"
-            raise refuse("drift needs the log of records", expected=expected, fix=fix, at="log")
-        return self
-
-    @model_validator(mode="after")
-    def _retention_needs_records(self) -> Self:
-        if self.log_retention is not None and self.log == "positions":
-            expected, fix = "records or auto", "remove log, or log-retention"
-            raise refuse("log-retention needs the log of records", expected=expected, fix=fix, at="log")
+    def _logs_what_is_needed(self) -> Self:
+        for name, is_set in (("drift", self.drift), ("log-retention", self.log_retention is not None)):
+            if is_set and self.log == "positions":
+                message, fix = f"{name} needs the log of records", f"remove log, or {name}"
+                raise refuse(message, expected="records or auto", fix=fix, at="log")
         return self
 
 
