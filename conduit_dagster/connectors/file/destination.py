@@ -6,15 +6,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from conduit_dagster.connectors.file.ordered_file import OrderedFile
 from conduit_dagster.connectors.file.path_destination import (
     PartsFolder,
     PathDestination,
     PathLayout,
-    count_lines,
-    last_documents,
+    countable_files,
+    newest_file,
 )
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.formats import OpenCdcJson, PayloadAsJson, PayloadJson, Template, make_format
@@ -55,12 +57,12 @@ class FileDestination(PathDestination):
 
     def row_count(self) -> int | None:
         """Return the number of lines; None if a record may take several."""
-        return None if isinstance(self._format, Template) else count_lines(self._path)
+        return None if isinstance(self._format, Template) else _count_lines(self._path)
 
     def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
         """Return the payloads of the newest lines that are documents."""
         if isinstance(self._format, OpenCdcJson | PayloadJson | PayloadAsJson):
-            return last_documents(self._path, rows, whole=isinstance(self._format, OpenCdcJson))
+            return _last_documents(self._path, rows, whole=isinstance(self._format, OpenCdcJson))
         return ()
 
     def _layout_at(self, path: Path) -> PathLayout:
@@ -99,6 +101,45 @@ class FileDestination(PathDestination):
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer that stages encoded lines."""
         return StagedWriter(task, self._format)
+
+
+_MOST_BYTES: Final = 32 << 20
+_TAIL: Final = 1 << 16
+
+
+def _count_lines(path: Path) -> int | None:
+    """Return the number of lines in all files; None for many files, or for more than 32 MB."""
+    files = countable_files(path)
+    if files is None or sum(os.path.getsize(file) for file in files) > _MOST_BYTES:  # noqa: PTH202
+        return None
+    return sum(Path(file).read_bytes().count(b"\n") for file in files)
+
+
+def _last_documents(path: Path, rows: int, whole: bool) -> list[Mapping[str, Any]]:
+    """Return the last lines of the newest file that are documents, in order.
+
+    ``whole``: lines are complete records, whose payload is returned.
+    """
+    newest = newest_file(path)
+    if newest is None:
+        return []
+    with Path(newest).open("rb") as file:
+        begin = max(0, file.seek(0, os.SEEK_END) - _TAIL)
+        file.seek(begin)
+        lines = file.read().split(b"\n")
+    # the first line may be cut off at its beginning; the last is empty, or still being written
+    complete = lines[1 if begin else 0 : -1]
+    found = [_document(line, whole) for line in complete[-rows:]]
+    return [document for document in found if document is not None]
+
+
+def _document(line: bytes, whole: bool) -> dict[str, Any] | None:
+    try:
+        found: Any = msgspec.json.decode(line)
+        found = found["payload"]["after"] if whole else found
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 _NEXT, _FORMATS, _FORMER = "format", "formats", "former"

@@ -15,12 +15,11 @@ from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema,
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsDestination, ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader, kept
 from conduit_dagster.connectors.file.path_destination import (
-    MOST_FILES,
     PartsFolder,
     PathDestination,
     PathLayout,
+    countable_files,
     newest_file,
-    visible_files,
 )
 from conduit_dagster.connectors.path_settings import valid_path
 from conduit_dagster.recovery.errors import FatalError, from_os_error
@@ -120,8 +119,8 @@ class ParquetDestination(PathDestination, ColumnsDestination):
 
     def row_count(self) -> int | None:
         """Return the number of rows from the files' footers; None for many files."""
-        files = visible_files(self._path)
-        return None if len(files) > MOST_FILES else sum(pq.read_metadata(file).num_rows for file in files)
+        files = countable_files(self._path)
+        return None if files is None else sum(pq.read_metadata(file).num_rows for file in files)
 
     def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
         """Return the first rows of the newest file."""
