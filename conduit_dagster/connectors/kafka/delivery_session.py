@@ -25,6 +25,7 @@ from conduit_dagster.connectors.kafka.kafka_client import (
     make_client,
 )
 from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
+from conduit_dagster.connectors.kafka.kafka_position import NO_ID, is_recreated
 from conduit_dagster.connectors.kafka.message_sender import SendError, SendFailures, producer_config, purge
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kept_hashes import new_floor
@@ -48,6 +49,21 @@ class ClaimMessage(NamedTuple):
     name: str
     """The hash, or ``floor``."""
     claim: DeliveryClaim | None
+
+
+class DeliveriesLog(NamedTuple):
+    """Which topic of deliveries was read, and whether hashes were removed from it: stored as the target of a step."""
+
+    id: str
+    begins: int
+    """Sum of the earliest offsets of its partitions: compaction moves none of them, retention and operators do."""
+
+    def problem(self, before: Sequence[Any]) -> str:
+        """Return in words what became of the topic since ``before``; empty if it has all hashes stored since then."""
+        was = DeliveriesLog(*before)
+        if is_recreated(was.id, self.id):
+            return "was deleted, and is another one now"
+        return "lost messages, by retention or by hand" if self.begins != was.begins else ""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -126,7 +142,7 @@ class _ClaimReader:
         self._settings, self._errors, self._cluster = settings, errors, cluster
         self._topic = settings.deliveries_topic
 
-    def read(self, claims: DeliveryClaims) -> None:
+    def read(self, claims: DeliveryClaims) -> DeliveriesLog:
         """Read all committed claims; call it after ``init_transactions`` has ended the open transactions of older
         owners.
 
@@ -136,12 +152,13 @@ class _ClaimReader:
         found = self._cluster.whole(self._topic)
         consumer = make_client(Consumer, self._config(), self._errors)
         try:
-            for partition, (begin, end) in enumerate(found):
+            for partition, (begin, end) in enumerate(found.ends):
                 if end > begin:
                     consumer.assign([TopicPartition(self._topic, partition, begin)])
                     self._read(consumer, end, claims)
         finally:
             consumer.close()
+        return DeliveriesLog(found.id, sum(begin for begin, _ in found.ends))
 
     def _config(self) -> dict[str, Any]:
         return client_config(self._settings, self._errors) | {
@@ -193,6 +210,8 @@ class DeliverySession:
         self._producer: Producer | None = None
         self.failures = SendFailures()
         self.claims = DeliveryClaims(owner, errors)
+        self.log = DeliveriesLog(NO_ID, 0)
+        """The topic that the claims were read from; known once the session was opened."""
 
     @contextmanager
     def opened(self) -> Generator[Producer]:
@@ -212,7 +231,7 @@ class DeliverySession:
         self.claims = DeliveryClaims(self._owner, self._errors)
         try:
             producer.init_transactions(self._settings.timeout)
-            self._reader.read(self.claims)
+            self.log = self._reader.read(self.claims)
         except KafkaException as error:
             with suppress(KafkaException):
                 producer.poll(0)  # raises a fatal error once more, after error_cb was called

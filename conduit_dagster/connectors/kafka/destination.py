@@ -48,6 +48,10 @@ _DATA = {
 """Errors caused by a record."""
 
 
+_LOG = "deliveries"
+"""Key of a target: the topic of deliveries when the step was prepared."""
+
+
 class BatchRefusedError(Exception):
     """Brokers rejected messages without naming the record."""
 
@@ -152,12 +156,38 @@ class KafkaDestination(StagedDestination):
             self._topics.check_deliveries()
             self._session.fence()
 
+    def target(self, previous: Target | None) -> Target:
+        """Return with exactly-once which topic of deliveries gets the hash."""
+        if not self._is_exact:
+            return super().target(previous)
+        with self._opened():
+            return {_LOG: list(self._session.log)}
+
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether the delivery was published: its hash is stored, and its messages were committed with it."""
+        """Return whether the delivery was published: its hash is stored, and its messages were committed with it.
+
+        Raises ``FatalError`` if a hash could be lost, unless such a delivery is to be sent again.
+        """
         if not self._is_exact:
             return False
         with self._opened():
-            return self._session.claims.state(delivery) == "delivered"
+            is_there = self._session.claims.state(delivery) == "delivered"
+            if not is_there and self.settings.on_deliveries_gone == "fail" and (what := self._lost(delivery)):
+                raise self._errors.deliveries_gone(self.settings.deliveries_topic, what, delivery.step)
+            return is_there
+
+    def retarget(self, delivery: Delivery) -> Target | None:
+        """Return the topic of deliveries as it is now, if it lost hashes and ``on-deliveries-gone`` is ``resend``."""
+        if not self._is_exact:
+            return None
+        with self._opened():
+            return {_LOG: list(self._session.log)} if self._lost(delivery) else None
+
+    def _lost(self, delivery: Delivery) -> str:
+        """Return in words how the hash of a delivery may have been lost; empty if it was never stored."""
+        # a step that an older version prepared has no target
+        before = delivery.target.get(_LOG)
+        return self._session.log.problem(before) if before is not None else ""
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
         """Store ``state`` under the hash if it is free."""

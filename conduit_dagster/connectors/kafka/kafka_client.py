@@ -259,8 +259,15 @@ class KafkaErrors:
     def deliveries_deleted(self, topic: str) -> ConduitError:
         """Return the error for a topic of deliveries that was deleted during a run."""
         message = f"the topic {topic} was deleted, and with it the hashes of what was delivered"
-        fix = "run again, which creates it; a step that was written and not recorded yet would be written twice"
+        fix = "run again, which creates it, and stops if a step could have been written that is not recorded yet"
         return self.fatal(message, "kafka.no_topic", fix, topic)
+
+    def deliveries_gone(self, topic: str, what: str, step: int) -> ConduitError:
+        """Return the error for a prepared step whose hash may have been lost with the topic of deliveries."""
+        message = f"the topic {topic} {what} since step {step} was prepared: nothing says whether the step was written"
+        fix = "look for its records at the destination: if they are missing, set on-deliveries-gone: resend and run "
+        fix += "again; if they are there, then first conduit-dagster offsets mark PIPELINE CONNECTOR OFFSET"
+        return self.fatal(message, "kafka.deliveries_gone", fix, topic)
 
     def no_coordinator(self, what: str) -> ConduitError:
         """Return the error for a timeout of transactions whose brokers answer otherwise."""

@@ -68,6 +68,14 @@ class KnownTopic(NamedTuple):
     """The last stable offset of each partition: its end for ``read_committed`` consumers."""
 
 
+class WholeTopic(NamedTuple):
+    """A topic as ``read_uncommitted`` consumers see it."""
+
+    id: str
+    ends: tuple[tuple[int, int], ...]
+    """Earliest and latest offset of each partition."""
+
+
 class Cluster:
     """Admin client of the driver, created on demand."""
 
@@ -266,30 +274,30 @@ class Cluster:
         found = self.offsets(places, lambda _: OffsetSpec.for_timestamp(milliseconds))
         return {place: offset if offset >= 0 else ends[place] for place, offset in found.items()}
 
-    def whole(self, topic: str) -> list[tuple[int, int]]:
-        """Return earliest and latest offset of each partition, as ``read_uncommitted`` consumers see them."""
-        count = self._partitions(topic)
+    def whole(self, topic: str) -> WholeTopic:
+        """Return id and offsets of an existing topic, as ``read_uncommitted`` consumers see them."""
+        topic_id, count = self._existing(topic)
         places = [(topic, partition) for partition in range(count)]
         low = self.offsets(places, lambda _: _EARLIEST)
         high = self.offsets(places, lambda _: _LATEST, IsolationLevel.READ_UNCOMMITTED)
-        return [(low[place], high[place]) for place in places]
+        return WholeTopic(topic_id, tuple((low[place], high[place]) for place in places))
 
     def stable_end(self, topic: str, partition: int) -> int:
         """Return the offset up to which no transaction is open."""
         return self.offsets([(topic, partition)], lambda _: _LATEST)[topic, partition]
 
-    def _partitions(self, topic: str) -> int:
-        """Return the partition count of an existing topic; waits, because not every broker may know a new topic yet."""
+    def _existing(self, topic: str) -> tuple[str, int]:
+        """Return id and partition count of an existing topic; waits, since not every broker may know a new one yet."""
         deadline = time.monotonic() + self._settings.timeout
         while (found := self.describe([topic]).get(topic)) is None:
             if time.monotonic() > deadline:
                 raise self._errors.no_topic(topic)
             self.client.poll(_PAUSE)
-        return found[1]
+        return found
 
     def config(self, topic: str, name: str) -> str:
         """Return a config of a topic."""
-        self._partitions(topic)
+        self._existing(topic)
         resource = ConfigResource(ResourceType.TOPIC, topic)
         found = self._of_controller(lambda seconds: self.client.describe_configs([resource], request_timeout=seconds))
         if isinstance(found[resource], KafkaException):

@@ -231,6 +231,9 @@ class KafkaDestinationSettings(KafkaSettings):
     the same cluster may use the same one."""
     deliveries_topic: str = Field("conduit-deliveries", alias="deliveries-topic")
     """The compacted topic of delivery hashes, for exactly-once. It is created if it does not exist."""
+    on_deliveries_gone: Literal["fail", "resend"] = Field("fail", alias="on-deliveries-gone")
+    """What to do with a prepared step if ``deliveries-topic`` was deleted or lost messages meanwhile, so that nothing
+    says whether the step was written. ``fail``: the pipeline stops; ``resend``: it is written, perhaps again."""
 
     @model_validator(mode="after")
     def _check_format(self) -> KafkaDestinationSettings:

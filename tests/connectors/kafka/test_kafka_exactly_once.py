@@ -71,7 +71,7 @@ def test_a_delivery_longer_than_its_transaction_may_take_says_so(lab: KafkaLab) 
     slow, cluster = lab.stage(destination, numbered(3)), destination._cluster
 
     def is_ended() -> bool:
-        ends = [high for _, high in cluster.whole(topic)]
+        ends = [high for _, high in cluster.whole(topic).ends]
         return any(ends) and list(cluster.known([topic])[topic].high) == ends
 
     with pytest.raises(TransientError) as error, at("mid-publish", lambda: wait_until(is_ended, "the brokers end it")):
