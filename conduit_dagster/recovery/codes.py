@@ -37,7 +37,7 @@ _FATAL: Final = {
     "file": "changed compressed line_too_long list_gone name_invalid not_local not_regular path_too_long range_gone",
     "javascript": "invalid unreadable",
     "kafka": "deliveries_gone gap login no_right no_topic not_compacted range_gone refused staging step_pruned tls "
-    "topic_changed",
+    "topic_changed truncated",
     "lineage": "config_invalid not_installed",
     "log": "corrupt gap import_damaged missing not_read_up",
     "nacks": "threshold_exceeded",

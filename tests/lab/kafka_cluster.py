@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -98,12 +98,21 @@ class KafkaCluster:
         parts = [part for topic in found.topics.values() for part in topic.partitions.values()]
         return len(found.brokers) == len(_NODES) and all(len(one.isrs) == len(one.replicas) for one in parts)
 
-    def topic(self, partitions: int = 1, replicas: int = 3, lead: int = 0, **config: str) -> str:
-        """Create a topic; names of configs have underscores for dots. ``lead``: the broker that leads it."""
+    def revive(self, node: int) -> None:
+        """Start one dead broker."""
+        self.nodes[node].begin()
+        self._dead.discard(node)
+
+    def topic(
+        self, partitions: int = 1, replicas: int = 3, lead: int = 0, on: Sequence[int] = (), **config: str
+    ) -> str:
+        """Create a topic; names of configs have underscores for dots. ``lead``: the broker that leads it; ``on``: the
+        brokers that have it, the one that leads it first."""
         settings = {key.replace("_", "."): value for key, value in config.items()}
         name = f"t-{secrets.token_hex(6)}"
-        brokers = sorted(_NODES, key=lambda node: node != lead)
-        placed: Any = {"replica_assignment": [brokers] * partitions} if lead else {"replication_factor": replicas}
+        brokers = list(on) or sorted(_NODES, key=lambda node: node != lead)
+        is_placed = bool(lead or on)
+        placed: Any = {"replica_assignment": [brokers] * partitions} if is_placed else {"replication_factor": replicas}
         made = self.admin.create_topics([NewTopic(name, partitions, config=settings, **placed)])
         made[name].result(60)
         wait_until(lambda: all(self.leader(name, number) > 0 for number in range(partitions)), f"{name} has leaders")

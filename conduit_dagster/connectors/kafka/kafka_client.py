@@ -287,6 +287,14 @@ class KafkaErrors:
         message = f"{where} ends at {high}, and {offset} comes next: brokers have lost messages"
         return self.outage(message, "kafka.behind", fix)
 
+    def truncated(self, where: str, offset: int, found: str, topic: str) -> ConduitError:
+        """Return the error for a partition whose messages before an offset are not the ones that were read."""
+        message = f"{where}: brokers have lost messages before offset {offset}, which were read, and others have their "
+        message += f"offsets: {found}"
+        fix = "read the others: conduit-dagster positions rewind PIPELINE CONNECTOR --to JSON, which is what positions "
+        fix += "show has, with the broker's end offset as the next one, or --to-start; or accept their loss: set "
+        return self.fatal(message, "kafka.truncated", fix + "on-gone: skip", topic)
+
     def no_topic(self, topic: str) -> ConduitError:
         """Return the error for a missing topic."""
         fix = f"kafka-topics.sh --bootstrap-server {self._place} --create --topic {topic or 'TOPIC'}"

@@ -35,6 +35,7 @@ from conduit_dagster.connectors.kafka.kafka_client import (
     kafka_error,
     make_client,
 )
+from conduit_dagster.connectors.kafka.kafka_position import NO_EPOCH, NO_ID
 from conduit_dagster.connectors.kafka.settings import KafkaSettings
 from conduit_dagster.recovery.errors import FatalError
 
@@ -66,6 +67,15 @@ class KnownTopic(NamedTuple):
     """The earliest offset of each partition."""
     high: tuple[int, ...]
     """The last stable offset of each partition: its end for ``read_committed`` consumers."""
+    epochs: tuple[int, ...]
+    """The epoch of each partition's leader."""
+
+
+class FoundOffset(NamedTuple):
+    """An offset of a partition, -1 if there is none, and the epoch of the leader that gave it."""
+
+    offset: int
+    epoch: int
 
 
 class WholeTopic(NamedTuple):
@@ -222,13 +232,15 @@ class Cluster:
         found = self.describe(names)
         places = [(name, partition) for name, (_, count) in sorted(found.items()) for partition in range(count)]
         low = self.offsets(places, lambda _: _EARLIEST)
-        high = self.offsets(places, lambda _: _LATEST)
+        high = self._found(places, lambda _: _LATEST)
         return {
             name: KnownTopic(
                 name,
                 topic_id,
                 tuple(low[name, partition] for partition in range(count)),
-                tuple(high[name, partition] for partition in range(count)),
+                tuple(high[name, partition].offset for partition in range(count)),
+                # without an id, epochs may be those of an earlier topic of this name
+                tuple(NO_EPOCH if topic_id == NO_ID else high[name, partition].epoch for partition in range(count)),
             )
             for name, (topic_id, count) in found.items()
         }
@@ -243,12 +255,20 @@ class Cluster:
 
         A partition without a leader is asked for again, until another broker leads it.
         """
-        found: dict[tuple[str, int], int] = {}
+        return {place: one.offset for place, one in self._found(places, spec, isolation).items()}
+
+    def _found(
+        self,
+        places: Places,
+        spec: Callable[[tuple[str, int]], OffsetSpec],
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[tuple[str, int], FoundOffset]:
+        found: dict[tuple[str, int], FoundOffset] = {}
         failed: dict[tuple[str, int], KafkaException] = {}
         for seconds in self._patience():
             left = {TopicPartition(*place): spec(place) for place in places if place not in found}
             answers = self._offsets(left, isolation, seconds)
-            found |= {place: one for place, one in answers.items() if isinstance(one, int)}
+            found |= {place: one for place, one in answers.items() if isinstance(one, FoundOffset)}
             failed = {place: one for place, one in answers.items() if isinstance(one, KafkaException)}
             if not failed or not all(map(_may_pass, failed.values())):
                 break
@@ -259,14 +279,14 @@ class Cluster:
 
     def _offsets(
         self, wanted: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel, seconds: float
-    ) -> dict[tuple[str, int], int | KafkaException]:
+    ) -> dict[tuple[str, int], FoundOffset | KafkaException]:
         asked = self.client.list_offsets(wanted, isolation_level=isolation, request_timeout=seconds)
-        found: dict[tuple[str, int], int | KafkaException] = {}
+        found: dict[tuple[str, int], FoundOffset | KafkaException] = {}
         for place, one in self._answers(asked).items():
             # of a partition whose leader is down, the client gives this for an offset, and no error
             is_silent = not isinstance(one, KafkaException) and one.offset == OFFSET_INVALID
             error = KafkaException(KafkaError(KafkaError._TIMED_OUT)) if is_silent else one
-            found[place.topic, place.partition] = error if isinstance(error, KafkaException) else error.offset
+            found[place.topic, place.partition] = error if isinstance(error, KafkaException) else _as_found(error)
         return found
 
     def at_time(self, milliseconds: int, places: Places, ends: Mapping[tuple[str, int], int]) -> dict[Any, int]:
@@ -320,6 +340,10 @@ class Cluster:
     def _failed(self, error: Any, what: str, topic: str = "") -> Exception:
         self.client.poll(0)  # serve error_cb, which receives the reason of a failed connection
         return self._errors.verdict(error, what, topic)
+
+
+def _as_found(answer: Any) -> FoundOffset:
+    return FoundOffset(answer.offset, NO_EPOCH if answer.leader_epoch is None else answer.leader_epoch)
 
 
 def _may_pass(error: KafkaException) -> bool:

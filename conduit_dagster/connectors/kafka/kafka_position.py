@@ -13,6 +13,10 @@ NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"
 """What stands for the id of a topic whose brokers are older than Kafka 2.8; an update of theirs gives it one."""
 
 
+NO_EPOCH: Final = -1
+"""What stands for the epoch of a partition's leader that is not known."""
+
+
 class TopicPosition(msgspec.Struct, frozen=True):
     """Position in a topic, with one entry per partition, in partition order from 0."""
 
@@ -22,6 +26,9 @@ class TopicPosition(msgspec.Struct, frozen=True):
     """The next offset, by partition."""
     first: tuple[int, ...] = ()
     """The offset at which reading began, by partition: informational, not part of the position's identity."""
+    epochs: tuple[int, ...] = ()
+    """The epoch of the partition's leader that had the messages before ``next``: informational as well. Shorter, or
+    empty, in positions of older versions."""
 
 
 def is_recreated(before: str, now: str) -> bool:
@@ -83,11 +90,15 @@ def cut(start: KafkaPosition, end: KafkaPosition, boundary: Sequence[Any]) -> Ka
 
 
 def _cut_topic(before: TopicPosition | None, last: TopicPosition, partition: int, offset: int) -> TopicPosition:
-    read = TopicPosition(last.id, (*last.next[:partition], offset), last.first[: partition + 1])
+    rest = slice(partition + 1, None)
+    read = TopicPosition(
+        last.id, (*last.next[:partition], offset), last.first[: partition + 1], last.epochs[: partition + 1]
+    )
     if before is None or is_recreated(before.id, last.id):
         return read
-    rest = slice(partition + 1, None)
-    return TopicPosition(last.id, (*read.next, *before.next[rest]), (*read.first, *before.first[rest]))
+    # without those before them, epochs would stand for other partitions
+    epochs = (*read.epochs, *before.epochs[rest]) if len(read.epochs) == partition + 1 else read.epochs
+    return TopicPosition(last.id, (*read.next, *before.next[rest]), (*read.first, *before.first[rest]), epochs)
 
 
 learn(KafkaPosition)

@@ -22,6 +22,7 @@ from conduit_dagster.connectors.kafka.kafka_position import (
     parse_position,
     ranges,
 )
+from conduit_dagster.connectors.kafka.log_truncation import LogTruncation
 from conduit_dagster.connectors.kafka.message_sizes import MessageSizes, shares
 from conduit_dagster.connectors.kafka.partition_reader import GONE, START_OVER, PartitionReader
 from conduit_dagster.connectors.kafka.settings import KafkaSourceSettings
@@ -59,6 +60,7 @@ class KafkaSource(Source):
         self._errors = KafkaErrors(settings, rights)
         self._cluster = Cluster(settings, self._errors)
         self._sizes = MessageSizes(settings, self._errors)
+        self._truncation = LogTruncation(settings, self._errors)
         self._group = GroupOffsets(settings, context, self._errors, self._cluster)
 
     @property
@@ -129,6 +131,7 @@ class KafkaSource(Source):
         if self.settings.on_gone != "skip":
             self._require_read(before, known)
         begun = {name: self._begin(before.topics.get(name), one) for name, one in known.items()}
+        self._require_whole(before, known)
         waiting: dict[tuple[str, int], int] = {}
         for name, one in sorted(known.items()):
             ends = one.high if horizon is None else tuple(horizon.get(name, ()))
@@ -141,7 +144,7 @@ class KafkaSource(Source):
         topics = dict(before.topics)
         for name, one in begun.items():
             moved = tuple(offset + taken.get((name, number), 0) for number, offset in enumerate(one.next))
-            topics[name] = TopicPosition(one.id, moved, one.first)
+            topics[name] = TopicPosition(one.id, moved, one.first, known[name].epochs)
         return KafkaPosition(topics).as_json()
 
     def _require_read(self, before: KafkaPosition, known: Mapping[str, KnownTopic]) -> None:
@@ -152,6 +155,11 @@ class KafkaSource(Source):
                 message = f"the topic {name} was deleted, perhaps with messages that were not read"
                 fix = "accept that with on-gone: skip, or let topics leave it out"
                 raise self._errors.fatal(message, "kafka.no_topic", fix, name)
+
+    def _require_whole(self, before: KafkaPosition, known: Mapping[str, KnownTopic]) -> None:
+        """Raise ``FatalError`` where brokers gave offsets before the next one to other messages than were read."""
+        if self.settings.on_gone != "skip":
+            self._truncation.require_none(before.topics, known)
 
     def _begin(self, before: TopicPosition | None, topic: KnownTopic) -> TopicPosition:
         """Return the position at which a topic continues; added partitions are read from their beginning."""
@@ -234,18 +242,25 @@ class KafkaSource(Source):
         was read once does not make ``end`` invalid. A task that reads them misses them itself.
         """
         before = parse_position(start).topics
-        for part, problem in self._missing(start, end):
+        known = self._known_of(start, end)
+        for part, problem in self._missing(start, end, known):
             is_in_start = part.topic in before and part.partition < len(before[part.topic].next)
             may_be_gone = self.settings.on_gone == "skip" or not is_in_start
             if not (may_be_gone and problem.code == "kafka.range_gone"):
                 raise problem
+        self._require_whole(KafkaPosition(before), known)
 
-    def _missing(self, start: Position, end: Position) -> Iterator[tuple[PartitionRange, ConduitError]]:
+    def _known_of(self, start: Position, end: Position) -> dict[str, KnownTopic]:
+        """Return the topics of a range."""
+        parts = ranges(parse_position(start), parse_position(end))
+        return self._cluster.known(sorted({part.topic for part in parts}))
+
+    def _missing(
+        self, start: Position, end: Position, known: Mapping[str, KnownTopic]
+    ) -> Iterator[tuple[PartitionRange, ConduitError]]:
         """Yield the partitions of a range whose messages are not there, each with its error."""
         after = parse_position(end)
-        parts = list(ranges(parse_position(start), after))
-        known = self._cluster.known(sorted({part.topic for part in parts}))
-        for part in parts:
+        for part in ranges(parse_position(start), after):
             topic = known.get(part.topic)
             if topic is None:
                 yield part, self._errors.no_topic(part.topic)
@@ -256,7 +271,7 @@ class KafkaSource(Source):
         """Return whether the range is gone and its loss is allowed, by ``on-gone: skip``."""
         if self.settings.on_gone != "skip":
             return False
-        _, problem = next(self._missing(start, end), (None, None))
+        _, problem = next(self._missing(start, end, self._known_of(start, end)), (None, None))
         if problem is not None and not problem.fatal:
             raise problem
         return problem is not None
@@ -293,7 +308,7 @@ class KafkaSource(Source):
 
 def _begun(topic: KnownTopic, begins: Mapping[Any, int]) -> TopicPosition:
     offsets = tuple(begins[topic.name, number] for number in range(len(topic.low)))
-    return TopicPosition(topic.id, offsets, offsets)
+    return TopicPosition(topic.id, offsets, offsets, topic.epochs)
 
 
 def _split(parts: list[PartitionRange], ordinal: int, records: int | None, size: int) -> Split:

@@ -19,7 +19,7 @@ from lab.waiting import wait_until
 
 from conduit_dagster.connectors import kept_hashes
 from conduit_dagster.connectors.kafka.delivery_session import ClaimMessage, DeliveryClaim
-from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
+from conduit_dagster.connectors.kafka.kafka_cluster import Cluster, WholeTopic
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import AlreadyClaimed
 
@@ -155,7 +155,7 @@ def test_brokers_that_fall_silent_are_not_said_to_have_an_open_transaction(
     with ExitStack() as stack:
         whole = Cluster.whole
 
-        def and_freeze(cluster: Cluster, name: str) -> list[tuple[int, int]]:
+        def and_freeze(cluster: Cluster, name: str) -> WholeTopic:
             found = whole(cluster, name)
             stack.enter_context(lab.server.frozen())
             return found
