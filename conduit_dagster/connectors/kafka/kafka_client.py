@@ -97,6 +97,8 @@ PASSING: Final = (
     KafkaError.GROUP_AUTHORIZATION_FAILED,
 )
 """Errors that a consumer of assigned partitions ignores: temporary, or without effect on it."""
+LOST: Final = KafkaError._FATAL
+"""Stands for a client's fatal error that Python has lost."""
 FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 SILENT: Final = (
     KafkaError._TRANSPORT,
@@ -136,7 +138,8 @@ def kafka_error(error: Any) -> KafkaError:
 def fatal_errors() -> Generator[None]:
     """Raise a client's fatal error as the ``KafkaException`` that it is.
 
-    The client library raises it, then goes on to report messages in the same call, where Python replaces it.
+    The client library raises it, then goes on to report messages in the same call, where Python replaces it. Where it
+    loses it as well, ``LOST`` is raised.
     """
     try:
         yield
@@ -144,9 +147,7 @@ def fatal_errors() -> Generator[None]:
         cause = error.__cause__
         while cause is not None and not isinstance(cause, KafkaException):
             cause = cause.__cause__
-        if cause is None:
-            raise
-        raise cause from None
+        raise cause or KafkaException(KafkaError(LOST)) from None
 
 
 def own_id(given: str, context: ConnectorContext) -> str:

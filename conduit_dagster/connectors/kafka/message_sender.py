@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from conduit_dagster.connectors.kafka.kafka_client import (
+    LOST,
     KafkaErrors,
     client_config,
     fatal_errors,
@@ -32,10 +33,12 @@ _POLL = 0.01
 class SendError(Exception):
     """Messages could not be written. No message of their transaction is visible."""
 
-    def __init__(self, error: KafkaError, topic: str) -> None:
+    def __init__(self, error: KafkaError, topic: str, is_late: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
         self.topic = topic
+        self.is_late = is_late
+        """Whether brokers may have ended the transaction: it was open for longer than ``transaction-timeout``."""
 
 
 class SendFailures:
@@ -188,7 +191,9 @@ class PlainProducer:
             # queued messages must not be written after the delivery is repeated
             self.close()
             if isinstance(error, KafkaException):
-                raise SendError(kafka_error(error), "") from None
+                found = kafka_error(error)
+                first = self.failures.first if found.code() == LOST else None
+                raise SendError(*(first or (found, ""))) from None
             raise
 
     def _flush(self, producer: Producer) -> None:

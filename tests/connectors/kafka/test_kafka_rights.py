@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, Message
 from lab.kafka_lab import BY_COLLECTION, KafkaLab, numbered
 from lab.kafka_listeners import with_login
 from lab.kafka_rights import AUTHORIZER, grant, revoke_all
@@ -16,7 +17,8 @@ from lab.kafka_server import KafkaServer, running_kafka
 from lab.waiting import wait_until
 from structlog.testing import capture_logs
 
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.connectors.kafka.message_sender import SendFailures
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Rejected
 
 pytestmark = pytest.mark.slow
@@ -193,3 +195,26 @@ def test_what_errors_say_to_type_is_enough_to_read(guarded: KafkaLab) -> None:
     count, warning = until_granted(guarded, read)
     grant(guarded.server, warning[warning.index("kafka-acls.sh") :])
     assert (count, read()) == (1, [1])
+
+
+class _Busy(SendFailures):
+    """Handles an error of its own while the client's is set, which is lost then."""
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        try:  # a call would be told that an error is set
+            {}["none"]
+        except KeyError:
+            pass
+        super().__call__(error, message)
+
+
+def test_an_error_that_the_client_loses_is_an_outage(guarded: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sets its fatal error, then reports messages, and its call ends with a ``SystemError`` of the interpreter."""
+    monkeypatch.setattr("conduit_dagster.connectors.kafka.message_sender.SendFailures", _Busy)
+    out, _ = names()
+    guarded.server.topic(name=out)
+    grant(guarded.server, f"{ACLS} --topic {out} --operation Describe")
+    destination = guarded.destination(out, strategy="at-least-once", **login(guarded))
+    with pytest.raises(TransientError) as error:
+        guarded.deliver(destination, numbered(5))
+    assert error.value.code == "kafka.server"
