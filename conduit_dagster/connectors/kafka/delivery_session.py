@@ -233,7 +233,7 @@ class DeliverySession:
             producer.init_transactions(self._settings.timeout)
             self.log = self._reader.read(self.claims)
         except KafkaException as error:
-            with suppress(KafkaException):
+            with suppress(KafkaException), fatal_errors():
                 producer.poll(0)  # raises a fatal error once more, after error_cb was called
             raise self._unopened(error, f"transactions of {self._owner} can't begin") from None
         self._producer = producer
@@ -280,7 +280,7 @@ class DeliverySession:
                 self._end(producer)
                 self._require_in_time(begun, error)
                 if self.failures.first is not None:
-                    raise SendError(*self.failures.first) from None
+                    raise SendError(*self.failures.first, self._is_late(begun)) from None
                 if kafka_error(error).code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, *NO_TOPIC):
                     # brokers refuse all partitions of a transaction at once, and name none
                     raise SendError(kafka_error(error), "") from None
@@ -291,15 +291,17 @@ class DeliverySession:
             if not whole:
                 self._end(producer)
                 self._require_in_time(begun, self.failures.first and self.failures.first[0])
-                raise SendError(*(self.failures.first or (KafkaError(KafkaError._FAIL), "")))
+                raise SendError(*(self.failures.first or (KafkaError(KafkaError._FAIL), "")), self._is_late(begun))
             # only now is the commit certain
             self.claims.committed(claims)
 
     def _require_in_time(self, begun: float, error: Any) -> None:
         """Raise ``TransientError`` if brokers ended the transaction: they refuse the rest as from a fenced owner."""
-        limit = self._settings.transaction_timeout
-        if error is not None and time.monotonic() - begun > limit and kafka_error(error).code() in FENCED:
-            raise self._errors.overdue("the delivery can't be committed", limit)
+        if error is not None and self._is_late(begun) and kafka_error(error).code() in FENCED:
+            raise self._errors.overdue("the delivery can't be committed", self._settings.transaction_timeout)
+
+    def _is_late(self, begun: float) -> bool:
+        return time.monotonic() - begun > self._settings.transaction_timeout
 
     def _write(self, producer: Producer, claims: Sequence[ClaimMessage]) -> bool:
         for key, value in self.claims.encoded(claims):

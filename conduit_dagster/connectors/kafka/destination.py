@@ -276,8 +276,12 @@ class KafkaDestination(StagedDestination):
 
     def _unwritten(self, failed: SendError, what: str, topic: str) -> Exception:
         """Return the error for messages that are not a record's fault."""
-        if failed.error.code() == KafkaError._MSG_TIMED_OUT and (which := self._topics.out_of_sync(topic)):
-            return self._errors.out_of_sync(f"{what}: {failed.error.str()}", which)
+        if failed.error.code() == KafkaError._MSG_TIMED_OUT:
+            if which := self._topics.out_of_sync(topic):
+                return self._errors.out_of_sync(f"{what}: {failed.error.str()}", which)
+            if failed.is_late and self._cluster.answers():
+                # of a process that was frozen, say: its messages time out before it learns of the transaction's end
+                return self._errors.overdue(what, self.settings.transaction_timeout)
         return self._errors.verdict(failed.error, what, topic)
 
     def _topic_at_fault(self, code: int, delivery: Delivery) -> str:

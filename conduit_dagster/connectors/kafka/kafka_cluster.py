@@ -193,9 +193,11 @@ class Cluster:
         return [name for name, one in found.items() if not _has(right, one)]
 
     def out_of_sync(self, names: Sequence[str]) -> str:
-        """Return in words the first partition that lacks a replica in sync; empty if brokers show none."""
+        """Return in words the first partition that lacks a leader or a replica in sync; empty if brokers show none."""
         for name, one in self._described(names).items():
             for part in [] if isinstance(one, KafkaException) else one.partitions:
+                if part.leader is None or part.leader.id < 0:
+                    return f"no broker leads {name}, partition {part.id}"
                 if len(part.isr) < len(part.replicas):
                     return (
                         f"{len(part.isr)} of {len(part.replicas)} replicas of {name}, partition {part.id}, are in sync"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -80,6 +82,20 @@ def test_a_delivery_longer_than_its_transaction_may_take_says_so(lab: KafkaLab) 
     assert lab.server.read(topic) == []
     destination.publish(slow)
     assert len(lab.server.read(topic)) == 3
+
+
+def test_a_process_that_is_frozen_for_longer_says_so_too(lab: KafkaLab) -> None:
+    """Its messages time out before it learns that brokers have ended its transaction; they are up."""
+    topic = lab.server.topic()
+    destination = lab.destination(topic, **{"transaction-timeout": "3s"})
+    destination.fence(1)
+    delivery = lab.stage(destination, numbered(10))
+    freeze = f"kill -STOP {os.getpid()}; sleep 6; kill -CONT {os.getpid()}"
+    with pytest.raises(TransientError) as error, at("mid-publish", lambda: subprocess.run(["sh", "-c", freeze])):
+        destination.publish(delivery)
+    assert error.value.code == "kafka.transaction_timeout"
+    destination.publish(delivery)
+    assert len(lab.server.read(topic)) == 10
 
 
 def test_an_owner_that_was_fenced_writes_nothing(lab: KafkaLab) -> None:
