@@ -87,10 +87,13 @@ class AvroDecode(AvroProcessor):
         Raises :class:`ProcessError` if it does not exist.
         """
         if number not in self._schemas:
-            found = parsed(asking(self.registry.by_id, number).text)
-            schema = fastavro.parse_schema(_with_exact_decimals(found))
-            self._schemas[number] = schema, contains_itself(schema)
+            self._schemas[number] = self.remembering(number, lambda: self._asked(number))
         return self._schemas[number]
+
+    def _asked(self, number: int) -> tuple[Parsed, bool]:
+        found = parsed(asking(self.registry.by_id, number).text)
+        schema = fastavro.parse_schema(_with_exact_decimals(found))
+        return schema, contains_itself(schema)
 
     def _too_deep(self) -> ProcessError:
         return self._invalid("is nested too deeply")

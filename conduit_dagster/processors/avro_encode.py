@@ -121,7 +121,7 @@ class AvroEncode(AvroProcessor):
 
     def _asked_once(self, text: str) -> tuple[int, Parsed, Fits]:
         if text not in self._known:
-            self._known[text] = self._asked(text)
+            self._known[text] = self.remembering(text, lambda: self._asked(text))
         return self._known[text]
 
     def _asked(self, text: str) -> tuple[int, Parsed, Fits]:

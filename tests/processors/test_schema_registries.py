@@ -10,10 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from lab.certificates import Authority
 from lab.schema_registry_server import RegistryServer
-from lab.waiting import at_once
+from lab.waiting import at_once, wait_until
 from processors.avro_runs import AUTO, FIRST, WIRE, decode, encode, one
 from processors.conftest import make
 
@@ -74,6 +75,26 @@ def test_a_schema_that_the_registry_does_not_take_is_its_records_fault(
     known, new = processor.process_block([Record("2", {}, {"a": 2}), Record("3", {}, {"a": "text"})])
     assert isinstance(first, Record) and isinstance(known, Record)
     assert isinstance(new, Nack) and new.code == "avro.refused_schema" and str(status) in new.message
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "record"),
+    [
+        ("avro.decode", {}, Record("1", {}, WIRE + b"\x02")),
+        ("avro.encode", FIRST, Record("1", {}, {"a": 1})),
+    ],
+)
+def test_a_schema_that_is_not_there_is_not_asked_for_with_each_record(
+    registry_server: RegistryServer, name: str, settings: dict[str, str], record: Record
+) -> None:
+    """A request for each of a block's records would take minutes. Later it is asked for again."""
+    processor = make(name, {**settings, "url": registry_server.url()})
+    found = processor.process_block([msgspec.structs.replace(record) for _ in range(1_000)])
+    assert {one.code for one in found if isinstance(one, Nack)} == {"avro.unknown_schema"} and len(found) == 1_000
+    assert len(registry_server.seen) < 100
+    fields = [{"name": "a", "type": "int"}]
+    registry_server.kept.register("example", json.dumps({"type": "record", "name": "r", "fields": fields}))
+    wait_until(lambda: isinstance(processor.process_block([msgspec.structs.replace(record)])[0], Record), "it is known")
 
 
 def test_a_login_may_hold_any_character(registry_server: RegistryServer) -> None:

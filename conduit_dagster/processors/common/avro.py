@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import fastavro
 from fastavro.types import Schema as Parsed
@@ -40,6 +42,10 @@ from conduit_dagster.whole_numbers import is_exact
 MAGIC: Final = b"\x00"
 ID_BYTES: Final = 4
 _FOLDER: Final = ".conduit/schemas"
+_AGAIN: Final = 1.0
+"""Seconds after which a registry is asked again for a schema that it did not have, or did not take."""
+_MOST_REFUSED: Final = 1_000
+_FoundT = TypeVar("_FoundT")
 _FILES: Final = ("tls.ca.cert", "tls.client.cert", "tls.client.key")
 
 
@@ -85,6 +91,7 @@ class AvroProcessor(Processor):
         super().__init__(settings, context)
         self._common = settings
         self.field = Reference.parse(settings.field)
+        self._refused: dict[Hashable, tuple[float, str, str]] = {}
 
     @classmethod
     @override
@@ -100,13 +107,29 @@ class AvroProcessor(Processor):
 
     @lazy_property
     def registry(self) -> SchemaRegistry:
-        """Registry of the schemas, queried only once per schema."""
+        """Registry of the schemas, queried only once per schema, through :meth:`remembering`."""
         settings = self._common
         url = settings.url or _FOLDER
         if not url.startswith(("http://", "https://")):
             return FolderRegistry(url)
         access = Access(settings.username, settings.password, settings.ca, settings.certificate, settings.key)
         return ConfluentRegistry(url, access)
+
+    def remembering(self, key: Hashable, ask: Callable[[], _FoundT]) -> _FoundT:
+        """Return ``ask()``. For a second, its :class:`ProcessError` is raised again in its place.
+
+        All records of a block may need a schema that the registry does not have.
+        """
+        since, message, code = self._refused.get(key, (-math.inf, "", ""))
+        if time.monotonic() - since < _AGAIN:
+            raise ProcessError(message, code=code)
+        try:
+            return ask()
+        except ProcessError as error:
+            if len(self._refused) >= _MOST_REFUSED:
+                self._refused.clear()
+            self._refused[key] = (time.monotonic(), str(error), error.code)
+            raise
 
     def value(self, record: Record) -> Any:
         """Return the field's value. Raises ``FieldError``."""
