@@ -17,7 +17,6 @@ from conduit_dagster.engine.append import Appended, AppendJob, AppendTask, appen
 from conduit_dagster.engine.plugin_results import add_miscounted, latest_of, splits_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
-from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split
@@ -143,8 +142,8 @@ class Appender:
         return splits_of(append.node.node, append.node.source, append.start, append.end, n)
 
     def verify(self, append: Append) -> None:
-        """Raise ``FatalError`` if the source's data has changed since it was read."""
-        blamed(append.node.node, append.node.source.verify, append.start, append.end)
+        """Raise if the source's data has changed since it was read: see :meth:`SourceNode.verify`."""
+        append.node.verify(append.start, append.end)
 
     def _tasks(self, append: Append) -> list[AppendTask]:
         """Return the tasks of an append; more than one only if each knows its first offset before it reads, or assumes

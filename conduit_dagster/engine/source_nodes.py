@@ -11,6 +11,8 @@ from conduit_dagster.engine.nodes import SourceCheck, Step
 from conduit_dagster.engine.plugin_results import lag_at
 from conduit_dagster.engine.program import Program
 from conduit_dagster.node_ids import input_id, node_id
+from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Position, Source
 
 
@@ -31,6 +33,19 @@ class SourceNode:
         None if the source can't determine it; errors of the source propagate.
         """
         return lag_at(self.source, known[self.id] if self.id in known else self.source.initial())
+
+    def verify(self, start: Position, end: Position) -> None:
+        """Check that a range of a step that is not prepared is as it was read.
+
+        Raises ``FatalError`` if not; ``TransientError`` if the source gives such a range up, as the next attempt does.
+        """
+        try:
+            blamed(self.node, self.source.verify, start, end)
+        except FatalError as error:
+            if not blamed(self.node, self.source.gives_up, start, end):
+                raise
+            fix = "none is needed: as the settings accept the loss, the next attempt goes on with what is there"
+            raise TransientError(error.message, code=error.code, place=error.place, node=error.node, fix=fix) from error
 
     @property
     def is_replay(self) -> bool:

@@ -120,7 +120,7 @@ class Stager:
                 self.discard(staging)
                 return self.stage(plan, None, as_records, log_requests)
             return Staged(tasks, ledgers, staging, failures)
-        _verify(plan, nodes)
+        _verify(plan, nodes, again)
         reached("after-stage", self._context.name)
         return Staged(tasks, ledgers, staging)
 
@@ -175,11 +175,14 @@ class Stager:
                     discard_folder(url)
 
 
-def _verify(plan: Plan, nodes: Mapping[str, SourceNode]) -> None:
-    # verify the identity of the data again at the end: a missing range is fatal, never skipped
+def _verify(plan: Plan, nodes: Mapping[str, SourceNode], is_prepared: bool) -> None:
+    # verify the identity of the data again at the end: a missing range is never skipped here
     for span in plan.ranges:
         node = nodes[span.source]
-        blamed(node.node, node.source.verify, span.start, span.end)
+        if is_prepared:
+            blamed(node.node, node.source.verify, span.start, span.end)
+        else:
+            node.verify(span.start, span.end)
 
 
 def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:

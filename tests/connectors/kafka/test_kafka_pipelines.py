@@ -140,7 +140,13 @@ def test_messages_go_through_the_log(lab: Lab, kafka_server: KafkaServer) -> Non
 
 
 def _to_file(
-    lab: Lab, server: KafkaServer, topic: str, size: int = 20, processors: Sequence[Any] = (), **settings: str
+    lab: Lab,
+    server: KafkaServer,
+    topic: str,
+    size: int = 20,
+    processors: Sequence[Any] = (),
+    log: str = "positions",
+    **settings: str,
 ) -> None:
     own = {"servers": server.servers, "topics": topic, "readFromBeginning": "true", **settings}
     lab.pipeline(
@@ -152,7 +158,7 @@ def _to_file(
             },
         ],
         processors=list(processors),
-        delivery={"strategy": "exactly-once", "batch-size": size},
+        delivery={"strategy": "exactly-once", "batch-size": size, "log": log},
     )  # fmt: skip
 
 
@@ -256,6 +262,27 @@ def test_both_ways_on_after_messages_are_gone(
     _to_file(lab, kafka_server, topic, **{"on-gone": "skip"})
     assert lab.run().error is None
     assert _lines(lab) == [*range(10), *range(15, 20), *range(25, 30)]
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_skip_needs_no_operator_where_a_topic_is_made_anew_under_a_step(
+    lab: Lab, kafka_server: KafkaServer, log: str
+) -> None:
+    """Between its plan and its end: what was read of it may be either topic's."""
+    topic = kafka_server.topic()
+    kafka_server.send(topic, _rows(range(10)))
+    _to_file(lab, kafka_server, topic, log=log, **{"on-gone": "skip"})
+
+    def make_anew() -> None:
+        kafka_server.delete(topic)
+        kafka_server.topic(name=topic)
+        kafka_server.send(topic, _rows(range(20, 40)))
+
+    with at("before-log" if log == "records" else "before-stage", make_anew):
+        error = lab.run().error
+    assert isinstance(error, TransientError) and error.code == "kafka.topic_changed"
+    assert lab.run().error is None
+    assert _lines(lab) == list(range(20, 40))
 
 
 _SLOW = """
