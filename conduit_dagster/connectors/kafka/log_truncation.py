@@ -67,9 +67,10 @@ class LogTruncation:
         place, error = (message.topic() or "", message.partition() or 0), message.error()
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             left.pop(place, None)
-        elif error.code() in _TRUNCATED and place in left:
-            offset = left.pop(place)[0]
-            if not _is_removed(consumer, place, offset):
+        elif error.code() in _TRUNCATED:
+            # of one that was found whole before, it is about messages behind the position
+            offset = left.pop(place, (0, 0, 0))[0]
+            if offset and not _is_removed(consumer, place, offset):
                 where = f"{place[0]}, partition {place[1]}"
                 raise self._errors.truncated(where, offset, error.str(), place[0])
         elif error.code() not in PASSING:
