@@ -54,7 +54,7 @@ def route_of(pipeline: CompiledPipeline, source_node: SourceNode, replayed: Repl
         gone = ", ".join(replayed.missed)
         return Nack("dead_letters.no_destination", f"{gone} is not in the pipeline's file any more: discard the letter")
     every = [*source_node.nodes, *pipeline.nodes]
-    if pipeline.program.fan_in == "join" and not _is_behind(every, pipeline, replayed.node):
+    if pipeline.program.fan_in == "join" and _is_before_join(pipeline, replayed.node):
         return Nack(
             "dead_letters.before_join", "it was nacked before it was joined, so its partners went on: discard it"
         )
@@ -85,13 +85,9 @@ def _to_pass(pipeline: CompiledPipeline, nodes: Sequence[Step], nacked_by: str, 
     return [step for i, step in enumerate(nodes) if i >= passed or step.node not in pipeline.stateful]
 
 
-def _is_behind(every: Sequence[Step], pipeline: CompiledPipeline, node: str) -> bool:
-    own = [
-        name
-        for destination_node in pipeline.outputs
-        for name in (destination_node.node, *(step.node for step in destination_node.nodes))
-    ]
-    return node in own or any(step.node == node for step in every)
+def _is_before_join(pipeline: CompiledPipeline, node: str) -> bool:
+    """Return whether it is a source, or a processor of one, in the file or not: all others see joined records."""
+    return any(f"{node}:".startswith(f"{source_node.node}:") for source_node in pipeline.sources)
 
 
 def _branches(pipeline: CompiledPipeline, missed: Sequence[str]) -> Iterator[Branch]:

@@ -155,6 +155,18 @@ def test_a_nack_of_a_join_covers_all_its_inputs(lab: Lab) -> None:
     assert (letter["s1"], letter["s2"]) == ({"x": 2}, {"x": 1})
 
 
+def test_a_joined_record_is_sent_again_once_the_processor_that_nacked_it_has_left_the_file(lab: Lab) -> None:
+    """Not so a record that was nacked before it was joined: its partners went on without it."""
+    lab.write("s1.jsonl", [*xs(1), "no JSON", *xs(3)])
+    lab.write("s2.jsonl", xs(10, 30))
+    join(lab, processors=[SUM, pick(), processor("odd", "error", "after.sum == 33", message="no")])
+    assert lab.run().error is None
+    join(lab)
+    facts = lab.replay()
+    assert sums(lab) == [11, 33]
+    assert [row["code"] for row in facts["failed_by"]] == ["dead_letters.before_join"]
+
+
 def test_a_join_is_cut_before_the_record_that_exceeds_the_threshold(lab: Lab) -> None:
     lab.write("s1.jsonl", xs(1, 2, 3, 4))
     lab.write("s2.jsonl", xs(0, 0, 0, 0))
