@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.state.connector_registrations import Generations
 from conduit_dagster.state.history import record_event
-from conduit_dagster.state.log_store import LogStore, whole_from
+from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.pipeline_state import CATCH_UP, SENT_AGAIN
 from conduit_dagster.state.readers import readers_of
 from conduit_dagster.state.row_statements import insert, update
@@ -74,8 +74,7 @@ class CatchUps:
         if self._connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is not None:
             return
         log, upto = LogStore(self._id), self._position(source)
-        end = log.state(self._connection, source).next_offset
-        first = min(upto, whole_from(log.parts(self._connection, source), end))
+        first = min(upto, log.whole_from(self._connection, source))
         self._begin(CatchUp(name, source, consumer, first, upto), [])
         record_event(self._connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
 

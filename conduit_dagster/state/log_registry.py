@@ -13,7 +13,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.catch_ups import CatchUps
 from conduit_dagster.state.connector_registrations import Generations, SourceUnit, change_unit, unmarked
 from conduit_dagster.state.delivery_store import EVERYTHING
-from conduit_dagster.state.log_store import LogStore
+from conduit_dagster.state.log_store import LogStore, joins_of
 from conduit_dagster.state.pipeline_state import LOGGED
 from conduit_dagster.state.row_statements import insert, update
 from conduit_dagster.state.tables import log_parts, logs, offsets, sources
@@ -116,23 +116,17 @@ class LogRegistry:
         log = self._connection.execute(sa.select(logs).filter_by(**self._source(source))).mappings().first()
         if log is None:
             return
-        offset = next((position[source] for _, position in self._joins() if source in position), None)
+        offset = next(
+            (position[source] for _, position in joins_of(self._connection, self._id) if source in position), None
+        )
         if joined == (offset is not None):
             return
         if (self._offset(source) if offset is None else offset) < log["next_offset"]:
             raise _logged_otherwise(self._id, source, joined)
 
-    def _joins(self) -> list[tuple[str, dict[str, int]]]:
-        """Return each joined source with the offset of each member."""
-        # in the statement, because positions of other sources may be long
-        mine = (sources.c.pipeline == self._id, sources.c.unit.like('%"plugin": "join"%'))
-        rows = self._connection.execute(sa.select(sources).where(*mine)).mappings().all()
-        joins = [row for row in rows if json.loads(row["unit"]).get("plugin") == "join"]
-        return [(row["source"], json.loads(row["position"])) for row in joins]
-
     def leave(self, present: set[str]) -> None:
         """Split joined sources that are read separately again: each continues at the join's position."""
-        for joined, position in self._joins():
+        for joined, position in joins_of(self._connection, self._id):
             if joined in present:
                 continue
             for name, offset in position.items():

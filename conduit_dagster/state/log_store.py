@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.row_statements import insert, put
-from conduit_dagster.state.tables import log_parts, logs
+from conduit_dagster.state.tables import log_parts, logs, sources
 
 
 class LogPart(msgspec.Struct, frozen=True):
@@ -139,6 +139,22 @@ class LogStore:
         rows = connection.execute(sa.select(log_parts).where(*where).order_by(part.first)).mappings()
         return [_part(row) for row in rows]
 
+    def whole_from(self, connection: sa.Connection, source: str) -> int:
+        """Return the offset from which no entry of the log is missing.
+
+        Of a file that compaction has rewritten it is not known which entries are left, except those that the pipeline
+        has not handled: they are never removed, also where the file holds handled ones as well.
+        """
+        whole = _whole_from(self.parts(connection, source), self.state(connection, source).next_offset)
+        joined = next(
+            (position[source] for _, position in joins_of(connection, self._pipeline) if source in position), None
+        )
+        if joined is not None:
+            return min(whole, joined)
+        own = sa.select(sources.c.position).filter_by(pipeline=self._pipeline, source=source)
+        text = connection.execute(own).scalar_one_or_none()
+        return whole if text is None else min(whole, json.loads(text))
+
     def segments(self, connection: sa.Connection, source: str) -> list[Segment]:
         """Return the segments in order; the last one is active."""
         part = log_parts.c
@@ -173,11 +189,17 @@ class LogStore:
         return {"pipeline": self._pipeline, "source": source, **msgspec.structs.asdict(part), **own}
 
 
-def whole_from(parts: Sequence[LogPart], end: int) -> int:
-    """Return the offset from which none is missing in these files of a log that ends before offset ``end``.
+def joins_of(connection: sa.Connection, pipeline: str) -> list[tuple[str, dict[str, int]]]:
+    """Return each joined source of a pipeline with the offset of each member."""
+    # in the statement, because positions of other sources may be long
+    mine = (sources.c.pipeline == pipeline, sources.c.unit.like('%"plugin": "join"%'))
+    rows = connection.execute(sa.select(sources).where(*mine)).mappings().all()
+    joins = [row for row in rows if json.loads(row["unit"]).get("plugin") == "join"]
+    return [(row["source"], json.loads(row["position"])) for row in joins]
 
-    A step never reads a range with gaps.
-    """
+
+def _whole_from(parts: Sequence[LogPart], end: int) -> int:
+    """Return the offset from which none is missing in these files of a log that ends before offset ``end``."""
     first, expected = end, end
     for part in reversed(parts):
         if part.next != expected or part.entries != part.next - part.first:

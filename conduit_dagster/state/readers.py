@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.state.history import record_event
-from conduit_dagster.state.log_store import LogStore, whole_from
+from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.pipeline_state import DROPPED, LOGGED, OPEN
 from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.tables import generations, logs, pipelines, sources, steps
@@ -194,5 +194,4 @@ class ReaderRegistry:
 def oldest(connection: sa.Connection, pipeline: str, source: str) -> int:
     """Return the first offset of a log from which none is missing; 0 if nothing is logged yet."""
     log = LogStore(pipeline)
-    end = log.state(connection, source).next_offset
-    return whole_from(log.parts(connection, source), end) if end else 0
+    return log.whole_from(connection, source) if log.state(connection, source).next_offset else 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lab.chain_lab import ROWS, SMALL, chained, downstream, drop, entries, events, readers, rewound, runs, upstream
 from lab.kills import at
-from lab.support import Crashes, Lab, destination
+from lab.support import Crashes, Lab, destination, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.operate.rewind import RewindTarget
@@ -70,6 +70,19 @@ def test_one_that_comes_late_begins_with_what_is_whole(lab: Lab) -> None:
     downstream(lab)
     runs(lab, "a", "p")
     assert lab.documents("out.jsonl") == ROWS[90:]
+
+
+def test_one_that_comes_late_gets_all_that_is_not_handled(lab: Lab) -> None:
+    """A closed segment of which a join has used a part is compacted: the rest of it is there for a reader too."""
+    lab.write("other.jsonl", ROWS[:85])
+    both = [source(), {**source("./other.jsonl"), "id": "other"}]
+    upstream(lab, *both, destination("first"), delivery=SMALL, **{"fan-in": "join"})
+    downstream(lab, chained(connector="in"), destination("out"))
+    runs(lab, "a", "a", "p")
+    assert entries(lab) == [1] * 8 + [5, 10]
+    assert lab.documents("out.jsonl") == ROWS[85:]
+    facts = rewound(lab, "a", "in", RewindTarget("start"))
+    assert facts["now"]["in"] == 85
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from conduit_dagster.record import Mode
 from conduit_dagster.sdk import Source
 from conduit_dagster.secret_values import masked
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from
+from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment
 from conduit_dagster.state.overview import collection_rows, log_names, pipeline_rows
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState, load
 
@@ -84,7 +84,8 @@ class LogView:
 
     def whole_from(self) -> int:
         """Return the offset from which no entry is missing: a step never reads a range with gaps."""
-        return whole_from(self.parts(), self.state().next_offset)
+        with reading(self._database) as connection:
+            return self._store.whole_from(connection, self.source)
 
     def offset_since(self, at_ns: int, as_kept: bool = False) -> int:
         """Return the offset of the first entry logged at or after a time; the end of the log if none was.
