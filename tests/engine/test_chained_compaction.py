@@ -125,6 +125,23 @@ def test_one_that_is_dropped_holds_the_log_no_more_and_is_told_what_is_gone(lab:
     assert lab.documents("out.jsonl") == [*ROWS[:40], *ROWS[90:]]
 
 
+def test_behind_a_gap_it_goes_on_with_what_lies_before_the_next_one(lab: Lab) -> None:
+    """The log was switched off twice: what was logged in between is there, and no command may pass over it."""
+    lab.write("in.jsonl", [])
+    downstream(lab)
+    for first, log in zip(range(0, 100, 20), ["records", "positions"] * 2 + ["records"], strict=True):
+        lab.write("in.jsonl", ROWS[first : first + 20], mode="a")
+        upstream(lab, delivery={"log": log})
+        runs(lab, "a", *(["p"] if first == 0 else []))
+    for first in (40, 80):
+        result = lab.run()
+        assert result.error is not None and result.error.code == "chain.log_gap"
+        assert f"positions rewind p in --to {first} --force" in (result.error.fix or "")
+        rewound(lab, "p", "in", RewindTarget("position", first), force=True)
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == [*ROWS[:20], *ROWS[40:60], *ROWS[80:]]
+
+
 def test_one_that_is_dropped_and_comes_back_in_time_goes_on_where_it_stood(lab: Lab, crashes: Crashes) -> None:
     upstream(lab)
     downstream(lab, delivery={"batch-size": 20})

@@ -40,6 +40,12 @@ class LogReadMode:
     def _gap(self, first: int, stop: int, further: int) -> FatalError:
         return log_gap(self._name, self._reader, first, stop, further)
 
+    def _further(self, stop: int) -> int:
+        """Return where to go on behind a gap: a file without missing entries is not passed over for a further gap."""
+        parts = self._manifest.parts(stop)
+        whole = (part.first for part in parts if part.first >= stop and part.entries == part.next - part.first)
+        return min(self.initial(), next(whole, self.initial()))
+
     @property
     def _manifest(self) -> LogManifest:
         # --to-offset is for sources whose records are logged in their own pipeline
@@ -78,7 +84,7 @@ class LogReadMode:
             return stop
         if gap[0] - first > len(self._manifest.nacked(first, gap[0])):
             return gap[0]  # who goes on behind the gap, as the error says, must not lose what lies before it
-        raise self._gap(*gap, self.initial())
+        raise self._gap(*gap, self._further(gap[1]))
 
     def _end(self, position: int) -> int:
         end = self._manifest.state().next_offset
@@ -106,7 +112,7 @@ class LogReadMode:
         """Raise if an entry is missing in between: those not in the manifest, or compacted away, are never skipped."""
         gap = self._gap_in(start, stop)
         if gap is not None:
-            raise self._gap(*gap, self.initial())
+            raise self._gap(*gap, self._further(gap[1]))
 
     def _gap_in(self, start: int, stop: int) -> tuple[int, int] | None:
         """Return the first range of offsets in which entries are missing, as first and end; None if none is."""
