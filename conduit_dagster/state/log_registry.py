@@ -129,17 +129,24 @@ class LogRegistry:
         for joined, position in joins_of(self._connection, self._id):
             if joined in present:
                 continue
+            counts = self._counts(joined)
             for name, offset in position.items():
-                self._leave(name, offset)
+                self._leave(name, offset, counts)
             self._connection.execute(sa.delete(sources).filter_by(**self._source(joined)))
 
-    def _leave(self, source: str, offset: int) -> None:
+    def _counts(self, joined: str) -> dict[str, int]:
+        """Return the counts of joined records: each is one of every member."""
+        columns = (sources.c.acked, sources.c.filtered, sources.c.nacked)
+        row = self._connection.execute(sa.select(*columns).filter_by(**self._source(joined))).mappings().one()
+        return dict(row)
+
+    def _leave(self, source: str, offset: int, counts: Mapping[str, int]) -> None:
         values: dict[str, Any] = {"position": json.dumps(offset), "records": offset}
         if offset < self._offset(source):
             # the join was rewound: the source's own generation has delivered these offsets before it was joined
             unit = self._connection.execute(sa.select(sources.c.unit).filter_by(**self._source(source))).scalar_one()
             values["generation"] = self._generations.new(source, json.dumps(unmarked(json.loads(unit)), sort_keys=True))
-        update(self._connection, sources, self._source(source), values)
+        update(self._connection, sources, self._source(source), values, add=counts)
 
     def unlog(self, source: str) -> None:
         """Switch a source to reading without its log. Raises ``FatalError`` if the log is not fully read."""

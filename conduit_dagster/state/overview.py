@@ -106,8 +106,7 @@ def _real(found: Rows, logged: dict[str, LogState]) -> Rows:
     for join in joins:
         if logged and set(join["position"]) <= set(logged):
             del rows[join["id"]]
-            counts = {name: join[name] for name in ("records", "acked", "filtered", "nacked")}
-            rows.update({name: {**rows[name], **counts} for name in join["position"]})
+            rows.update({name: _with_counts(rows[name], join) for name in join["position"]})
             handled.update(join["position"])
     ends = {
         name: {"position": end.position, "undelivered": max(0, end.next_offset - handled[name])}
@@ -115,6 +114,10 @@ def _real(found: Rows, logged: dict[str, LogState]) -> Rows:
         if name in handled
     }
     return [{**row, "undelivered": 0, **ends.get(name, {})} for name, row in rows.items()]
+
+
+def _with_counts(own: dict[str, Any], join: dict[str, Any]) -> dict[str, Any]:
+    return {**own, **{name: own[name] + join[name] for name in ("records", "acked", "filtered", "nacked")}}
 
 
 def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from lab.postgres_server import PostgresServer
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.state.log_store import LogStore
+from conduit_dagster.state.overview import source_rows
 
 
 def number(name: str, *processors: Any) -> dict[str, Any]:
@@ -249,6 +250,24 @@ def test_the_logs_of_a_join_that_was_a_merge_are_compacted(lab: Lab) -> None:
         segments = LogStore("p").segments(connection, "s1")
     assert [part.entries for part in segments[:-1]] == [1] * (len(segments) - 1)
     assert len(segments) > 3
+
+
+def test_what_was_read_stays_counted_when_the_fan_in_changes(lab: Lab) -> None:
+    """Not only since the last change: totals and metrics went back."""
+    read = list[dict[str, tuple[int, int]]]()
+    for first, fan_in in zip((0, 3, 6), ("merge", "join", "merge"), strict=True):
+        for name in ("s1", "s2"):
+            lab.write(f"{name}.jsonl", xs(first, first + 1, first + 2), mode="a")
+        bad = processor("bad", "error", "after.s1.x == 4" if fan_in == "join" else "after.x == 1", message="no")
+        lab.pipeline(
+            connectors=[number("s1"), number("s2"), destination()],
+            processors=[bad],
+            **{"fan-in": fan_in, "delivery": {"log": "records"}, "dead-letter-queue": queue()},
+        )
+        assert lab.run().error is None
+        with lab.store() as database:
+            read.append({row["id"]: (row["records"], row["nacked"]) for row in source_rows(database, "p")})
+    assert read == [{"s1": one, "s2": one} for one in ((3, 1), (6, 2), (9, 2))]
 
 
 def test_a_join_of_sources_with_long_names(lab: Lab, postgres_server: PostgresServer) -> None:
