@@ -20,7 +20,7 @@ from lab.operating import (
     offsets,
     result,
 )
-from lab.support import DECODE, Lab, destination, source
+from lab.support import DECODE, Lab, destination, processor, source
 
 from conduit_dagster.assets.offset_gaps import offset_gaps
 from conduit_dagster.commit_log.binary import LogRecord, encode_log_record
@@ -249,6 +249,19 @@ def test_entries_of_any_data_are_imported_as_raw_and_delivered(run, lab: Lab) ->
     ]
     assert lab.run().error is None
     assert lab.lines("out.jsonl") == ["line 0", "line 1", "line 2"]
+
+
+def test_duplicates_are_known_behind_offsets_that_an_import_skips(run, lab: Lab) -> None:
+    """The source has another generation then, as behind a rewind, which forgets them; but nothing is read again."""
+    lab.write("in.jsonl", [{"i": i} for i in range(3)])
+    once = processor("once", "deduplicate", **{"key": "after.i", "window.records": "100"})
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE, once], delivery=RECORDS)
+    assert lab.run().error is None
+    found = [LogRecord(10 + place, 1_491_252_302, 1, b"", b'{"i": %d}' % place) for place in range(5)]
+    (lab.root / "foreign.log").write_bytes(b"".join(map(encode_log_record, found)))
+    assert result(run("log", "import", "p", "foreign.log", "--as", "raw", "--json"))["first"] == 10
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"i": i} for i in range(5)]
 
 
 def test_nothing_is_imported_while_a_step_is_prepared(run, lab: Lab) -> None:

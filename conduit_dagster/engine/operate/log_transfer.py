@@ -28,7 +28,7 @@ from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
-from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.pipeline_state import PipelineState, carry_memory
 
 
 def export_log(
@@ -229,7 +229,10 @@ class _Import:
         if join is None:
             move_source(connection, self._lock.id, self._source, self._first, self._first)
             # within a generation every step begins where the one before it ended
-            renew_source(connection, self._lock.id, self._source)
+            was = self._state.sources[self._source].generation
+            renewed = renew_source(connection, self._lock.id, self._source)
+            # nothing is read again: duplicates of what came before are known still
+            carry_memory(connection, self._lock.id, self._source, was, renewed)
         else:
             moved = {**self._state.sources[join].position, self._source: self._first}
             move_source(connection, self._lock.id, join, moved, None)
