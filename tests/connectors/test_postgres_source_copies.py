@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from lab.postgres_reading import ALL_KEYS, PostgresReading, drained, records_of, told, travelled
+from lab.waiting import wait_until
 
 from conduit_dagster.connectors.postgres.source import PostgresSource
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -303,3 +304,17 @@ def test_a_key_of_characters_is_compared_as_a_whole(reading: PostgresReading) ->
         *({"id": f"ab{i}"} for i in range(1, 7)),
         *({"id": f"{i:04b}"} for i in range(1, 7)),
     ]
+
+
+def test_planning_a_copy_reads_no_large_values(reading: PostgresReading) -> None:
+    """Each step estimates the width of its rows. It read the values for that, of more rows than the step has."""
+    reading.execute("CREATE TABLE a (id bigint PRIMARY KEY, v text)")
+    reading.execute("ALTER TABLE a ALTER v SET STORAGE EXTERNAL")
+    reading.execute("INSERT INTO a SELECT i, repeat('x', 100000) FROM generate_series(1, 20) i")
+    counts = "SELECT idx_blks_hit + idx_blks_read, toast_blks_hit + toast_blks_read FROM pg_statio_user_tables"
+    (indexed, toasted), source = reading.execute(counts)[0], reading.source()
+    end = travelled(source.latest(source.initial(), Limit(100, 300_000)))
+    assert sum(split.records or 0 for split in source.split(source.initial(), end, 2)) == 2
+    reading.end_sources()
+    wait_until(lambda: reading.execute(counts)[0][0] > indexed, "the server has counted what was read")
+    assert reading.execute(counts)[0][1] == toasted

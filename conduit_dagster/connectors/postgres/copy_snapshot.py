@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from psycopg import sql
@@ -86,8 +86,9 @@ _AT = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {columns} OFFSET {sk
 _LAST = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {backwards} LIMIT 1"
 _COUNT_SOME = "SELECT count(*) FROM (SELECT FROM {table} t WHERE {range} LIMIT {most}) x"
 _COUNT = "SELECT count(*) FROM {table} t WHERE {range}"
+# column by column: of a whole row, the server would read large values (TOAST) from disk to tell their size
 _WIDTH = """
-    SELECT coalesce(avg(pg_column_size(x.*)), 1)::int8 FROM (
+    SELECT coalesce(avg({sizes}), 1)::int8 FROM (
         SELECT * FROM {table} t WHERE {range} ORDER BY {columns} LIMIT 200) x
 """
 
@@ -144,9 +145,10 @@ class CopySnapshot:
         found = self._at(table, after, upto, rows - 1)
         return Cut(count_rows(self.connection, table, after, upto), upto) if found is None else Cut(rows, found)
 
-    def width(self, table: KeyedTable, after: list[str] | None) -> int:
-        """Return the approximate size in bytes of each of the next rows."""
-        row = self._one(_WIDTH, table, after)
+    def width(self, table: KeyedTable, columns: Iterable[str], after: list[str] | None) -> int:
+        """Return the approximate size in bytes of these columns in each of the next rows."""
+        sizes = [sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier("x", name)) for name in columns]
+        row = self._one(_WIDTH, table, after, sizes=sql.SQL(" + ").join(sizes))
         return max(1, int(str(row[0]))) if row else 1
 
     def cuts(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None, n: int) -> list[Cut]:
@@ -161,7 +163,12 @@ class CopySnapshot:
         return None if row is None else [str(value) for value in row]
 
     def _one(
-        self, text: str, table: KeyedTable, after: list[str] | None, upto: list[str] | None = None, **more: sql.Literal
+        self,
+        text: str,
+        table: KeyedTable,
+        after: list[str] | None,
+        upto: list[str] | None = None,
+        **more: sql.Composable,
     ) -> tuple[object, ...] | None:
         return self.connection.execute(_filled(text, table, (after, upto), **more)).fetchone()
 
@@ -184,7 +191,7 @@ def last_row(connection: Connection, table: KeyedTable, after: list[str] | None)
 
 
 def _filled(
-    text: str, table: KeyedTable, bounds: tuple[list[str] | None, list[str] | None], **more: sql.Literal
+    text: str, table: KeyedTable, bounds: tuple[list[str] | None, list[str] | None], **more: sql.Composable
 ) -> sql.Composed:
     names = [sql.Identifier("t", column.name) for column in table.order]
     return sql.SQL(text).format(  # pyright: ignore[reportArgumentType]  # all texts are in this file

@@ -295,7 +295,7 @@ class _TablePolls(TableCopies):
             if snapshot.is_of_standby:
                 raise self._errors.standby()
             keyed = self._ordered(snapshot.connection, table)
-            rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
+            rows = min(left, max(1, limit.bytes // self._width(snapshot, keyed, after)))
             cut = snapshot.next_cut(keyed, after, rows, bounds[name])
             position = position.with_region(name, Region(cut.upto, snapshot.name))
             position = position.with_order(name, order_facts(snapshot.connection, keyed, cut.upto))

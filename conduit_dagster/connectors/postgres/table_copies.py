@@ -104,6 +104,10 @@ class TableCopies:
         published = self._published.get(table)
         return published.columns if published else columns_of(connection, table)
 
+    def _width(self, snapshot: CopySnapshot, keyed: KeyedTable, after: list[str] | None) -> int:
+        names = [name for name, _ in self._columns(snapshot.connection, keyed.name)]
+        return snapshot.width(keyed, names, after)
+
     def further(self, position: PostgresPosition, limit: Limit) -> PostgresPosition:
         """Return the position after the next rows; ``position`` itself if everything is copied."""
         left = limit.records
@@ -112,7 +116,7 @@ class TableCopies:
                 continue
             snapshot = self._held()
             keyed, after = self._ordered(snapshot.connection, table), position.copied_upto(str(table))
-            rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
+            rows = min(left, max(1, limit.bytes // self._width(snapshot, keyed, after)))
             cut = snapshot.next_cut(keyed, after, rows)
             position = position.with_region(str(table), Region(cut.upto, snapshot.name))
             facts = None if cut.upto is None else order_facts(snapshot.connection, keyed, cut.upto)
@@ -179,7 +183,7 @@ class TableCopies:
             after, upto = start.copied_upto(table), end.copied_upto(table)
             # a step may be cut in the middle of the table
             begin = begin.with_order(table, order_facts(snapshot.connection, keyed))
-            name, width, rows = end.copied[table][-1].snapshot, snapshot.width(keyed, after), 0
+            name, width, rows = end.copied[table][-1].snapshot, self._width(snapshot, keyed, after), 0
             for cut in snapshot.cuts(keyed, after, upto, n):
                 part = TablePart(keyed.name, columns, key, keyed.order, operation, after, cut.upto, keyed.rows)
                 detail = CopyDetail(part, snapshot.exported, name)
