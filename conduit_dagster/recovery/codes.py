@@ -45,7 +45,7 @@ _FATAL: Final = {
     "pipeline": "cut_short forced_stop invalid",
     "positions": "remembering",
     "postgres": "generated_always login named_twice no_column no_database no_key no_polling_column no_privilege "
-    "no_schema no_slot_left no_table moved_row no_unique_index not_supported order_changed other_server "
+    "no_replication no_schema no_slot_left no_table moved_row no_unique_index not_supported order_changed other_server "
     "publication schema_changed slot_lost slot_missing slot_moved slot_taken slot_unusable staging standby "
     "truncated_copy unreadable wal_level went_back",
     "processor": "error",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from lab.postgres_pooler import pooler
 from lab.postgres_reading import ALL_KEYS, PostgresReading, drained, records_of, travelled
 from lab.postgres_server import PostgresServer, installations
 from pydantic import ValidationError
@@ -205,6 +206,19 @@ def test_a_transaction_that_stays_open_is_named(reading: PostgresReading) -> Non
         with pytest.raises(TransientError, match="still open") as caught:
             reading.source(tables="a, b", **{"lock-timeout": "0.2s"}).latest(position, FAR)
         assert code_of(caught) == "postgres.busy"
+
+
+def test_a_pooler_is_named_before_anything_is_made(reading: PostgresReading) -> None:
+    """The tables were copied through it, the slot kept the WAL, and the stream failed at each start as in an outage."""
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (1)")
+    with psycopg.connect(reading.url) as server, pooler(server.info.port) as port:
+        url = reading.url.replace(f":{server.info.port}/", f":{port}/")
+        for look in (lambda s: s.check(), lambda s: s.latest({}, FAR)):
+            with pytest.raises(FatalError, match="startup parameter") as caught:
+                look(reading.source(url=url))
+            assert code_of(caught) == "postgres.no_replication" and "the server itself" in str(caught.value.fix)
+    assert reading.execute("SELECT FROM pg_replication_slots WHERE slot_name = %s", reading.name) == []
+    assert reading.execute("SELECT FROM pg_publication") == []
 
 
 def test_two_readers_wait_for_each_other(reading: PostgresReading) -> None:

@@ -218,3 +218,20 @@ def test_a_text_that_the_server_can_not_send_is_named(postgres_server: PostgresS
         with pytest.raises(FatalError, match=r"0xe4 \(public\.t\)") as copied:
             drained(reading.source(snapshotMode="initial_only"))
         assert changed.value.code == copied.value.code == "postgres.unreadable"
+        # a change stays as it was made, whatever the row is now
+        assert "pg_drop_replication_slot" in str(changed.value.fix) and "run again" in str(copied.value.fix)
+
+
+@pytest.mark.slow
+def test_a_row_that_is_too_large_as_text_is_named(reading: PostgresReading) -> None:
+    """The server stores it, and fails with an internal error when it is to send it: both were tried without an end."""
+    reading.execute("CREATE TABLE t (id int PRIMARY KEY, v bytea)")
+    source = reading.source()
+    _, position = drained(source)
+    reading.execute("INSERT INTO t VALUES (1, convert_to(repeat('x', 540000000), 'UTF8'))")
+    with pytest.raises(FatalError, match="memory alloc request size") as changed:
+        drained(source, position)
+    with pytest.raises(FatalError, match=r"memory alloc request size .*public\.t") as copied:
+        drained(reading.source(snapshotMode="initial_only"))
+    assert changed.value.code == copied.value.code == "postgres.unreadable"
+    assert "1 GB" in str(changed.value.fix) and "1 GB" in str(copied.value.fix)

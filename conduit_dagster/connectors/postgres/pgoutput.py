@@ -147,16 +147,15 @@ class ReplicationStream:
         """Connect. Raises ``psycopg.OperationalError``."""
         url = make_conninfo(**{**parameters, "replication": "database"})
         self._notices: list[tuple[str, str]] = []
-        self._connection = pq.PGconn.connect(url.encode())
+        # PGconn.connect would hold up all threads of the process, the renewal of the lease too, until a server answers
+        self._session = psycopg.connect(url, autocommit=True)
+        self._connection = self._session.pgconn
+        self._connection.nonblocking = 0
         self._connection.notice_handler = self._noticed
-        if self._connection.status != pq.ConnStatus.OK:
-            said = self._connection.error_message.decode(errors="replace")
-            self.close()
-            raise psycopg.OperationalError(said)
 
     def close(self) -> None:
         """Close the connection; the server then releases the slot."""
-        self._connection.finish()
+        self._session.close()
 
     def start(self, slot: str, publication: str, start: int) -> None:
         """Start streaming the slot, from transactions that commit at ``start`` or later. Raises ``psycopg.Error``."""

@@ -20,7 +20,7 @@ from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_j
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.source_tables import oid_of, published_shapes
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
-from conduit_dagster.connectors.postgres.wal_history import TimelineCheck, WalTimes
+from conduit_dagster.connectors.postgres.wal_history import TimelineCheck, WalTimes, open_stream
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Leftover, Limit, Split
 
@@ -84,8 +84,13 @@ class ReplicatedTables:
         self._slot.require_logical(connection, look)
         self._slot.require_rights(connection, self._session.server.user, look.exists)
         self._slot.require_published(connection, tables)
+        self._require_replication()
         if look.is_lost:
             raise self._errors.slot_lost()
+
+    def _require_replication(self) -> None:
+        """Raise ``FatalError`` if what answers takes no replication, as a pooler does."""
+        open_stream(self._settings, self._errors, f"{self._session.application}:check").close()
 
     def horizon(self) -> Any:
         """Return the end of the WAL."""
@@ -140,6 +145,9 @@ class ReplicatedTables:
                 position = position.with_whole(map(str, tables))
             position = position.with_oids(self._oids(connection, tables, position))
             self._copies.require_keys(connection, tables, position)
+            if not start.lsn:
+                # tables are copied for hours before a task connects, and the slot keeps the WAL from now on
+                self._require_replication()
             self._slot.publish(connection, tables)
             self._watch.begin(tables)
             if not start.lsn:

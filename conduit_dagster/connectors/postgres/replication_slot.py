@@ -12,7 +12,7 @@ from psycopg import sql
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin, require_published
 from conduit_dagster.connectors.postgres.settings import TableName, in_quotes
-from conduit_dagster.connectors.postgres.source_errors import SourceErrors
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors, is_unreadable
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import is_partitioned
@@ -311,6 +311,10 @@ class ReplicationSlot:
         connection.add_notice_handler(notices.append)
         try:
             data = value_of(connection, _FIRST, (self._settings.slot, format_lsn(upto), name))
+        except psycopg.Error as error:
+            if is_unreadable(error):
+                raise self._errors.unreadable_change(error) from None
+            raise
         finally:
             connection.remove_notice_handler(notices.append)
         for notice in notices:

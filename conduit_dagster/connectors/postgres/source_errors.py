@@ -15,6 +15,17 @@ _POLICIES = (
     "as a superuser: ALTER ROLE {user} BYPASSRLS; a policy would hide rows from the copy, but not from the changes"
 )
 _RIGHTS = "as a superuser: ALTER ROLE {user} REPLICATION; as the tables' owner: GRANT SELECT ON TABLE … TO {user}"
+_CORRECTED = (
+    "correct the row: a text that is not in the database's encoding, or a row beyond 1 GB as text, where a byte of "
+    "bytea takes two"
+)
+
+
+def is_unreadable(error: psycopg.Error) -> bool:
+    """Return whether the error is about a value that the server can't send. One that is too large is an internal error
+    in some places of the server."""
+    is_too_large = isinstance(error, psycopg.errors.InternalError_) and "memory alloc request size" in _said(error)
+    return is_too_large or isinstance(error, psycopg.DataError | psycopg.errors.ProgramLimitExceeded)
 
 
 class SourceErrors:
@@ -29,6 +40,9 @@ class SourceErrors:
         """Return the error of a failed connection."""
         if "REPLICATION attribute" in str(error) or "must be superuser or replication role" in str(error):
             return self._fatal("postgres.no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
+        if "unsupported startup parameter" in str(error):
+            fix = "name the server itself in the setting url: a pooler such as PgBouncer passes no replication"
+            return self._fatal("postgres.no_replication", f"can't connect: {_said(error)}", fix)
         return self._general.connecting(error)
 
     def verdict(self, error: psycopg.Error) -> Exception:
@@ -51,7 +65,7 @@ class SourceErrors:
         if state == "53400":
             fix = "raise max_replication_slots, or drop a slot that nobody reads: SELECT pg_drop_replication_slot('…')"
             return self._fatal("postgres.no_slot_left", _said(error), fix)
-        if isinstance(error, psycopg.DataError | psycopg.errors.ProgramLimitExceeded):
+        if is_unreadable(error):
             return self.unreadable(error, error.diag.context or "")
         found = self._general.verdict(error)
         if isinstance(found, ConduitError):
@@ -170,8 +184,13 @@ class SourceErrors:
         message = f"{_said(error)} ({where})" if where else _said(error)
         if isinstance(error, psycopg.errors.InvalidTextRepresentation):
             return self._transient("postgres.server", message, "look at the server's log; nothing was lost")
-        fix = "correct the row, as a text that is not in the database's encoding, then run again; nothing was lost"
-        return self._fatal("postgres.unreadable", message, fix)
+        return self._fatal("postgres.unreadable", message, f"{_CORRECTED}, then run again; nothing was lost")
+
+    def unreadable_change(self, error: psycopg.Error) -> ConduitError:
+        """Return the error for a change that the server can't send: it stays in the WAL, whatever the row is now."""
+        message = f"{_said(error)} ({error.diag.context})" if error.diag.context else _said(error)
+        skipped = f"the change stays in the WAL: SELECT pg_drop_replication_slot('{self._slot}'); then {START_OVER}"
+        return self._fatal("postgres.unreadable", message, f"{_CORRECTED}; {skipped}")
 
     def snapshot_gone(self) -> ConduitError:
         """Return the error for a copy whose snapshot ended with the connection holding it."""

@@ -13,12 +13,12 @@ import psycopg
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.changes import Catalog, Changes, ReadAs, StreamRange
-from conduit_dagster.connectors.postgres.connection import Connection, connect, parameters, value_of
+from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
 from conduit_dagster.connectors.postgres.pgoutput import Relation, ReplicationStream
 from conduit_dagster.connectors.postgres.row_values import Decode, OwnType, decoder_of, set_session
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.source_errors import SourceErrors
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors, is_unreadable
 from conduit_dagster.connectors.postgres.source_position import (
     PostgresPosition,
     Region,
@@ -29,6 +29,7 @@ from conduit_dagster.connectors.postgres.source_position import (
 )
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import OWN_TABLES, key_by_oid, kind_of, literals, shape_of
+from conduit_dagster.connectors.postgres.wal_history import open_stream
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
@@ -114,8 +115,10 @@ class SplitReader:
             try:
                 for lines in _batches(copy_lines(connection, part), options):
                     yield _block_of_rows(rows, lines, begin, detail)
-            except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded) as error:
-                raise self._errors.unreadable(error, str(part.table)) from None
+            except psycopg.Error as error:
+                if is_unreadable(error):
+                    raise self._errors.unreadable(error, str(part.table)) from None
+                raise
 
     def _see(self, connection: Connection, snapshot: str) -> None:
         try:
@@ -140,12 +143,20 @@ class SplitReader:
             known = Catalog(is_read, catalog.decoder, catalog.keys, describe)
             read_as = ReadAs(self._labels, options.keys >= Keys.POSITIONS)
             changes = Changes(known, seen, StreamRange(start, end), read_as)
-            messages = stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed)
+            messages = self._sent(stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed))
             for batch in _batches(messages, options):
                 changes.feed(batch)
                 yield from _block_of_changes(changes, begin)
                 if changes.is_over:
                     break
+
+    def _sent(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from messages
+        except psycopg.Error as error:
+            if is_unreadable(error):
+                raise self._errors.unreadable_change(error) from None
+            raise
 
     def _require_shape(self, relation: Relation, shapes: Mapping[str, str]) -> None:
         """Raise ``FatalError`` if a table's columns differ from those of earlier changes, for ``onSchemaChange: stop``.
@@ -173,10 +184,7 @@ class SplitReader:
         name = f"{self._application}:{READER}"
         begun = time.monotonic()
         while True:
-            try:
-                stream = ReplicationStream(parameters(self._settings, name))
-            except psycopg.Error as error:
-                raise self._errors.connecting(error) from None
+            stream = open_stream(self._settings, self._errors, name)
             try:
                 stream.start(self._settings.slot, self._settings.publication, start)
                 break

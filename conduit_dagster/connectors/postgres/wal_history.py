@@ -46,6 +46,14 @@ def _identity(connection: Connection) -> str:
     return str(value_of(connection, _IDENTITY)) if is_allowed else UNKNOWN_SERVER
 
 
+def open_stream(settings: PostgresSourceSettings, errors: SourceErrors, name: str) -> ReplicationStream:
+    """Connect for replication, with this ``application_name``. Raises a ``ConduitError``."""
+    try:
+        return ReplicationStream(parameters(settings, name))
+    except psycopg.Error as error:
+        raise errors.connecting(error) from None
+
+
 UNKNOWN_TIMELINE = 0
 """Timeline of a standby, which follows that of its primary."""
 
@@ -74,11 +82,7 @@ class TimelineCheck:
         """Return the LSNs at which a timeline's predecessors end."""
         if timeline == 1:
             return {}
-        try:
-            stream = ReplicationStream(parameters(self._settings, f"{self._application}:timeline"))
-        except psycopg.Error as error:
-            raise self._errors.connecting(error) from None
-        with closing(stream):
+        with closing(open_stream(self._settings, self._errors, f"{self._application}:timeline")) as stream:
             return _parsed(stream.history(timeline))
 
 
