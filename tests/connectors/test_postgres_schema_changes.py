@@ -53,3 +53,25 @@ def test_published_tables_that_it_may_not_see_do_not_stop_it(reading: PostgresRe
     finally:
         source.close()
         reading.execute(f"DROP OWNED BY {user}; DROP ROLE {user}")
+
+
+@pytest.mark.parametrize(
+    ("change", "is_known"),
+    [
+        ("RENAME b TO e", True),
+        ("RENAME b TO e, ADD f int", True),
+        ("RENAME c TO e", True),
+        ("RENAME b TO e, DROP c", False),
+    ],
+)
+def test_the_key_of_a_whole_row_is_that_of_its_moment(reading: PostgresReading, change: str, is_known: bool) -> None:
+    """With ``REPLICA IDENTITY FULL`` a change does not say which columns are the key. After a renaming it was the rest
+    of it, so that a delete was that of every row with this rest."""
+    reading.execute("CREATE TABLE a (a int, b int, c int, t text, PRIMARY KEY (b, a))")
+    reading.execute("ALTER TABLE a REPLICA IDENTITY FULL")
+    _, position = drained(reading.source())
+    reading.execute("INSERT INTO a VALUES (1, 2, 3, 'x'); DELETE FROM a")
+    for one in change.split(", "):
+        reading.execute(f"ALTER TABLE a {one}")
+    found, _ = drained(reading.source(), position)
+    assert [one.key for one in found] == [{"a": 1, "b": 2} if is_known else None] * 2

@@ -39,8 +39,8 @@ class Catalog(NamedTuple):
 
     decoder: Callable[[int], Decode]
     """Decoder of a type (OID)."""
-    keys: Callable[[int], Sequence[str]]
-    """Current key columns of a table (OID) whose relation message marks all columns as key, or none."""
+    keys: Callable[[int, pgoutput.Columns], Sequence[str]]
+    """Key of a table (OID) whose relation message marks all columns as key, or none, among the columns sent."""
     describe: Callable[[Relation], None]
     """Called with each relation message; comparing changes with a copied row needs it."""
 

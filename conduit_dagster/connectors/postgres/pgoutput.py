@@ -69,9 +69,13 @@ class Relation:
         self.key_names = [self.names[place] for place in self.key]
 
 
-def read_relation(message: bytes, keys: Callable[[int], Sequence[str]]) -> Relation:
-    """Parse a relation message. ``keys`` returns the key columns of a table whose message marks all columns as key, or
-    none."""
+Columns = Sequence[tuple[str, int]]
+"""Name and type (OID) of each column of a table, in its order."""
+
+
+def read_relation(message: bytes, keys: Callable[[int, Columns], Sequence[str]]) -> Relation:
+    """Parse a relation message. ``keys`` returns the key of a table whose message marks all columns as key, or none,
+    as names of the columns sent."""
     schema_end = message.index(0, 5)
     name_end = message.index(0, schema_end + 1)
     schema, table = message[5:schema_end].decode() or "pg_catalog", message[schema_end + 1 : name_end].decode()
@@ -86,7 +90,7 @@ def read_relation(message: bytes, keys: Callable[[int], Sequence[str]]) -> Relat
         types.append(int.from_bytes(message[end + 1 : end + 5], "big"))
         at = end + 9
     if is_full or not marked:
-        marked = [names.index(column) for column in keys(oid) if column in names]
+        marked = [names.index(column) for column in keys(oid, [*zip(names, types, strict=True)])]
     return Relation(oid, str(TableName(schema, table)), names, types, marked)
 
 

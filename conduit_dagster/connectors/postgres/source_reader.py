@@ -15,7 +15,7 @@ from psycopg import sql
 from conduit_dagster.connectors.postgres.changes import Catalog, Changes, ReadAs, StreamRange
 from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
-from conduit_dagster.connectors.postgres.pgoutput import Relation, ReplicationStream
+from conduit_dagster.connectors.postgres.pgoutput import Columns, Relation, ReplicationStream
 from conduit_dagster.connectors.postgres.row_values import Decode, OwnType, decoder_of, set_session
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors, is_unreadable
@@ -28,7 +28,15 @@ from conduit_dagster.connectors.postgres.source_position import (
     parse_position,
 )
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import OWN_TABLES, key_by_oid, kind_of, literals, shape_of
+from conduit_dagster.connectors.postgres.source_tables import (
+    OWN_TABLES,
+    columns_by_oid,
+    key_by_oid,
+    kind_of,
+    literals,
+    names_then,
+    shape_of,
+)
 from conduit_dagster.connectors.postgres.wal_history import open_stream
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
@@ -305,9 +313,16 @@ class _TypeCatalog:
             self._types[oid] = None if row is None else OwnType(*row)
         return self._types[oid]
 
-    def keys(self, oid: int) -> list[str]:
-        """Return the key columns of a table; empty if it was dropped."""
-        return [column.name for column in key_by_oid(self._asked(), oid)]
+    def keys(self, oid: int, sent: Columns) -> list[str]:
+        """Return the key columns of a table by their names in a change; empty if it was dropped, or has lost columns
+        since of which one may be in the key."""
+        live = columns_by_oid(self._asked(), oid)
+        then = names_then(sent, live)
+        key = [column.name for column in key_by_oid(self._asked(), oid)]
+        found = [then[name] for name in key if name in then]
+        # without a column that is gone, the key would be that of several rows
+        is_whole = len(found) == len(key) or {name for name, _ in sent} <= {name for name, _ in live}
+        return found if is_whole else []
 
     def has_table(self, table: TableName) -> bool:
         """Return whether there is a table of this name now."""

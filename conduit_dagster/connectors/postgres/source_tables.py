@@ -66,6 +66,10 @@ _COLUMNS = """
     SELECT a.attname, a.atttypid::int8 FROM pg_attribute a
     WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
 """
+_COLUMNS_BY_OID = """
+    SELECT a.attname, a.atttypid::int8 FROM pg_attribute a
+    WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
 _OID = "SELECT %s::regclass::oid::int8"
 NO_LABEL: Final = "none"
 # a label is only a name: renamed, it may be that of another value
@@ -157,6 +161,26 @@ def key_by_oid(connection: Connection, oid: int) -> list[KeyColumn]:
 def columns_of(connection: Connection, table: TableName) -> list[tuple[str, int]]:
     """Return name and type (OID) of each column that is not generated."""
     return [(name, int(oid)) for name, oid in connection.execute(_COLUMNS, (quoted(table),))]
+
+
+def columns_by_oid(connection: Connection, oid: int) -> list[tuple[str, int]]:
+    """Return the columns of a table by OID, even if it was renamed; none if it was dropped."""
+    rows = connection.execute(_COLUMNS_BY_OID, (oid,))
+    return [(name, int(kind)) for name, kind in rows]
+
+
+def names_then(sent: Iterable[tuple[str, int]], live: Iterable[tuple[str, int]]) -> dict[str, str]:
+    """Return by columns that a table has now the names that they had in a change. Columns are renamed in place, and
+    added at the end: those of one type that are gone are the first ones of that type that are new."""
+    told, known = [*sent], [*live]
+    names, names_now = {name for name, _ in told}, {name for name, _ in known}
+    found = {name: name for name in names & names_now}
+    for kind in {kind for _, kind in told}:
+        gone = [name for name, of in told if of == kind and name not in names_now]
+        new = [name for name, of in known if of == kind and name not in names]
+        if len(gone) <= len(new):
+            found |= zip(new, gone, strict=False)
+    return found
 
 
 def shape_of(columns: Iterable[str]) -> str:
