@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from lab.postgres_reading import PostgresReading, drained, travelled
+from lab.postgres_reading import PostgresReading, drained, records_of, travelled
 from lab.postgres_server import PostgresServer, installations
 from lab.server_process import free_port
 from lab.waiting import wait_until
@@ -101,6 +101,25 @@ def test_a_promoted_standby_without_what_was_read_is_named(
     assert caught.value.code == "postgres.went_back" and "rewind" in str(caught.value.fix)
     source.close()
     assert reading.confirmed() == confirmed
+
+
+def test_a_planned_range_beyond_the_wal_of_a_server_that_was_set_back_is_not_awaited(
+    server: PostgresServer, reading: PostgresReading
+) -> None:
+    """As a step that was planned before a failover is read again: the server answers, and the end never came."""
+    _, position = read(reading, {})
+    server.stop(immediate=False)
+    backup = server.data.with_name("backup")
+    subprocess.run(["cp", "-a", server.data, backup], check=True)
+    server.start()
+    reading.execute("INSERT INTO a SELECT generate_series(1, 20000)")
+    source = reading.source()
+    end = travelled(source.latest(position, FAR))
+    source.close()
+    promote(server, backup)
+    with pytest.raises(FatalError, match="before our position") as caught:
+        records_of(reading.source(), position, end)
+    assert caught.value.code == "postgres.went_back" and "rewind" in str(caught.value.fix)
 
 
 @contextmanager

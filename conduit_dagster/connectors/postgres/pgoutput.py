@@ -21,7 +21,7 @@ from psycopg.pq.abc import PGresult
 from conduit_dagster.connectors.postgres.connection import NO_LIMITS
 from conduit_dagster.connectors.postgres.row_values import SESSION, ReadRow
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.source_position import format_lsn
+from conduit_dagster.connectors.postgres.source_position import format_lsn, parse_lsn
 from conduit_dagster.record import Document
 
 BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE = b"BCRIUDT"
@@ -176,6 +176,14 @@ class ReplicationStream:
     def history(self, timeline: int) -> str:
         """Return the history file of a timeline, which must not be the first one. Raises ``psycopg.Error``."""
         return (self._execute(f"TIMELINE_HISTORY {timeline}").get_value(0, 1) or b"").decode()
+
+    def wal_end(self) -> int:
+        """Return the LSN at which the server's WAL ends, on a standby what it has. Raises ``psycopg.Error``."""
+        return parse_lsn((self._execute("IDENTIFY_SYSTEM").get_value(0, 2) or b"").decode())
+
+    def is_standby(self) -> bool:
+        """Return whether the server is in recovery. Raises ``psycopg.Error``."""
+        return self._execute("SHOW in_hot_standby").get_value(0, 0) == b"on"
 
     def _execute(self, command: str) -> PGresult:
         result = self._connection.exec_(command.encode())

@@ -25,6 +25,7 @@ from conduit_dagster.connectors.postgres.source_position import (
     RowKey,
     SeenChanges,
     StreamPoint,
+    format_lsn,
     parse_position,
 )
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
@@ -138,7 +139,7 @@ class SplitReader:
 
     def _changes(self, begin: PostgresPosition, detail: StreamDetail, options: ReadOptions) -> Iterator[Block]:
         start, end = begin.point, detail.end
-        with _TypeCatalog(self._session, self._errors) as catalog, self._stream(start.lsn) as stream:
+        with _TypeCatalog(self._session, self._errors) as catalog, self._stream(start, end) as stream:
             seen = SeenChanges(begin, catalog.not_behind)
 
             def describe(relation: Relation) -> None:
@@ -188,13 +189,14 @@ class SplitReader:
         return is_copied or not catalog.has_table(name)
 
     @contextmanager
-    def _stream(self, start: int) -> Generator[ReplicationStream]:
+    def _stream(self, start: StreamPoint, end: StreamPoint) -> Generator[ReplicationStream]:
         name = f"{self._application}:{READER}"
         begun = time.monotonic()
         while True:
             stream = open_stream(self._settings, self._errors, name)
             try:
-                stream.start(self._settings.slot, self._settings.publication, start)
+                self._require_wal(stream, end.lsn)
+                stream.start(self._settings.slot, self._settings.publication, start.lsn)
                 break
             except psycopg.errors.ObjectInUse:
                 stream.close()
@@ -206,6 +208,18 @@ class SplitReader:
                 raise
         with closing(stream):
             yield stream
+
+    def _require_wal(self, stream: ReplicationStream, end: int) -> None:
+        """Raise a ``ConduitError`` if the server's WAL ends before a range that was planned: its end would never come,
+        while the server goes on to answer."""
+        deadline = time.monotonic() + _PATIENCE
+        while (there := stream.wal_end()) < end:
+            if not stream.is_standby():
+                raise self._errors.went_back(format_lsn(there), format_lsn(end))
+            if time.monotonic() > deadline:
+                message = f"the standby's WAL ends at {format_lsn(there)}, before {format_lsn(end)}, which was planned"
+                raise self._errors.waiting(message, "wait until it has caught up with its primary; nothing was lost")
+            time.sleep(_PAUSE)
 
     def _take_over(self, name: str, waited: float) -> None:
         """Wait a moment for a slot in use; terminate a reader of this source that stays."""
