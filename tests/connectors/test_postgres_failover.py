@@ -178,6 +178,33 @@ def test_a_standby_that_keeps_the_slot_in_step_is_waited_for(server: PostgresSer
     server.start()
 
 
+def test_changes_that_a_standby_lacks_are_waited_for_in_time(server: PostgresServer, reading: PostgresReading) -> None:
+    """The server holds up whoever reads a slot with ``failover``, or moves it: planning, acks and lag hung."""
+    if int(reading.execute("SHOW server_version_num")[0][0]) < 170_000:
+        pytest.skip("slots wait for standbys from version 17 on")
+    reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a")
+    reading.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, false, true)", reading.name)
+    _, position = read(reading, {})
+    reading.execute("SELECT pg_create_physical_replication_slot('far')")
+    reading.execute("ALTER SYSTEM SET synchronized_standby_slots = far")
+    reading.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: reading.execute("SHOW synchronized_standby_slots") == [("far",)], "the server waits for it")
+    source = reading.source(**{"lock-timeout": "0.5s"})
+    source.latest(position, FAR)
+    reading.execute("INSERT INTO a VALUES (1)")
+    with pytest.raises(TransientError, match="waits for standbys") as caught:
+        source.latest(position, FAR, source.horizon())
+    assert caught.value.code == "postgres.busy" and "synchronized_standby_slots" in str(caught.value.fix)
+    # a run that goes on waits without a step; what it owes is shown
+    assert source.latest(position, FAR) == position
+    assert source.lag(position) and source.leftovers(position)[0].loses
+    source.ack(position, 1)
+    reading.execute("ALTER SYSTEM RESET synchronized_standby_slots")
+    reading.execute("SELECT pg_reload_conf()")
+    wait_until(lambda: source.latest(position, FAR) != position, "it is read on")
+    assert read(reading, position)[0] == [1]
+
+
 def test_a_standby_can_be_read_once_its_primary_has_told_what_is_open(
     server: PostgresServer, reading: PostgresReading
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import psycopg
 
+from conduit_dagster.connectors.postgres.awaited_standbys import AwaitedStandbys
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copy_snapshot import OpenTransactions
 from conduit_dagster.connectors.postgres.publication_watch import PublicationWatch
@@ -49,6 +50,7 @@ class ReplicatedTables:
         self._timelines = TimelineCheck(session.settings, session.errors, session.application)
         self._copies = TableCopies(session.settings, session.errors, f"{session.application}:copy")
         self._watch = PublicationWatch(self._slot)
+        self._standbys = AwaitedStandbys(session.settings, session.errors, self._slot)
         self._forget()
 
     def _forget(self) -> None:
@@ -215,6 +217,8 @@ class ReplicatedTables:
         lsn = start.point.lsn
         self._require_kept(look, start)
         there = look.flushed if horizon is None else min(look.flushed, parse_lsn(horizon["lsn"]))
+        if look.readable < there:
+            there = self._standbys.readable(connection, lsn, horizon)
         if there <= lsn or self._is_quiet(connection, lsn, there):
             return start
         self._moved = time.monotonic()
@@ -290,7 +294,7 @@ class ReplicatedTables:
             return
         self._confirming = time.monotonic()
         look = self._slot.look(connection)
-        is_ahead = look.exists and not look.is_lost and look.confirmed < self._acked <= look.flushed
+        is_ahead = look.exists and not look.is_lost and look.confirmed < self._acked <= look.readable
         if is_ahead and self._slot.confirm(connection, self._acked):
             self._confirmed = self._acked
 
@@ -343,18 +347,19 @@ class ReplicatedTables:
         look, since = self._slot.look(connection), position.at_ms / 1000
         if look.flushed <= position.point.lsn:
             return 0.0
-        if look.exists and not look.is_lost:
+        if look.exists and not look.is_lost and look.readable > position.point.lsn:
             with suppress(psycopg.errors.ObjectInUse):
-                first = self._slot.first_waiting(connection, look.flushed)
-                if first is None:
+                first = self._slot.first_waiting(connection, look.readable)
+                if first is None and look.readable == look.flushed:
                     return 0.0
                 # it may be delivered but not confirmed yet
-                since = first.committed_ns / 1e9 if first.lsn >= position.point.lsn else since
+                since = first.committed_ns / 1e9 if first and first.lsn >= position.point.lsn else since
         return max(0.0, look.at - since) if since else None
 
     def _lag(self, connection: Connection, look: SlotLook, lsn: int) -> int:
         behind = max(0, look.flushed - lsn)
-        is_short = 0 < behind < _QUIET_BYTES and look.exists and not look.is_lost and look.confirmed <= lsn
-        if is_short and not self._slot.has_changes(connection, look.flushed):
-            return 0
+        is_short = 0 < behind < _QUIET_BYTES and look.exists and not look.is_lost
+        is_short = is_short and look.confirmed <= lsn < look.readable
+        if is_short and not self._slot.has_changes(connection, look.readable):
+            return look.flushed - look.readable
         return behind

@@ -29,7 +29,11 @@ _LOOK = """
            s.slot_name IS NOT NULL, pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'), s.wal_status, s.plugin,
            s.database = current_database(), extract(epoch FROM statement_timestamp()), pg_is_in_recovery(),
            CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END,
-           pg_is_in_recovery() AND coalesce((to_jsonb(s) ->> 'synced')::boolean, false)
+           pg_is_in_recovery() AND coalesce((to_jsonb(s) ->> 'synced')::boolean, false),
+           CASE WHEN NOT pg_is_in_recovery() AND (to_jsonb(s) ->> 'failover')::boolean THEN (
+               SELECT min(coalesce(pg_wal_lsn_diff(p.restart_lsn, '0/0'), 0))
+               FROM regexp_split_to_table(current_setting('synchronized_standby_slots', true), '[ ,"]+') AS name
+               LEFT JOIN pg_replication_slots p ON p.slot_name = name WHERE name <> '') END
     FROM (SELECT) one LEFT JOIN pg_replication_slots s ON s.slot_name = %s
 """
 _PUBLICATION = """
@@ -83,6 +87,13 @@ class SlotLook(NamedTuple):
     """Whether the server is in recovery: its WAL may end before a position for a moment."""
     timeline: int
     """The timeline of new WAL, or ``UNKNOWN_TIMELINE``."""
+    awaited: int | None
+    """LSN up to which all standbys have the WAL that the slot waits for; None: it waits for none."""
+
+    @property
+    def readable(self) -> int:
+        """LSN up to which the slot can be read without waiting."""
+        return self.flushed if self.awaited is None else min(self.flushed, self.awaited)
 
     def is_other(self, server: str) -> bool:
         """Return whether this is certainly another server than that of a position."""
@@ -114,7 +125,7 @@ class ReplicationSlot:
         standby keeps of the primary's."""
         row = connection.execute(_LOOK, (self._settings.slot,)).fetchone()
         assert row is not None
-        flushed, exists, confirmed, status, plugin, is_here, at, is_standby, timeline, is_copy = row
+        flushed, exists, confirmed, status, plugin, is_here, at, is_standby, timeline, is_copy, awaited = row
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
@@ -122,7 +133,8 @@ class ReplicationSlot:
             raise self._errors.slot_synchronized()
         server, is_lost = self._identity.of(connection), status == "lost"
         number = UNKNOWN_TIMELINE if timeline is None else int(timeline, 16)
-        return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby, number)
+        held = None if awaited is None else int(awaited)
+        return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby, number, held)
 
     def _publication(self, connection: Connection) -> _Publication | None:
         row = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
@@ -278,7 +290,7 @@ class ReplicationSlot:
             return []
         found: list[Leftover] = []
         if look.exists:
-            waits = not look.is_lost and self._waits(connection, look.flushed)
+            waits = not look.is_lost and (look.readable < look.flushed or self._waits(connection, look.flushed))
             loses = f"changes that wait in the replication slot {self._settings.slot}" if waits else ""
             found.append(Leftover(f"replication slot {self._settings.slot}", loses))
         if comment == self._comment:

@@ -91,6 +91,12 @@ class SourceErrors:
         fix = "read the primary: correct the url; after a failover wait until this server is promoted; nothing was lost"
         return self._transient("postgres.slot_active", message, fix)
 
+    def standbys_behind(self, readable: str, upto: str) -> ConduitError:
+        """Return the error for a slot that waits for standbys."""
+        message = f"the replication slot {self._slot} waits for standbys: one has the WAL up to {readable}, not {upto}"
+        fix = "bring back the standbys whose slots synchronized_standby_slots names, or take them out; nothing was lost"
+        return self._transient("postgres.busy", message, fix)
+
     def slot_moved(self, confirmed: str, position: str) -> ConduitError:
         """Return the error for a slot that another reader has advanced."""
         message = f"the replication slot {self._slot} is at {confirmed}, beyond our position {position}"
