@@ -224,6 +224,21 @@ def test_a_table_that_leaves_the_publication_during_a_run_is_published_and_copie
     assert (ids(found), ids(more)) == ([1, 2] if mode == "initial" else [], [3])
 
 
+def test_a_publication_that_leaves_out_kinds_of_changes_during_a_run_ends_it(
+    reading: PostgresReading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The changes are missing in the stream, and nothing said so until the next start, nor there that they are."""
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (1)")
+    source = reading.source(tables="a")
+    _, position = stepped(source, {})
+    reading.execute(f"ALTER PUBLICATION \"{reading.name}\" SET (publish = 'insert'); DELETE FROM a")
+    monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
+    for run in (source, reading.source(tables="a")):
+        with pytest.raises(FatalError, match="kinds of changes") as caught:
+            stepped(run, position)
+        assert caught.value.code == "postgres.publication" and "--to-start" in str(caught.value.fix)
+
+
 def test_a_table_that_is_dropped_during_a_run_does_not_end_it(
     reading: PostgresReading, monkeypatch: pytest.MonkeyPatch
 ) -> None:

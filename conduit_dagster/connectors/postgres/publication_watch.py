@@ -30,7 +30,7 @@ class PublicationWatch:
         self._tables, self._looked = tables, time.monotonic()
 
     def has_lost(self, connection: Connection) -> bool:
-        """Return whether a table is no longer published; False until the next look is due.
+        """Return whether a table is no longer published, or some of its changes; False until the next look is due.
 
         A table that was dropped is not missed: the next start says so.
         """
@@ -40,4 +40,4 @@ class PublicationWatch:
         lost = [str(table) for table in self._slot.unpublished(connection, self._tables) if exists(connection, table)]
         if lost:
             log.warning("tables are no longer published: changes of theirs are missing, copies follow", tables=lost)
-        return bool(lost)
+        return bool(lost) or self._slot.leaves_out_changes(connection)

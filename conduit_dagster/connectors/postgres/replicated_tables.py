@@ -150,7 +150,7 @@ class ReplicatedTables:
             if not start.lsn:
                 # tables are copied for hours before a task connects, and the slot keeps the WAL from now on
                 self._require_replication()
-            self._slot.publish(connection, tables)
+            self._slot.publish(connection, tables, is_read=bool(start.lsn))
             self._watch.begin(tables)
             if not start.lsn:
                 position = position.at(self._slot.create(connection)).on(look.timeline)

@@ -12,7 +12,7 @@ from psycopg import sql
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin, require_published
 from conduit_dagster.connectors.postgres.settings import TableName, in_quotes
-from conduit_dagster.connectors.postgres.source_errors import SourceErrors, is_unreadable
+from conduit_dagster.connectors.postgres.source_errors import START_OVER, SourceErrors, is_unreadable
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import is_partitioned
@@ -142,8 +142,11 @@ class ReplicationSlot:
 
     # -- set up -------------------------------------------------------------------------------------------------
 
-    def publish(self, connection: Connection, tables: Sequence[TableName]) -> None:
-        """Create the publication, or add missing tables to it. Raises ``FatalError`` if one of others would change."""
+    def publish(self, connection: Connection, tables: Sequence[TableName], is_read: bool = False) -> None:
+        """Create the publication, or add missing tables to it. Raises ``FatalError`` if one of others would change.
+
+        ``is_read``: changes were read from the slot already.
+        """
         name = self._settings.publication
         found = self._publication(connection)
         if found is None:
@@ -152,9 +155,15 @@ class ReplicationSlot:
         if not found.has_all_changes:
             message = f"the publication {name} leaves out some kinds of changes"
             fix = f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')"
-            raise self._errors.unfit("postgres.publication", message, fix)
+            more = f"{fix}; what was left out meanwhile is missing: {START_OVER}" if is_read else fix
+            raise self._errors.unfit("postgres.publication", message, more)
         if missing := self._missing(connection, tables):
             self._extend(connection, missing, found)
+
+    def leaves_out_changes(self, connection: Connection) -> bool:
+        """Return whether an existing publication leaves out some kinds of changes, such as deletes."""
+        found = self._publication(connection)
+        return found is not None and not found.has_all_changes
 
     def unpublished(self, connection: Connection, tables: Sequence[TableName]) -> list[TableName]:
         """Return the tables that an existing publication lacks."""
