@@ -67,8 +67,8 @@ _TRANSIENT: Final = {
     "dead_letters": "write_failed",
     "delivery": "bulk_failed record_failed unacked",
     "delta": "contended failed",
-    "file": "disk_full error is_folder link_loop missing moved name_too_long no_permission not_folder read_only "
-    "too_big unreachable",
+    "file": "disk_failed disk_full error is_folder link_loop missing moved name_too_long no_permission not_folder "
+    "read_only stale too_big too_many_open unreachable",
     "kafka": "behind fenced open_transaction server topic_deleted transaction_timeout unreachable",
     "lease": "held lost",
     "log": "second_attempt",

@@ -134,6 +134,20 @@ _OS_ERRORS = {
     errno.ENAMETOOLONG: ("file.name_too_long", "the path, or a name in it, is too long", "shorten it"),
     errno.ELOOP: ("file.link_loop", "its symbolic links form a circle", "correct the links"),
     errno.ENOTDIR: ("file.not_folder", "a part of the path is a file", "correct the path"),
+    errno.EIO: (
+        "file.disk_failed",
+        "the disk, or the server of a network file system, failed",
+        "see what the system's log says of it (dmesg), then run again",
+    ),
+    errno.ESTALE: (
+        "file.stale",
+        "the server of the network file system has another file there, or none",
+        "nothing: the next attempt opens it anew; if it repeats, mount the file system again",
+    ),
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE),
+        ("file.too_many_open", "too many files are open", "raise the limit (ulimit -n, LimitNOFILE), then run again"),
+    ),
     **dict.fromkeys(
         (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT),
         (

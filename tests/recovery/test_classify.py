@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import pickle
 import traceback
 from collections.abc import Callable
@@ -252,6 +253,13 @@ def test_an_error_of_the_operating_system_is_transient() -> None:
     found = classify(OSError(errno.ENOSPC, "full", "./out"), doing="can't write")
     assert (type(found), found.code, found.place) == (TransientError, "file.disk_full", "./out")
     assert found.message == "can't write: no space is left"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE])
+def test_errors_of_disks_and_network_file_systems_say_what_to_do(number: int) -> None:
+    found = classify(OSError(number, os.strerror(number), "./out"), doing="can't write")
+    assert (type(found), found.place) == (TransientError, "./out")
+    assert found.code != "file.error" and found.fix
 
 
 def test_blame_names_the_node_and_task_errors_what_was_done() -> None:
