@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import Batch
-from conduit_dagster.commit_log.segment_files import PartFile, read, verify
+from conduit_dagster.commit_log.segment_files import LogDamagedError, PartFile, read, verify
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written, shown
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.recovery.kill_points import reached
@@ -35,8 +36,7 @@ def beyond_retention(
     """Return the closed segments, out of all in order, beyond the retention: only those may be compacted.
 
     A segment is kept while its newest entry is younger than ``time``, and the closed segments after it have fewer than
-    ``bytes`` together. The kept segments are always the end of the log, without a gap. Raises like :func:`read` for a
-    segment whose time can't be read.
+    ``bytes`` together. The kept segments are always the end of the log, without a gap.
     """
     if retention is None:
         return [*closed]
@@ -52,7 +52,12 @@ def beyond_retention(
 def _is_beyond(folder: LogFolder, parts: list[LogPart], retention: LogRetention, now_us: int, bytes_after: int) -> bool:
     if retention.bytes is not None and bytes_after >= retention.bytes:
         return True
-    return retention.time is not None and now_us - _newest_us(folder, parts) >= retention.time * _MICROSECONDS
+    if retention.time is None:
+        return False
+    try:
+        return now_us - _newest_us(folder, parts) >= retention.time * _MICROSECONDS
+    except LogDamagedError:
+        return False  # the time of an older segment tells
 
 
 def _newest_us(folder: LogFolder, parts: list[LogPart]) -> int:
@@ -146,10 +151,17 @@ class Compacted(NamedTuple):
     """Number of removed entries."""
     bytes: int = 0
     """Number of freed bytes."""
+    damaged: LogDamagedError | None = None
+    """The first file that is lost or damaged: its segment stays as it is."""
 
     def plus(self, other: Compacted) -> Compacted:
         """Return the sum of both."""
-        return Compacted(self.segments + other.segments, self.entries + other.entries, self.bytes + other.bytes)
+        return Compacted(
+            self.segments + other.segments,
+            self.entries + other.entries,
+            self.bytes + other.bytes,
+            self.damaged or other.damaged,
+        )
 
 
 def _untold(connection: sa.Connection, done: Compacted) -> None:
@@ -162,7 +174,7 @@ class Compactor:
     def __init__(
         self, folder: LogFolder, store: LogStore, run: CompactionRun, retention: LogRetention | None = None
     ) -> None:
-        self._folder, self._retention = folder, retention
+        self._folder, self._retention = replace(folder, is_inspected=True), retention
         self._store = store
         self._run = run
         self._source = folder.source
@@ -188,7 +200,11 @@ class Compactor:
             segments = beyond_retention(self._folder, segments, self._retention, now_us)
             for parts in self._run(partial(self._free, segments)):
                 if parts[0].first <= highest:
-                    done = self._compact(parts, CompactionRule(consumers, offsets), done, tell)
+                    try:
+                        done = self._compact(parts, CompactionRule(consumers, offsets), done, tell)
+                    except LogDamagedError as error:
+                        # what is delivered already, as most of this is, must not hold up what is not
+                        done = done.plus(Compacted(damaged=error))
         reached("after-compact", self._folder.pipeline)
         return done
 

@@ -132,7 +132,11 @@ Manifest = Callable[[int, int | None], Sequence[LogPart]]
 """Returns the parts that overlap ``start <= offset < stop``, as currently listed in the state store."""
 
 
-class MissingPartError(FatalError):
+class LogDamagedError(FatalError):
+    """Raised for a file that is not as in the manifest."""
+
+
+class MissingPartError(LogDamagedError):
     """Raised for a missing file of the manifest: it is lost, or compaction has replaced it."""
 
     part = ""
@@ -150,8 +154,8 @@ def read(
     """Yield the entries with ``start <= offset < stop`` that compaction has left (CASES C18).
 
     ``columns``: all by default; ``offset`` is always included. Blocks hold at most ``block`` entries. Raises
-    :class:`MissingPartError` (``log.missing``) or ``FatalError`` (``log.corrupt``) for a file that differs from the
-    manifest, possibly after some blocks.
+    :class:`LogDamagedError` for a file that is missing (:class:`MissingPartError`, ``log.missing``) or differs from the
+    manifest (``log.corrupt``), possibly after some blocks.
     """
     for part in parts:
         if part.next > start and (stop is None or part.first < stop):
@@ -282,8 +286,8 @@ def _damage(folder: LogFolder, part: LogPart) -> Generator[None]:
         raise _corrupt(folder, part, str(error).partition("\n")[0]) from error
 
 
-def _corrupt(folder: LogFolder, part: LogPart, why: str) -> FatalError:
-    return FatalError(
+def _corrupt(folder: LogFolder, part: LogPart, why: str) -> LogDamagedError:
+    return LogDamagedError(
         f"the log's file with offsets {part.first} to {part.next - 1} is damaged: {why}",
         code="log.corrupt",
         place=_place(folder, part),
@@ -292,6 +296,8 @@ def _corrupt(folder: LogFolder, part: LogPart, why: str) -> FatalError:
 
 
 def _fix(folder: LogFolder, part: LogPart) -> str:
+    if folder.is_inspected:
+        return "put the file back from a copy; a run that needs these entries stops, and says how to go on without them"
     given_up = folder.rewind(part.next)
     return f"put the file back from a copy; without one, these entries can only be given up: {given_up}"
 

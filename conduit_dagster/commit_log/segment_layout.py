@@ -68,6 +68,8 @@ class LogFolder:
     source: str
     reader: str = ""
     """Arguments of ``positions rewind`` up to the offset, for who reads the log, if that is not the source itself."""
+    is_inspected: bool = False
+    """Whether no step reads it here, but a command or a compaction: entries that it lacks hold up nothing."""
 
     def rewind(self, offset: int | str) -> str:
         """Return the command with which its reader goes on from an offset, and gives up what is before it."""

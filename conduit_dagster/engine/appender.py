@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
+import structlog
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
@@ -21,6 +22,8 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split
 from conduit_dagster.state.log_store import ActiveSegment, LogPart, LogState, LogStore
+
+log = structlog.get_logger("conduit.engine")
 
 
 class Append(NamedTuple):
@@ -111,7 +114,10 @@ class Appender:
         consumers = list(self._pipeline.consumers)
         for node in self._sources:
             folder = LogFolder(self._base, self._name, node.id)
-            Compactor(folder, self._log, self._store.transactions.run, self._settings.retention).compact(consumers)
+            compactor = Compactor(folder, self._log, self._store.transactions.run, self._settings.retention)
+            if (damaged := compactor.compact(consumers).damaged) is not None:
+                told = {"pipeline": self._name, "source": node.id, "cause": damaged.message, "fix": damaged.fix}
+                log.warning("a part of the log can't be compacted", **told)
 
     def new(self, horizons: Mapping[str, Any] | None) -> list[Append]:
         """Return the new ranges of all sources, within the limit."""

@@ -14,7 +14,6 @@ from conduit_dagster.commit_log.entries import decode_batch
 from conduit_dagster.commit_log.segment_files import MissingPartError, read, read_current
 from conduit_dagster.commit_log.segment_layout import hidden
 from conduit_dagster.config.delivery import LogRetention
-from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.deletion import delete_state
 from conduit_dagster.state.lease import LeaseLost, Transactions, acquire
 
@@ -282,10 +281,22 @@ def test_damage_is_not_made_permanent(local_log: LogLab) -> None:
     created_by = data.rindex(b"parquet-cpp")  # unused text in the footer
     path.write_bytes(data[:created_by] + b"P" + data[created_by + 1 :])
     assert local_log.offsets(0, 17) == list(range(17))
-    with pytest.raises(FatalError) as caught:
-        local_log.compact("c0")
-    assert caught.value.code == "log.corrupt"
+    damaged = local_log.compact("c0").damaged
+    assert damaged is not None and damaged.code == "log.corrupt"
     assert files(local_log) == [path.name]
+
+
+@pytest.mark.parametrize("retention", [None, LogRetention(time=7)])
+def test_a_lost_file_holds_up_its_own_segment_only(local_log: LogLab, retention: LogRetention | None) -> None:
+    for _ in range(4):
+        local_log.append(OLD, size=0)
+    local_log.move("c0", all=67)
+    (lost,) = local_log.parts(17, 34)
+    Path(local_log.folder.segment(17), lost.name).unlink()
+    done = local_log.compact("c0", retention=retention, now=8)
+    assert done.damaged is not None and done.damaged.code == "log.missing"
+    assert "rewind" not in (done.damaged.fix or ""), "it would deliver again what is handled"
+    assert (done.segments, len(local_log.offsets(0, 17)), len(local_log.offsets(34, 51))) == (2, 3, 3)
 
 
 def test_logs_of_other_sources_are_left_alone(log: LogLab) -> None:

@@ -14,7 +14,9 @@ from lab.postgres_server import PostgresServer
 from lab.small_disk import fill, mounted
 from lab.support import DECODE, Crashes, Lab, destination, queue, source
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
+from conduit_dagster.cli.main import main
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import FatalError
@@ -107,6 +109,25 @@ def test_a_log_whose_folder_was_deleted_is_named(lab: Lab, crashes: Crashes) -> 
     shutil.move(lab.root / "kept", log)
     assert lab.run().error is None
     assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_lost_file_of_what_is_delivered_stops_no_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended each run whose log rolled, and its fix would have delivered again what was delivered."""
+    build(lab, log="records", **{"batch-size": 50, "log-segment-size": 1})
+    assert lab.run().error is None
+    kept = {"log-retention": {"time": "0.1s"}}
+    log = lab.root / ".conduit" / "log" / "p" / "in"
+    lost = min(log.rglob("*.parquet"))
+    lost.unlink()
+    lab.write("in.jsonl", [{"i": i} for i in range(200, 400)], mode="a")
+    build(lab, log="records", **{"batch-size": 50, "log-segment-size": 1}, **kept)
+    with capture_logs() as logged:
+        assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(400))
+    told = [line for line in logged if line["event"] == "a part of the log can't be compacted"]
+    assert told and "is missing" in told[0]["cause"] and "put the file back" in told[0]["fix"]
+    monkeypatch.chdir(lab.root)
+    assert main(["log", "show", "p", "--from", "0"]) == main(["log", "compact", "p"]) == 1
 
 
 def in_column(part: Path, name: str) -> int:

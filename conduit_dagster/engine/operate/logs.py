@@ -22,6 +22,7 @@ from conduit_dagster.commit_log.compaction import (
     highest_handled,
 )
 from conduit_dagster.commit_log.entries import Entry
+from conduit_dagster.commit_log.segment_files import LogDamagedError
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.delivery_progress import as_delivery
 from conduit_dagster.engine.offset_updates import offset_of
@@ -232,7 +233,8 @@ def compact(
 ) -> list[dict[str, Any]]:
     """Compact the logs, or the log of ``source``. With ``dry_run``, only read namespaces and count.
 
-    Raises ``FatalError`` (``log.step_open``): a prepared step may have to be staged again from the log.
+    Raises ``FatalError`` (``log.step_open``): a prepared step may have to be staged again from the log; and
+    ``log.missing``, ``log.corrupt`` for a segment that can't be compacted, once all others are.
     """
     found = prepared_step(lock.store.load())
     if found is not None:
@@ -240,28 +242,32 @@ def compact(
         raise refused("log.step_open", message, "run it once first: conduit-dagster run --once")
     base = lock.options.log_url
     views = logs_of(database, lock.id, base) if source is None else []
-    return [_compact(lock, view, dry_run) for view in views or [log_of(database, lock.id, base, source)]]
+    made = _counted if dry_run else _compact
+    logs = {view.source: made(lock, view) for view in views or [log_of(database, lock.id, base, source)]}
+    for done in logs.values():
+        if done.damaged is not None:
+            raise done.damaged
+    return [
+        {"source": name, "segments": done.segments, "entries": done.entries, "bytes": None if dry_run else done.bytes}
+        for name, done in logs.items()
+    ]
 
 
-def _compact(lock: PipelineLock, view: LogView, dry_run: bool) -> dict[str, Any]:
-    consumers = list(lock.pipeline.consumers)
-    if dry_run:
-        done = _counted(lock, view, consumers)
-        return {"source": view.source, "segments": done.segments, "entries": done.entries, "bytes": None}
-    retention = lock.bound.config.delivery.log_retention
-
+def _compact(lock: PipelineLock, view: LogView) -> Compacted:
     def tell(connection: sa.Connection, done: Compacted) -> None:
         # with each segment, since a kill may follow; one event for all of them
         detail = {"by": lock.by, "source": view.source, "entries": done.entries, "bytes": done.bytes}
         put = record_event if done.segments == 1 else update_event
         put(connection, lock.id, "log_compacted", **detail)
 
+    retention = lock.bound.config.delivery.log_retention
     compactor = Compactor(view.folder, LogStore(lock.id), lock.store.transactions.run, retention)
-    done = compactor.compact(consumers, tell=tell)
-    return {"source": view.source, **done._asdict()}
+    return compactor.compact(list(lock.pipeline.consumers), tell=tell)
 
 
-def _counted(lock: PipelineLock, view: LogView, consumers: list[str]) -> Compacted:
+def _counted(lock: PipelineLock, view: LogView) -> Compacted:
+    """Return what a compaction would remove, without the bytes."""
+    consumers = list(lock.pipeline.consumers)
     offsets = lock.store.transactions.read(lambda connection: offsets_of(connection, lock.id, view.source))
     if not anything_handled(consumers, offsets):
         return Compacted()
@@ -270,8 +276,7 @@ def _counted(lock: PipelineLock, view: LogView, consumers: list[str]) -> Compact
     retention = lock.bound.config.delivery.log_retention
     for parts in beyond_retention(view.folder, _closed(view), retention, time.time_ns() // 1000):
         if parts[0].first <= highest and (held is None or parts[-1].next <= held):
-            gone = _would_go(view, parts, consumers, offsets)
-            done = done.plus(Compacted(1 if gone else 0, gone))
+            done = done.plus(_would_go(view, parts, consumers, offsets))
     return done
 
 
@@ -282,8 +287,12 @@ def _closed(view: LogView) -> list[list[LogPart]]:
     return list(segments.values())[:-1]  # the last one is active
 
 
-def _would_go(view: LogView, parts: list[LogPart], consumers: list[str], offsets: ByConsumer) -> int:
+def _would_go(view: LogView, parts: list[LogPart], consumers: list[str], offsets: ByConsumer) -> Compacted:
     retention = CompactionRule(consumers, offsets)
-    for batch in view.blocks(parts[0].first, parts[-1].next, ["namespace"]):
-        retention.see(batch)
-    return sum(part.entries for part in parts) - retention.count
+    try:
+        for batch in view.blocks(parts[0].first, parts[-1].next, ["namespace"]):
+            retention.see(batch)
+    except LogDamagedError as error:
+        return Compacted(damaged=error)
+    gone = sum(part.entries for part in parts) - retention.count
+    return Compacted(1 if gone else 0, gone)

@@ -56,7 +56,7 @@ class LogView:
         self._database = database
         self._store = LogStore(pipeline)
         self.source = source
-        self.folder = LogFolder(base, pipeline, source)
+        self.folder = LogFolder(base, pipeline, source, is_inspected=True)
 
     def state(self) -> LogState:
         """Return the state of the log's end."""
