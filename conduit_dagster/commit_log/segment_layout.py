@@ -67,14 +67,14 @@ class LogFolder:
     pipeline: str
     source: str
     reader: str = ""
-    """Arguments of ``positions rewind`` up to the offset, for who reads the log, if that is not the source itself."""
+    """Arguments of ``positions rewind`` for who reads the log, with ``{}`` for the offset; empty: the source itself."""
     is_inspected: bool = False
     """Whether no step reads it here, but a command or a compaction: entries that it lacks hold up nothing."""
 
     def rewind(self, offset: int | str) -> str:
         """Return the command with which its reader goes on from an offset, and gives up what is before it."""
-        reader = self.reader or f"{shlex.join([self.pipeline, self.source])} --to-offset"
-        return f"conduit-dagster positions rewind {reader} {offset} --force"
+        reader = self.reader or f"{shlex.join([self.pipeline, self.source])} --to-offset {{}}"
+        return f"conduit-dagster positions rewind {reader.replace('{}', str(offset))} --force"
 
     @property
     def url(self) -> str:

@@ -20,7 +20,7 @@ class LogSource(Source):
     sets_metadata = True
     gives_json = True
     reader = ""
-    """Arguments of ``positions rewind`` up to the offset, if this is not the source itself."""
+    """Arguments of ``positions rewind`` with ``{}`` for the offset, if this is not read as the source itself."""
 
     def __init__(self, real: Source) -> None:
         super().__init__(real.settings, real.context)
@@ -100,7 +100,7 @@ class CatchUpSource(LogSource):
     def __init__(self, real: Source, source: str, consumer: str) -> None:
         super().__init__(real)
         self.source, self.consumer = source, consumer
-        self.reader = f"{shlex.join([real.context.pipeline, source])} --into {shlex.quote(consumer)} --to-offset"
+        self.reader = f"{shlex.join([real.context.pipeline, source])} --into {shlex.quote(consumer)} --to-offset {{}}"
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Return the end of the log, but not beyond ``horizon``, where the regular steps take over."""
@@ -141,6 +141,13 @@ class JoinSource(Source):
         first = next(iter(members.values()))
         super().__init__(ConnectorSettings(), first.context)
         self.members = dict(members)
+        for name, member in members.items():
+            member.reader = self._rewinding(name)
+
+    def _rewinding(self, name: str) -> str:
+        # the operator has to say where the others go on
+        offsets = (f'"{one}": {"{}" if one == name else f"OFFSET_OF_{one}"}' for one in self.members)
+        return f"{shlex.join([self.context.pipeline, name])} --to {shlex.quote('{' + ', '.join(offsets) + '}')}"
 
     def initial(self) -> Position:
         """Return the position before the first entry of each member."""

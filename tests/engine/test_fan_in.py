@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
 from lab.postgres_server import PostgresServer
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 
+from conduit_dagster.cli.main import main
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.overview import source_rows
 
@@ -166,6 +169,41 @@ def test_a_joined_record_is_sent_again_once_the_processor_that_nacked_it_has_lef
     facts = lab.replay()
     assert sums(lab) == [11, 33]
     assert [row["code"] for row in facts["failed_by"]] == ["dead_letters.before_join"]
+
+
+def test_letters_of_a_join_that_is_none_any_more_say_what_to_put_back(lab: Lab) -> None:
+    lab.write("s1.jsonl", xs(1, 3))
+    lab.write("s2.jsonl", xs(10, 30))
+    join(lab, processors=[SUM, pick(), processor("odd", "error", "after.sum == 33", message="no")])
+    assert lab.run().error is None
+    lab.pipeline(connectors=[number("s1"), number("s2"), destination()])
+    with pytest.raises(FatalError, match="fan-in changed") as caught:
+        lab.replay()
+    assert caught.value.code == "dead_letters.not_kept"
+    join(lab)
+    assert lab.replay()["replayed"] == 1
+
+
+def test_a_lost_file_of_a_member_says_how_to_go_on_without_it(
+    lab: Lab, crashes: Crashes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The join has an offset for each member: it can't be rewound to a single one."""
+    lab.write("s1.jsonl", xs(1, 2))
+    lab.write("s2.jsonl", xs(10, 20))
+    join(lab)
+    crashes(lab, "after-log")
+    for file in (lab.root / ".conduit" / "log" / "p" / "s1").rglob("*.parquet"):
+        file.unlink()
+    error = lab.run().error
+    assert error is not None and error.code == "log.missing"
+    [_, command] = (error.fix or "").split("given up: ")
+    assert command == """conduit-dagster positions rewind p s1 --to '{"s1": 2, "s2": OFFSET_OF_s2}' --force"""
+    monkeypatch.chdir(lab.root)
+    assert main(tuple(shlex.split(command.replace("OFFSET_OF_s2", "2"))[1:])) == 0
+    for name, x in (("s1", 3), ("s2", 30)):
+        lab.write(f"{name}.jsonl", xs(x), mode="a")
+    assert lab.run().error is None
+    assert sums(lab) == [33]
 
 
 def test_a_join_is_cut_before_the_record_that_exceeds_the_threshold(lab: Lab) -> None:

@@ -49,7 +49,7 @@ class LogReadMode:
     @property
     def _manifest(self) -> LogManifest:
         # --to-offset is for sources whose records are logged in their own pipeline
-        reader = f"{shlex.join(self._reader.split(':'))} --to"
+        reader = f"{shlex.join(self._reader.split(':'))} --to {{}}"
         return LogManifest(self._project.read, LogFolder(self._project.project.log_url, *self._log, reader))
 
     def place(self, position: int) -> int:

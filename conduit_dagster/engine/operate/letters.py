@@ -306,6 +306,7 @@ def parse_edit(text: str) -> tuple[str, str]:
 def _none_usable(lock: PipelineLock) -> FatalError:
     return refused(
         "dead_letters.not_kept",
-        "none of these letters can be sent again: their records are not in the archive, or their source left the file",
-        f"conduit-dagster dlq list {lock.id} --by-reason shows them; the queue has the records",
+        "none of these letters can be sent again: their records are not in the archive, or the file has no source of"
+        " their name: it was removed, or fan-in changed from or to join",
+        f"put it back; conduit-dagster dlq list {lock.id} --by-reason shows them; the queue has the records",
     )
