@@ -81,6 +81,8 @@ class Acks:
         self._by_namespace: dict[str, AckFront] = {}
         self._namespace: dict[int, str] = {}
         self.nacks: dict[int, Nack] = {}
+        self.received = 0
+        """Number of acked records, in any order, without those that were refused."""
         self._frozen: Acked | None = None
         self._lock = threading.RLock()
 
@@ -97,6 +99,7 @@ class Acks:
         with self._lock:
             namespace = self._namespace.pop(place, None)
             if namespace is not None:
+                self.received += 1
                 self._all.handled(place)
                 self._by_namespace[namespace].handled(place)
 
@@ -113,6 +116,7 @@ class Acks:
                 self._frozen = self._frozen or self.acked()
                 self.nacks[place] = nack
                 self.ack(place)
+                self.received -= 1
 
     def acked(self) -> Acked:
         """Return the handled part of the delivery, including nacked records."""

@@ -132,7 +132,7 @@ class Publisher:
         refused = ConduitError(reason(sent.nacks[0], redaction), code=sent.nacks[0][1]) if sent.nacks else None
         cause = sent.error.as_error() if sent.error else refused
         assert cause is not None
-        return whole.take - sent.acked.handled + len(sent.nacks), cause
+        return whole.take - sent.received, cause
 
     def _drop(self, shipment: Shipment, records: int, cause: ConduitError) -> None:
         self._context.store.deliveries.dropped(shipment.plan.step, shipment.consumer, records, cause.message)

@@ -74,6 +74,8 @@ class Sent(msgspec.Struct):
     """Error that ended it early."""
     bulk: bool = False
     """Whether the error names no record and is no outage."""
+    received: int = 0
+    """Number of acked records, also behind one that has no ack."""
 
 
 def send_task(program: bytes, job: bytes, _: int) -> bytes:
@@ -105,7 +107,7 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
             # whatever that raises, the acks it gave before count
             close("sender", job.consumer, sender.close)
     nacks = [(place, nack.code, hide(nack.message)) for place, nack in sorted(acks.nacks.items())]
-    return Sent(_recordable(acks), nacks, error, bulk)
+    return Sent(_recordable(acks), nacks, error, bulk, acks.received)
 
 
 def is_first(staging: str, token: str) -> bool:
@@ -117,7 +119,7 @@ def _sent_before(job: SendJob) -> Sent:
     """Return the result of an execution that may not send: an earlier one has sent something, and acked this much."""
     acked = next(iter(newest(job.delivery.staging, job.token)), Acked(job.first))
     lost = TransientError("the task that sent them was lost, and nothing is sent twice", code="spark.job_failed")
-    return Sent(acked, [], task_error(lost, "sending"))
+    return Sent(acked, [], task_error(lost, "sending"), received=acked.handled - job.first)
 
 
 def _recordable(acks: Acks) -> Acked:

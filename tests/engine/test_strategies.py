@@ -112,6 +112,18 @@ def test_an_at_most_once_step_counts_although_its_delivery_fails(lab: Lab) -> No
     assert delivered == {"dead_letters": 1, **progress.delivered}
 
 
+def test_what_is_acked_behind_a_record_without_an_ack_is_not_dropped(lab: Lab) -> None:
+    """A refused record behind one without an ack was counted twice: 12 of 10 were dropped."""
+    script = Script(lab)
+    build(lab, "at-most-once", scripted())
+    script.says(acks=[[3, "only"], [5, "only"]], refuse=[6, 8])
+    result = lab.run()
+    assert result.error is not None and "8 records of step 1 are dropped" in result.error.message
+    assert result.progress.delivered == {"out": 2}
+    [event] = events(lab, "dropped")
+    assert event["records"] == 8
+
+
 def test_at_most_once_sends_nothing_again_when_spark_repeats_a_task(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a cluster, where an executor is lost that has sent and not reported; at-least-once sends it again."""
     each = Jobs.each
