@@ -140,6 +140,24 @@ def test_the_copy_of_a_truncated_file_is_compressed(reader: Reader, log: Path) -
     assert lines(reader) == ["b1"]
 
 
+def test_a_copy_that_is_made_while_a_run_drains_is_left_to_the_next_one(reader: Reader, log: Path) -> None:
+    """The file itself was not reached yet: if it counted as known now, the copy would be none of its lines."""
+    log.rename(f"{log}.2")
+    log.write_text("b1\n")
+    horizon = reader.source.horizon()
+    reader.position = reader.source.latest(reader.position, ONE, horizon)
+    shutil.copy(log, f"{log}.1")
+    log.write_text("")
+    found = list[str]()
+    while (end := reader.source.latest(reader.position, ONE, horizon)) != reader.position:
+        found += [record.after.decode() for record in reader.records(end)]
+        reader.position = end
+    assert found == ["a3"]
+    reader.restart()
+    append(log, "c1\n")
+    assert lines(reader, drain=True) == ["b1", "c1"]
+
+
 @pytest.mark.parametrize("path", ["app.log", "./"])
 def test_a_copy_that_is_put_back(tmp_path: Path, log: Path, path: str) -> None:
     """As the error says: from a backup, so that it is another file with the same content."""

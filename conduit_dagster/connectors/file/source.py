@@ -25,7 +25,7 @@ from conduit_dagster.connectors.file.line_reader import FileLabels, LineReader, 
 from conduit_dagster.connectors.file.listing import is_many, is_rotated, require_local
 from conduit_dagster.connectors.file.open_file import FileChanged, OpenFile, is_packed, open_tracked
 from conduit_dagster.connectors.file.settings import FileSourceSettings
-from conduit_dagster.connectors.file.step_ranges import Drain, FileSteps, Step
+from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step
 from conduit_dagster.connectors.path_settings import located, modes_of
 from conduit_dagster.connectors.step_planning import MOST_FILES, is_gone
 from conduit_dagster.record import Mode
@@ -117,6 +117,8 @@ class FileSource(Source):
         unread = self._scan.unread(found)
         for seen in unread:
             bound = None if horizon is None else self._drain.bound(horizon, seen, position.seen)
+            if bound is not None and self._is_new_copy(seen, horizon, bound):
+                break  # it would not be read once a later file is known
             try:
                 step = self._steps.take(seen, left, bound)
             except ConduitError:
@@ -143,6 +145,10 @@ class FileSource(Source):
             self._leave(copied, unread, position.seen)
         kept = self._kept(position, found, changed)
         return msgspec.structs.replace(kept, copied=copied.ends).as_json()
+
+    def _is_new_copy(self, seen: SeenFile, horizon: Mapping[str, Bound], bound: Bound) -> bool:
+        """Return whether a single path's file came into being after the run had begun, and has others behind it."""
+        return not self._many and seen.followed and bound.upto == 0 and seen.found.ident not in horizon
 
     def _leave(self, copied: Copied, unread: Iterator[SeenFile], first: int) -> None:
         """Record the collections of the files that a step has not reached; ``first``: number of the first new file.
