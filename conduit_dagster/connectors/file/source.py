@@ -146,7 +146,7 @@ class FileSource(Source):
         kept = self._kept(position, found, changed)
         return msgspec.structs.replace(kept, copied=copied.ends).as_json()
 
-    def _is_new_copy(self, seen: SeenFile, horizon: Mapping[str, Bound], bound: Bound) -> bool:
+    def _is_new_copy(self, seen: SeenFile, horizon: Any, bound: Bound) -> bool:
         """Return whether a single path's file came into being after the run had begun, and has others behind it."""
         return not self._many and seen.followed and bound.upto == 0 and seen.found.ident not in horizon
 
