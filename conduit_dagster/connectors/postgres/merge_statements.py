@@ -125,10 +125,14 @@ def _pairs(text: str, first: Iterable[str], second: Iterable[str]) -> list[sql.C
 
 _MOST: Final = 1_000
 """Maximum number of rows of one exchange: each additional row is checked together with all before it."""
-_ACTIONS = """
+_HAS_OTHERS = """
     SELECT EXISTS (
         SELECT FROM pg_constraint c JOIN pg_class r ON r.oid = c.confrelid JOIN pg_namespace n ON n.oid = r.relnamespace
-        WHERE c.contype = 'f' AND n.nspname = %s AND r.relname = %s AND (c.confdeltype <> 'a' OR c.confupdtype <> 'a'))
+        WHERE c.contype = 'f' AND n.nspname = %s AND r.relname = %s
+            AND (c.confdeltype <> 'a' OR c.confupdtype <> 'a')
+    ) OR EXISTS (
+        SELECT FROM pg_inherits i JOIN pg_class r ON r.oid = i.inhparent JOIN pg_namespace n ON n.oid = r.relnamespace
+        WHERE r.relkind <> 'p' AND n.nspname = %s AND r.relname = %s)
 """
 _THESE = "m.{order} BETWEEN conduit_row.n AND conduit_to"
 # widen the range until every occupied key belongs to one of its rows
@@ -162,8 +166,9 @@ class _KeyExchange:
     def __init__(self, connection: Connection, group: LineGroup) -> None:
         self._key = group.key
         table = read_table(connection, group.table) if group.moves else None
-        # not with referential actions: a deletion would cascade to the referencing rows
-        if table is None or value_of(connection, _ACTIONS, (group.table.schema, group.table.name)):
+        # not with referential actions: a deletion would cascade to the referencing rows; nor with children by INHERITS:
+        # their rows would become rows of the table itself, without the columns that only a child has
+        if table is None or value_of(connection, _HAS_OTHERS, (group.table.schema, group.table.name) * 2):
             self._columns: list[str] = []
         else:
             self._columns = [column.name for column in table.columns.values() if not column.generated]
@@ -214,7 +219,8 @@ _MAKE_ROOM = (
 _MOVE = "UPDATE {target} t SET {values} FROM {merge} m WHERE " + _ROW + " AND {was};"
 _ONE: Final = {
     "created": _NEW + ";",
-    "ignored": _NEW + " ON CONFLICT ({key}) DO NOTHING;",
+    # ON CONFLICT alone does not see the rows of children by INHERITS
+    "ignored": _NEW + " AND NOT EXISTS (SELECT FROM {target} t WHERE {same}) ON CONFLICT ({key}) DO NOTHING;",
     # the update comes first: it needs only the changed columns
     "updated": _UPDATE + _UNLESS_FOUND + _NEW + " ON CONFLICT ({key}) DO {action}; END IF;",
     "partial": _UPDATE + _UNLESS_FOUND + _REFUSE,

@@ -125,7 +125,9 @@ _HAS_INDEX = """
         WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indimmediate AND i.indisvalid
             AND i.indpred IS NULL AND i.indexprs IS NULL
             AND (SELECT array_agg(a.attname::text ORDER BY a.attname::text) FROM pg_attribute a
-                 WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) = %s)
+                 WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) = %s
+            AND NOT EXISTS (SELECT FROM pg_inherits h JOIN pg_class c ON c.oid = h.inhparent
+                            WHERE c.oid = i.indrelid AND c.relkind <> 'p'))
 """
 
 
@@ -142,7 +144,7 @@ class DirectCopy:
         """Copy the rows with ``copy``; return whether the table took them all.
 
         If not, nothing is done: a merge decides about the rows. Only a unique index on the key tells whether a row is
-        there already.
+        there already, and none has the rows of children by INHERITS.
         """
         table = batch.group.table
         if not batch.group.mark or table in self._merged or not _has_index(connection, table, batch.group.key):
