@@ -59,6 +59,8 @@ class Redelivery:
         self._bisect, self._node = context.settings.bisect, context.node(shipment.consumer)
         self._origins: dict[int, tuple[str, int]] = {}
         """Origins around the last refused records: reading continues after these."""
+        self._names_all = False
+        """Whether the destination's last rejection names all records that it refuses."""
 
     @property
     def _destination(self) -> Destination:
@@ -72,7 +74,7 @@ class Redelivery:
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
             # a failed dead-letter write stops the run; nothing after it in the step is acked (CASES A7)
             raise to_error(error, self._node, self._redaction) from shown_cause(error, self._redaction)
-        named = refused_by(self._node, error, whole.take)
+        named = self._named(error, whole.take)
         if whole.take > 1:
             # refused records are nacked once the delivery is claimed; until then they remain to be sent like the others
             self._split(whole, [whole] if named else pieces(whole, self._bisect), self._cause(error))
@@ -133,7 +135,7 @@ class Redelivery:
     def _failed(self, child: DeliveryChild, delivery: Delivery, error: Exception) -> None:
         if is_outage(error):
             raise blame(error, self._node) from error
-        named, is_alone = refused_by(self._node, error, delivery.records), child.take == 1
+        named, is_alone = self._named(error, delivery.records), child.take == 1
         if is_alone and isinstance(error, AlreadyClaimed):
             named = [Refusal(0, _LOST_REASON)]
         if is_alone and not named:
@@ -158,12 +160,18 @@ class Redelivery:
         shipment.progress = after(shipment.progress, child.take, refused=len(child.without))
         self._keep(self._offsets_after())
 
+    def _named(self, error: Exception, records: int) -> list[Refusal]:
+        """Return the records that the error names."""
+        named = refused_by(self._node, error, records)
+        self._names_all = len(named) > 1 or (isinstance(error, Rejected) and error.names_all)
+        return named
+
     # -- refused records ----------------------------------------------------------------------------------------
 
     def _refuse(self, child: DeliveryChild, named: Sequence[Refusal]) -> None:
         """Nack the records that a child's destination names, all together, without sending them again."""
         shipment, skips = self._shipment, self._destination.skips_records
-        child, places = _reach(child, named), places_of(child)
+        child, places = self._reach(child, named), places_of(child)
         refused = [(places[one.place], one.nack) for one in named[:NACKED_TOGETHER]]
 
         def advance(outcome: RefusalOutcome) -> tuple[DeliveryProgress, Offsets]:
@@ -182,6 +190,16 @@ class Redelivery:
             raise outcome.error
         else:
             self._handled(child)
+
+    def _reach(self, child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:
+        """Return the beginning of a child, up to the last record of ``named`` that is nacked together with the first.
+
+        The whole child if the destination names all, and fewer than are nacked together: they may need each other.
+        Otherwise more may follow, and the records before them must not be sent again for each one.
+        """
+        if self._names_all and len(named) < NACKED_TOGETHER:
+            return child
+        return part_of(child, child.skip, places_of(child)[named[:NACKED_TOGETHER][-1].place] + 1 - child.skip)
 
     def _described(self, child: DeliveryChild, refused: Sequence[tuple[int, Nack]]) -> list[RefusedRecord]:
         """Return refused records with their contents and origins, reading the delivery once, in order."""
@@ -250,17 +268,6 @@ class Redelivery:
 
 def _text(error: Exception) -> str:
     return str(error) if isinstance(error, Rejected) else text_of(error)
-
-
-def _reach(child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:
-    """Return the beginning of a child, up to the last record of ``named`` that is nacked together with the first.
-
-    The whole child if the destination names several, but fewer than are nacked together: it knows of no others.
-    Otherwise more may follow, and the records before them must not be sent again for each one.
-    """
-    if 1 < len(named) < NACKED_TOGETHER:
-        return child
-    return part_of(child, child.skip, places_of(child)[named[:NACKED_TOGETHER][-1].place] + 1 - child.skip)
 
 
 def _apart(outcome: RefusalOutcome) -> list[int]:

@@ -32,17 +32,20 @@ class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault o
     """Raised by ``publish`` to name refused records. Nothing of the delivery has been written.
 
     ``place``: the first refused record, counted from 0 in this delivery (for a child, in the child). ``more``: further
-    refused records, in order; nacking them together is much faster than one by one. Leave it empty if the destination
-    reports only one record. Nacks are taken in the order given.
+    refused records, in order; nacking them together is much faster than one by one. Give it, empty or not, if the
+    destination knows of all refused records: all others are then sent together. Leave it out if the destination reports
+    only one record. Nacks are taken in the order given.
     """
 
-    def __init__(self, place: int, nack: Nack, more: Sequence[Refusal] = ()) -> None:
+    def __init__(self, place: int, nack: Nack, more: Sequence[Refusal] | None = None) -> None:
         # what is no nack is reported by the engine, with the node
         said = getattr(nack, "message", nack)
         super().__init__(f"record {place}: {said}" + (f", and {len(more)} more" if more else ""))
         self.place = place
         self.nack = nack
-        self.more = more
+        self.more = more or ()
+        self.names_all = more is not None
+        """Whether no other record is refused, but for more than are nacked together."""
 
     @property
     def refusals(self) -> list[Refusal]:

@@ -150,9 +150,16 @@ def test_a_value_with_a_syntax_of_its_own_is_refused_alone(
 
 @pytest.mark.parametrize("when", ["", "DEFERRABLE INITIALLY DEFERRED"])
 def test_what_names_no_record_is_unclassified_but_for_a_lone_one(lab: PostgresLab, when: str) -> None:
-    """A foreign key is checked at the end of the statement, or of the transaction."""
-    lab.execute(f"CREATE TABLE p (id int PRIMARY KEY); CREATE TABLE t (id int REFERENCES p {when})")
-    lab.execute("INSERT INTO p VALUES (1), (3)")
+    """A foreign key is checked at the end of the statement, a trigger may raise at that of the transaction."""
+    if when:
+        lab.execute(
+            "CREATE TABLE t (id int); CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN "
+            "IF NEW.id = 2 THEN RAISE foreign_key_violation; END IF; RETURN NEW; END'"
+        )
+        lab.execute(f"CREATE CONSTRAINT TRIGGER g AFTER INSERT ON t {when} FOR EACH ROW EXECUTE FUNCTION f()")
+    else:
+        lab.execute("CREATE TABLE p (id int PRIMARY KEY); CREATE TABLE t (id int REFERENCES p)")
+        lab.execute("INSERT INTO p VALUES (1), (3)")
     destination = lab.destination()
     delivery = lab.stage(destination, [create(1), create(2), create(3)])
     with pytest.raises(BulkError):
@@ -212,3 +219,49 @@ def test_what_the_client_logs_of_an_error_behind_another_has_no_values(
         destination.publish(delivery)
     assert "error ignored terminating" in caplog.text
     assert "CheckViolation" in caplog.text and "secret" not in caplog.text
+
+
+def test_a_deferred_reference_that_fails_refuses_no_child_whose_parent_comes_later(lab: PostgresLab) -> None:
+    """Sent in pieces, each child would be at fault whose parent is in a later piece."""
+    lab.execute("CREATE TABLE p (id int PRIMARY KEY)")
+    lab.execute("CREATE TABLE c (id int PRIMARY KEY, p int REFERENCES p DEFERRABLE INITIALLY DEFERRED)")
+    children = [Record(i, {"opencdc.collection": "c"}, {"id": i, "p": i}, {"id": i}) for i in range(20)]
+    # the first version of this row has no parent either, and is replaced
+    children += [Record(7, {"opencdc.collection": "c"}, {"id": 7, "p": 8}, {"id": 7}, operation="update")]
+    parents = [Record(i, {"opencdc.collection": "p"}, {"id": i}, {"id": i}) for i in range(20) if i not in (5, 7, 9)]
+    destination = lab.destination(table='{{ index .Metadata "opencdc.collection" }}')
+    delivery = lab.stage(destination, children, parents)
+    with pytest.raises(Rejected) as error:
+        destination.publish(delivery)
+    assert [(one.place, one.nack.code) for one in error.value.refusals] == [
+        (5, "postgres.foreign_key_violation"),
+        (9, "postgres.foreign_key_violation"),
+    ]
+    assert "(5)" not in error.value.nack.message, "that is the key of one of them"
+    destination.publish(replace(child(delivery, 0, delivery.records), without=(5, 9)))
+    assert lab.rows("c") == [(i, 8 if i == 7 else i) for i in range(20) if i not in (5, 9)]
+
+
+def test_a_delete_of_a_row_to_which_others_refer_is_refused_by_a_deferred_reference_too(lab: PostgresLab) -> None:
+    """The deletes beside it, whose children are deleted behind them, are not."""
+    lab.execute("CREATE TABLE p (id int PRIMARY KEY); INSERT INTO p VALUES (1), (2), (3)")
+    lab.execute("CREATE TABLE c (id int PRIMARY KEY, p int REFERENCES p DEFERRABLE INITIALLY DEFERRED)")
+    lab.execute("INSERT INTO c VALUES (1, 1), (2, 2), (3, 3)")
+    changes = [("p", 1), ("p", 2), ("p", 3), ("c", 1), ("c", 3)]
+    records = [Record(0, {"opencdc.collection": name}, None, {"id": i}, operation="delete") for name, i in changes]
+    destination = lab.destination(table='{{ index .Metadata "opencdc.collection" }}')
+    with pytest.raises(Rejected, match="still referenced") as error:
+        destination.publish(lab.stage(destination, records))
+    assert [one.place for one in error.value.refusals] == [1]
+
+
+def test_an_error_of_used_up_locks_names_the_setting(lab: PostgresLab) -> None:
+    """PostgreSQL says so in its hint only, and another attempt alone does not help."""
+    lab.execute("CREATE TABLE t (id int)")
+    lab.execute("""CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN PERFORM pg_advisory_xact_lock(i) FROM generate_series(1, 10000000) i; RETURN NEW; END'""")
+    lab.execute("CREATE TRIGGER g BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()")
+    with pytest.raises(TransientError, match="out of shared memory") as error:
+        lab.deliver(lab.destination(), [create(1)])
+    assert error.value.fix is not None
+    assert "max_locks_per_transaction" in error.value.fix

@@ -12,7 +12,7 @@ from lab.kills import crashing
 from lab.postgres_server import PostgresServer
 from lab.support import DECODE, Lab, processor, queue, source
 
-from conduit_dagster.record import envelope
+from conduit_dagster.record import Record, envelope
 from conduit_dagster.recovery.policy import PipelineStatus
 
 pytestmark = pytest.mark.slow
@@ -68,3 +68,34 @@ def test_the_tables_are_what_the_changes_leave(lab: Lab, postgres_server: Postgr
             assert by_id(connection.execute(f"SELECT * FROM {name}".encode()).fetchall()) == rows
     letters = [letter["payload"]["after"]["metadata"] for letter in lab.documents("dead.jsonl")]
     assert [int(metadata["n"]) for metadata in letters] == refused
+
+
+def test_rows_that_refer_to_later_ones_arrive_beside_one_that_is_refused(
+    lab: Lab, postgres_server: PostgresServer
+) -> None:
+    """With a deferred reference, though the refused row lies between a row and the one that it refers to."""
+    url = postgres_server.create_database()
+    records = [
+        Record(i, {"opencdc.collection": "c"}, {"id": i, "p": i}, {"id": i}, operation="create") for i in range(9)
+    ]
+    records += [
+        Record(i, {"opencdc.collection": "p"}, {"id": i}, {"id": i}, operation="create") for i in range(9) if i != 4
+    ]
+    lab.write("in.jsonl", [msgspec.to_builtins(envelope(record)) for record in records])
+    settings = {"url": url, "table": '{{ index .Metadata "opencdc.collection" }}'}
+    lab.pipeline(
+        connectors=[source(), {"id": "out", "type": "destination", "plugin": "postgres", "settings": settings}],
+        processors=[DECODE, processor("unwrap", "unwrap.opencdc")],
+        delivery={"strategy": "exactly-once"},
+        **{"dead-letter-queue": queue(0)},
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE p (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE c (id int PRIMARY KEY, p int REFERENCES p DEFERRABLE INITIALLY DEFERRED)")
+        with crashing("after-split"):
+            lab.run()
+        result = lab.run()
+        assert (result.status, result.error) == (PipelineStatus.STOPPED, None)
+        found = connection.execute("SELECT id FROM c ORDER BY id").fetchall()
+    assert [number for (number,) in found] == [i for i in range(9) if i != 4]
+    assert len(lab.documents("dead.jsonl")) == 1

@@ -271,7 +271,7 @@ class KafkaDestination(StagedDestination):
             name = "no_topic" if code in NO_TOPIC else "no_right"
             self._topics.forget(failed.topic)
             nacks = [Refusal(place, Nack(f"kafka.{name}", f"{failed.topic}: {text}")) for place in places[:1_000]]
-            return Rejected(*nacks[0], more=nacks[1:])
+            return Rejected(*nacks[0], more=nacks[1:] or None)
         return self._unwritten(failed, "messages can't be written", failed.topic)
 
     def _unwritten(self, failed: SendError, what: str, topic: str) -> Exception:

@@ -62,7 +62,7 @@ class TargetTopics:
                 nack = None if group.topic in self._found else self._nack(group.topic, fixed is not None)
                 if nack is not None:
                     nacks = [Refusal(first + place, nack) for place in group.all_places]
-                    raise Rejected(*nacks[0], more=nacks[1:])
+                    raise Rejected(*nacks[0], more=nacks[1:] or None)
             yield first, chunk
 
     def _nack(self, name: str, is_fixed: bool) -> Nack | None:

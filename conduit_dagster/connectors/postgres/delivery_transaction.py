@@ -19,6 +19,7 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.claims_table import Claims, is_race
 from conduit_dagster.connectors.postgres.connection import Connection, transaction
+from conduit_dagster.connectors.postgres.deferred_references import records_at_fault
 from conduit_dagster.connectors.postgres.merge import Merge
 from conduit_dagster.connectors.postgres.new_rows import DirectCopy
 from conduit_dagster.connectors.postgres.regrouped_lines import Placed, narrowed_lines, widened_lines
@@ -75,6 +76,12 @@ class TablePublisher:
     def _publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
         try:
             return self._write_either_way(connection, delivery)
+        except errors.ForeignKeyViolation as error:
+            # at the commit, by a deferred one: that of a table being written is a TableError
+            refused = self._unreferenced(connection, delivery, error)
+            if not refused:
+                raise
+            raise Rejected(*refused[0], more=refused[1:]) from error
         except RowError:
             if delivery.records == 1:
                 raise
@@ -92,6 +99,22 @@ class TablePublisher:
                 raise
         # written table by table, a row may precede the row that it references
         return self._write(connection, delivery, strict=True)
+
+    def _unreferenced(self, connection: Connection, delivery: Delivery, error: psycopg.Error) -> list[Refusal]:
+        """Return the records due to which a deferred foreign key failed, using a transaction that is rolled back."""
+        if delivery.records == 1:
+            return []
+        found: list[int] = []
+        for strict in (False, True):
+            try:
+                with transaction(connection, self._settings, force_rollback=True):
+                    if self._put(connection, delivery, strict) is None:
+                        found = records_at_fault(connection, error, self._locator.slices(delivery))
+                break
+            except (RowError, TableError):
+                continue
+        nack = self._claims.verdicts.nack(error, is_alone=len(found) == 1)
+        return [Refusal(place, nack) for place in found]
 
     def _search(self, connection: Connection, delivery: Delivery) -> list[RowError]:
         """Return the errors of all refused rows, up to a limit, using a transaction that is rolled back."""

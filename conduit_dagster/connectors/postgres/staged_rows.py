@@ -149,13 +149,14 @@ def _row(delivery: Delivery, part: Part, place: int) -> Record:
         for run in index.runs:
             if left < run.records:
                 lines = file.read(run.bytes).split(b"\n", left + 1)
-                return _record(index.groups[run.group], lines[left].decode())
+                return row_of(index.groups[run.group], lines[left].decode())
             left -= run.records
             file.seek(run.bytes, 1)
     raise LookupError(f"row {place} of {part.name}")
 
 
-def _record(group: LineGroup, line: str) -> Record:
+def row_of(group: LineGroup, line: str) -> Record:
+    """Return a line of the group, without its end, as a record: columns by name, each as text."""
     if group.truncates:
         return Record(0, {TRUNCATE: "true"}, operation="delete")
     cells = line.split("\t")
