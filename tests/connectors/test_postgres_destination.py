@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lab.postgres_lab import PostgresLab, at_half, change, child, create
 from conduit_dagster.builtin_plugins import DESTINATIONS
 from conduit_dagster.connectors import kept_hashes
 from conduit_dagster.connectors.kept_hashes import KEPT_STEPS
+from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import AlreadyClaimed
@@ -353,3 +355,20 @@ def test_what_is_remembered_of_a_delivery(lab: PostgresLab) -> None:
     query = "SELECT hash, state, pipeline, consumer, step, records, at <= now() FROM conduit_deliveries"
     assert lab.execute(query) == [(delivery.hash, "delivered", "p", "out", 1, 2, True)]
     assert json.dumps(delivery.target) == "{}"
+
+
+@pytest.mark.parametrize("place", ["t (id int)", "p PARTITION OF t FOR VALUES IN (1)"])
+def test_exactly_once_refuses_rows_on_another_server(lab: PostgresLab, place: str) -> None:
+    """It commits them on its own, before the hash: a crash in between would have them twice."""
+    lab.execute("CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w")
+    if "PARTITION" in place:
+        lab.execute("CREATE TABLE t (id int) PARTITION BY LIST (id)")
+    lab.execute(f"CREATE FOREIGN TABLE {place} SERVER s")
+    often = lab.destination()
+    often.check()
+    once = PostgresDestination(often.settings, replace(often.context, strategy="exactly-once"))
+    with pytest.raises(FatalError) as error:
+        once.check()
+    assert error.value.code == "postgres.foreign_table"
+    lab.execute("DROP FOREIGN DATA WRAPPER w CASCADE; CREATE TABLE IF NOT EXISTS t (id int)")
+    once.check()

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import psycopg
 
-from conduit_dagster.connectors.postgres.connection import Connection, connect
+from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
 from conduit_dagster.whole_numbers import FloatBits
@@ -147,6 +147,21 @@ def check_rights(connection: Connection, table: Table, verdicts: DatabaseErrors)
     if row is not None and not row[0]:
         fix = f"as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {row[1]}"
         raise verdicts.fatal(f"no right to insert into {table.name}", "postgres.no_privilege", fix)
+
+
+_IS_FOREIGN = """
+    WITH RECURSIVE parts (id) AS (
+        SELECT to_regclass(%s)::oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN parts p ON i.inhparent = p.id)
+    SELECT EXISTS (SELECT FROM parts p JOIN pg_class c ON c.oid = p.id WHERE c.relkind = 'f')
+"""
+
+
+def check_server(connection: Connection, table: Table, verdicts: DatabaseErrors) -> None:
+    """Raise ``FatalError`` for a table whose rows, or those of a partition, are on another server."""
+    if value_of(connection, _IS_FOREIGN, (table.name.quoted.as_string(connection),)):
+        message = f"{table.name} is a foreign table or has one: its server commits rows before the delivery's hash"
+        fix = "write to that server itself: name it in the setting url; or set delivery.strategy to at-least-once"
+        raise verdicts.fatal(message, "postgres.foreign_table", fix)
 
 
 class TableLookup:

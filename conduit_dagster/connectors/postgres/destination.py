@@ -9,7 +9,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights
+from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights, check_server
 from conduit_dagster.connectors.postgres.claims_table import NAME, Claims
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
 from conduit_dagster.connectors.postgres.connection import (
@@ -165,6 +165,8 @@ class PostgresDestination(StagedDestination):
         if table.exists:
             check_columns(table, self.settings, self._verdicts)
             check_rights(connection, table, self._verdicts)
+            if self.context.strategy == "exactly-once":
+                check_server(connection, table, self._verdicts)
 
     @contextmanager
     def _connected(self) -> Generator[Connection]:
