@@ -44,8 +44,9 @@ _FATAL: Final = {
     "parquet": "columns_damaged columns_differ columns_twice range_gone",
     "pipeline": "cut_short forced_stop invalid",
     "positions": "remembering",
-    "postgres": "generated_always login named_twice no_column no_database no_key no_polling_column no_privilege "
-    "no_replication no_schema no_slot_left no_table moved_row no_unique_index not_supported order_changed other_server "
+    "postgres": "deliveries_gone foreign_table generated_always login named_twice no_column no_database no_key "
+    "no_polling_column no_privilege no_replication no_schema no_slot_left no_table moved_row no_unique_index "
+    "not_supported order_changed other_server "
     "publication schema_changed slot_lost slot_missing slot_moved slot_taken slot_unusable staging standby "
     "truncated_copy unreadable wal_level went_back",
     "processor": "error",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -343,6 +344,13 @@ def test_old_hashes_are_dropped_and_then_refused(lab: PostgresLab, monkeypatch: 
     with pytest.raises(FatalError) as error:
         destination.publish(old)
     assert error.value.code == "postgres.step_pruned"
+    # what the fix says, for another project with these ids or a new state store, leaves all hashes
+    statement = re.search(r"DELETE .*?'[^']*'", error.value.fix or "")
+    assert statement is not None
+    lab.execute(statement[0])
+    of_another = lab.deliver(destination, [create(3)])
+    assert of_another.step < new.step and destination.holds(of_another) and destination.holds(new)
+    lab.execute("DELETE FROM t WHERE id = 3")
     assert lab.rows() == [(1,), (2,)]
     other = lab.destination("another")
     other.publish(replace(old, hash="other"))

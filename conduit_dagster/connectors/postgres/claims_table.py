@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
+from secrets import token_hex
 from typing import NamedTuple, cast
 
 import psycopg
@@ -13,6 +14,7 @@ from conduit_dagster.connectors.kept_hashes import new_floor
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Claimed, Delivery
 
 NAME = "conduit_deliveries"
@@ -35,6 +37,10 @@ _PUT_ALL = """
 _RAISE_FLOOR = """
     INSERT INTO {0} AS d (hash, state, pipeline, consumer, step, records) VALUES (%s, 'pruned', %s, %s, %s, 0)
     ON CONFLICT (hash) DO UPDATE SET step = greatest(d.step, excluded.step), at = clock_timestamp()
+"""
+_PUT_MARK = """
+    INSERT INTO {} (hash, state, pipeline, consumer, step, records) VALUES (%s, %s, %s, %s, 9223372036854775807, 0)
+    ON CONFLICT DO NOTHING
 """
 _PRUNE = "DELETE FROM {} WHERE pipeline = %s AND consumer = %s AND step < %s AND state <> 'pruned'"
 _RIGHTS = """
@@ -106,6 +112,30 @@ class Claims(NamedTuple):
         query = sql.SQL("SELECT state FROM {} WHERE hash = %s").format(self._table)
         return cast("Claimed | None", value_of(connection, query, (delivery.hash,)))
 
+    def mark(self, connection: Connection, consumer: str) -> str | None:
+        """Return the text by which the table is known as the one that has the consumer's hashes; None if it has none.
+
+        A dump that is restored has it too; a table that was dropped, emptied or made anew does not.
+        """
+        query = sql.SQL("SELECT state FROM {} WHERE hash = %s").format(self._table)
+        return cast("str | None", value_of(connection, query, (self._mark(consumer),)))
+
+    def put_mark(self, connection: Connection, consumer: str) -> None:
+        """Mark the table, if it is not marked. Its step is beyond all others, so that no version prunes it."""
+        values = (self._mark(consumer), f"mark {token_hex(8)}", self.pipeline, consumer)
+        connection.execute(sql.SQL(_PUT_MARK).format(self._table), values)
+
+    def _mark(self, consumer: str) -> str:
+        return f"mark:{self.pipeline}:{consumer}"
+
+    def gone(self, step: int) -> ConduitError:
+        """Return the error for a prepared step whose hash may have been lost with the table."""
+        what = f"{self.schema}.{NAME} lost its rows since step {step} was prepared"
+        fix = "set on-deliveries-gone: resend, and look for its records at the destination: if they are missing, run"
+        fix += f" again; if they are there, first conduit-dagster offsets mark {self.pipeline} CONNECTOR OFFSET"
+        message = f"{what}: nothing says whether the step was written"
+        return self.verdicts.fatal(message, "postgres.deliveries_gone", fix)
+
     def prune(self, connection: Connection, delivery: Delivery) -> None:
         """With one delivery in a hundred, delete the hashes of much older steps, within the delivery's transaction."""
         floor = new_floor(delivery)
@@ -124,9 +154,11 @@ class Claims(NamedTuple):
         floor = value_of(connection, query, (self._floor(delivery),))
         if floor is None or delivery.step >= floor:
             return
+        named = self._floor(delivery).replace("'", "''")
         fix = (
-            "a run this old must not go on; where the state store was started anew on purpose: "
-            f"DELETE FROM {self.schema}.{NAME} WHERE pipeline = '{self.pipeline}', then run again"
+            "a run this old must not go on; where the state store was started anew on purpose, or another project"
+            " writes here with the same pipeline and connector id, as docs/postgres.md says under Hashes: "
+            f"DELETE FROM {self.schema}.{NAME} WHERE hash = '{named}', then run again"
         )
         message = f"step {delivery.step} is older than what {NAME} still knows (step {floor})"
         raise self.verdicts.fatal(message, "postgres.step_pruned", fix)

@@ -49,6 +49,9 @@ from conduit_dagster.sdk import (
     WriterTask,
 )
 
+_MARK = "deliveries"
+"""Key of a target: the mark of the table of hashes when the step was prepared."""
+
 
 class PostgresDestination(StagedDestination):
     """Destination that writes records as rows of one or several tables.
@@ -149,6 +152,7 @@ class PostgresDestination(StagedDestination):
     def close(self) -> None:
         """Close the driver's connection."""
         self._session.close()
+        self._is_ready = False
 
     def check(self) -> None:
         """Connect, create ``conduit_deliveries``, and check a table with a fixed name."""
@@ -189,10 +193,41 @@ class PostgresDestination(StagedDestination):
             except psycopg.Error as error:
                 raise self._verdicts.verdict(error) from None
 
-    def holds(self, delivery: Delivery) -> bool:
-        """Return whether the delivery was published: its hash is stored, and its rows were committed with it."""
+    def target(self, previous: Target | None) -> Target:
+        """Return with exactly-once by which mark the table of hashes is known."""
+        if self.context.strategy != "exactly-once":
+            return super().target(previous)
         with self._connected() as connection:
-            return self._claims.state(connection, delivery) == "delivered"
+            return {_MARK: self._mark(connection)}
+
+    def _mark(self, connection: Connection) -> str | None:
+        own = self.context.connector
+        if self._claims.mark(connection, own) is None:
+            with transaction(connection, self.settings):
+                self._claims.put_mark(connection, own)
+        return self._claims.mark(connection, own)
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Return whether the delivery was published: its hash is stored, and its rows were committed with it.
+
+        Raises ``FatalError`` if a hash could be lost, unless such a delivery is to be sent again.
+        """
+        with self._connected() as connection:
+            is_there = self._claims.state(connection, delivery) == "delivered"
+            if not is_there and self.settings.on_deliveries_gone == "fail" and self._is_lost(connection, delivery):
+                raise self._claims.gone(delivery.step)
+            return is_there
+
+    def retarget(self, delivery: Delivery) -> Target | None:
+        """Return the mark of the table as it is now, if it lost hashes and ``on-deliveries-gone`` is ``resend``."""
+        with self._connected() as connection:
+            return {_MARK: self._mark(connection)} if self._is_lost(connection, delivery) else None
+
+    def _is_lost(self, connection: Connection, delivery: Delivery) -> bool:
+        """Return whether the table that had the delivery's hash, if it was stored, has lost its rows."""
+        # a step that an older version prepared has no mark
+        before = delivery.target.get(_MARK)
+        return before is not None and self._claims.mark(connection, self.context.connector) != before
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
         """Store ``state`` under the hash if it is free. Blocks while an open transaction may insert the same hash."""

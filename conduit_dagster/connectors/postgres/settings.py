@@ -273,6 +273,11 @@ class PostgresDestinationSettings(DatabaseSettings):
     """What to do if a record's table or schema does not exist or can't be written. ``nack``: only that record is nacked
     (default if records choose the table); ``fail``: the pipeline fails (default for a fixed table)."""
 
+    on_deliveries_gone: Literal["fail", "resend"] = Field("fail", alias="on-deliveries-gone")
+    """With exactly-once: what to do with a prepared step if ``conduit_deliveries`` was dropped or emptied meanwhile, so
+    that nothing says whether the step was written. ``fail``: the pipeline stops; ``resend``: it is written, perhaps
+    again."""
+
     @property
     def nacks_missing_tables(self) -> bool:
         """Whether a missing table nacks its records: ``on-missing-table``, or its default."""
