@@ -112,12 +112,12 @@ def places_of(child: DeliveryChild) -> Sequence[int]:
     return [place for place in every if place not in left_out] if left_out else every
 
 
-def with_mark(progress: DeliveryProgress, place: int) -> DeliveryProgress:
-    """Return the progress with one more record marked, advanced past marked records at its front (CASES C12).
+def with_marks(progress: DeliveryProgress, *places: int) -> DeliveryProgress:
+    """Return the progress with more records marked, advanced past marked records at its front (CASES C12).
 
     The offset never passes a record that is neither delivered nor marked.
     """
-    return past_marked(msgspec.structs.replace(progress, marked=sorted({*progress.marked, place})))
+    return past_marked(msgspec.structs.replace(progress, marked=sorted({*progress.marked, *places})))
 
 
 def past_marked(progress: DeliveryProgress) -> DeliveryProgress:

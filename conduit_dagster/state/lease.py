@@ -71,8 +71,10 @@ class Lease:
         bound = {"mine": self.pipeline, "under": self.epoch, **project, **new}
         return connection.execute(_owners_update(tuple(values), bool(project)), bound).scalar_one_or_none()
 
-    def guard(self, connection: sa.Connection, **values: Any) -> None:
-        """Raise ``LeaseLost`` unless the epoch is still ours. Part of every transaction of the protocol.
+    def guard(self, connection: sa.Connection, **values: Any) -> int:
+        """Raise ``LeaseLost`` unless the epoch is still ours; return the heartbeat, for :meth:`committed`.
+
+        Part of every transaction of the protocol.
 
         Raises ``FatalError`` (``state.replaced``) if the store is a different one, or an older state of it.
         """
@@ -84,6 +86,11 @@ class Lease:
             raise self._gone(connection)
         if beat <= floor:
             raise self._back()
+        return beat
+
+    def committed(self, beat: int) -> None:
+        """Take note that a transaction is committed: a store without it, as after a failover, has lost it."""
+        self._last_beat = max(self._last_beat, beat)
 
     def _gone(self, connection: sa.Connection) -> ConduitError:
         """Return the error for a row that is not ours: it belongs to another owner, or to another store."""
@@ -360,9 +367,10 @@ class _Once(Generic[T]):
         with engine.begin() as connection:
             if self._sent and self._is_applied(connection):
                 return self._sent[-1]
-            self._lease.guard(connection, txn=self._token, **self._values)
+            beat = self._lease.guard(connection, txn=self._token, **self._values)
             value = self._work(connection)
             self._sent.append(value)
+        self._lease.committed(beat)
         return value
 
     def _is_applied(self, connection: sa.Connection) -> bool:

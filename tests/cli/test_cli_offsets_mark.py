@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 import sqlalchemy as sa
 from lab.kills import at, crashing
@@ -21,6 +22,7 @@ from lab.operating import (
     result,
     snapshot,
 )
+from lab.postgres_server import PostgresServer
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Lab, destination
 
@@ -237,3 +239,36 @@ def test_what_the_destination_holds_already_is_delivered_not_marked(run, lab: La
     assert result(run("offsets", "mark", "p", "file", "1", "--json"))["did"] == "held"
     assert lab.run().progress.read == 3
     assert len(lab.lines("file.jsonl")) == 3
+
+
+_THREE_AT_MOST = """
+    CREATE FUNCTION three() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF NEW.state = 'nacked' AND (SELECT count(*) FROM conduit_deliveries WHERE state = 'nacked') = 3 THEN
+            RAISE 'no more' USING ERRCODE = '57014';
+        END IF;
+        RETURN NEW; END $$;
+    CREATE TRIGGER three BEFORE INSERT ON conduit_deliveries FOR EACH ROW EXECUTE FUNCTION three()
+"""
+
+
+@pytest.mark.parametrize("words", [("6",), ("--offset", "0-6")], ids=["up to", "single"])
+def test_a_mark_whose_claims_fail_in_the_middle_tells_what_is_marked(
+    run, lab: Lab, postgres_server: PostgresServer, words: tuple[str, ...]
+) -> None:
+    """The history told all of them, and after a second try those that were left once more."""
+    url = postgres_server.create_database()
+    settings = {"url": url, "table": "t"}
+    build(lab, 8, {"id": "out", "type": "destination", "plugin": "postgres", "settings": settings})
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (i int, c text)")
+        with crashing("before-publish"):
+            lab.run()
+        connection.execute(_THREE_AT_MOST)
+        error(run("offsets", "mark", "p", "out", *words, "--json"))
+        (event,) = events(lab, "marked")
+        assert (event["records"], event["first"], event["last"]) == (3, 0, 2)
+        connection.execute("DROP TRIGGER three ON conduit_deliveries")
+        assert result(run("offsets", "mark", "p", "out", *words, "--json"))["records"] == 4
+        assert [(one["first"], one["last"]) for one in events(lab, "marked")] == [(3, 6), (0, 2)]
+        assert lab.run().error is None
+        assert connection.execute("SELECT i FROM t").fetchall() == [(7,)]

@@ -294,6 +294,22 @@ def test_a_store_that_goes_back_ends_the_run(database_url: str, tmp_path: Path, 
     engine.dispose()
 
 
+def test_a_store_that_lost_the_last_transaction_ends_the_run(database_url: str, tmp_path: Path) -> None:
+    """However short the time since: the heartbeat thread knows of one every few seconds."""
+    engine = open_store(database_url, tmp_path / "home")
+    lease = acquire(engine, "p", 10.0)
+    transactions = Transactions(engine, lease)
+    transactions.run(lambda _: None)
+    with engine.connect() as connection:
+        before = connection.execute(sa.select(tables.pipelines)).mappings().one()
+    transactions.run(lambda _: None)
+    with engine.begin() as connection:
+        connection.execute(sa.update(tables.pipelines).values(**before))
+    assert refused(lambda: transactions.run(lambda _: None)).code == "state.replaced"
+    lease.release()
+    engine.dispose()
+
+
 # -- rights ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ Source: CASES C8.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -244,7 +245,7 @@ def _forward(opened: OpenDelivery, cut: DeliveryPlace) -> int:
     if opened.destination.placement in RESENDS:
         wanted = cut.place - shipment.progress.handled
         shipment.progress = past_marked(after(shipment.progress, wanted, refused=wanted - cut.ahead))
-        _keep(opened, cut)
+        _keep(opened, cut, cut.named)
         return cut.ahead
     claiming = NackClaims(opened)
     before = shipment.progress.handled
@@ -252,20 +253,22 @@ def _forward(opened: OpenDelivery, cut: DeliveryPlace) -> int:
         claiming.skip_to(cut.place)
         shipment.progress = past_marked(shipment.progress)
     finally:
-        if shipment.progress.handled > before:
-            _keep(opened, cut)  # a record claimed as nacked is never sent, even if a later claim failed
+        if (handled := shipment.progress.handled - before) > 0:
+            # a record claimed as nacked is never sent, even if a later claim failed
+            _keep(opened, cut, cut.named[:handled])
     return claiming.delivered
 
 
-def _keep(opened: OpenDelivery, cut: DeliveryPlace) -> None:
+def _keep(opened: OpenDelivery, cut: DeliveryPlace, named: Sequence[int]) -> None:
     following = _record_at(opened, cut, opened.shipment.progress.handled)
-    keep_marked(opened, following, cut.source, records=len(cut.named), first=cut.named[0], last=cut.named[-1])
+    keep_marked(opened, following, cut.source, records=len(named), first=named[0], last=named[-1])
 
 
 def keep_marked(opened: OpenDelivery, following: StagedRecord | None, source: str, **marked: Any) -> None:
     """Store the delivery's progress past marked records, and its end if all of its records are handled.
 
-    ``following``: the first record that is not handled; None if all are. ``marked``: facts for the history.
+    ``following``: the first record that is not handled; None if all are. ``marked``: facts for the history; none if no
+    record was marked.
     """
     lock, shipment = opened.lock, opened.shipment
     step, staged, offsets = shipment.plan.step, shipment.staged, opened.offsets(following)
@@ -275,8 +278,9 @@ def keep_marked(opened: OpenDelivery, following: StagedRecord | None, source: st
         move_offsets(connection, lock.id, [staged.consumer], offsets)
         if opened.is_done:
             end_delivery(connection, lock.id, step, staged.consumer, shipment.delivered, staged.target)
-        own = {"by": lock.by, "consumer": opened.consumer, "source": source, "step": step}
-        record_event(connection, lock.id, "marked", **own, **marked)
+        if marked:
+            own = {"by": lock.by, "consumer": opened.consumer, "source": source, "step": step}
+            record_event(connection, lock.id, "marked", **own, **marked)
 
     lock.store.transactions.run(work)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.delivery_progress import past_marked, with_mark
+from conduit_dagster.engine.delivery_progress import past_marked, with_marks
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.mark import RESENDS, keep_marked, marked_facts, require_no_replay, require_within
 from conduit_dagster.engine.operate.open_delivery import (
@@ -95,8 +95,7 @@ class _Marking:
         """Mark the records; return how many of them the destination already had."""
         shipment = self._shipment
         if self._opened.destination.placement in RESENDS:
-            for place in self._records.offsets:
-                shipment.progress = with_mark(shipment.progress, place)
+            shipment.progress = with_marks(shipment.progress, *self._records.offsets)
             self._keep()
             return 0
         claiming, before = NackClaims(self._opened), shipment.progress
@@ -109,9 +108,14 @@ class _Marking:
         return claiming.delivered
 
     def _keep(self) -> None:
-        records, named = self._records, sorted({*self._records.offsets.values()})
-        marked = {"records": len(records.offsets), "first": named[0], "last": named[-1], "offsets": spans(named)}
-        keep_marked(self._opened, self._at(self._shipment.progress.handled), records.source, **marked)
+        progress, marked = self._shipment.progress, dict[str, Any]()
+        places = {*progress.marked}
+        # a claim may have failed: the records from there on are not marked
+        done = [at for place, at in self._records.offsets.items() if place < progress.handled or place in places]
+        if done:
+            named = sorted({*done})
+            marked = {"records": len(done), "first": named[0], "last": named[-1], "offsets": spans(named)}
+        keep_marked(self._opened, self._at(progress.handled), self._records.source, **marked)
 
     def _next(self, as_marked: Collection[int]) -> int:
         """Return the first place that is neither handled nor marked. ``as_marked``: what a dry run would mark."""

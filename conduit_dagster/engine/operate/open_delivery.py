@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, pieces, trimmed, with_mark
+from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, pieces, trimmed, with_marks
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import before_next
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
@@ -206,7 +206,7 @@ class NackClaims:
         if not self._is_alone(place):
             return
         if not self._claim(self._hashes.delivery(shipment, DeliveryChild(place, 1)), "nacked"):
-            shipment.progress = with_mark(shipment.progress, place)
+            shipment.progress = with_marks(shipment.progress, place)
         elif place == shipment.progress.handled:
             self._found(1)
 
