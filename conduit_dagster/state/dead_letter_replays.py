@@ -54,6 +54,10 @@ class LetterReplays:
         values = {"state": "replaying", "replay": replay}
         meant = sum(sum(self._updated([*where, _is_usable(names)], values)) for where in _selections(self._id, wanted))
         reached("mid-replay", self._id)
+        if not meant:
+            # a replay that is refused is none for the history
+            self._run(lambda connection: drop_sources(connection, self._id))
+            return 0
         detail = {"replay": replay, "letters": meant, **unit}
         self._run(lambda connection: record_event(connection, self._id, "replay_began", **detail))
         return meant

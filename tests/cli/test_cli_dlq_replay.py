@@ -205,6 +205,8 @@ def test_letters_that_no_replay_can_send_are_told_apart(run, lab: Lab) -> None:
         assert (ran.code, ran.out.strip()) == (0, f"p: {said}, {left}")
     for options in (["--dry-run"], []):
         assert failure(run, "replay", "p", *options)["code"] == "dead_letters.not_kept"
+    for name in ("replay_began", "replayed"):
+        assert len(events(lab, name)) == 1, "the refused one is in no history"
     assert [(row["source"], row["state"]) for row in letters(run)] == [("b", "open")]
 
 

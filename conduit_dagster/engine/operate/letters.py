@@ -308,5 +308,6 @@ def _none_usable(lock: PipelineLock) -> FatalError:
         "dead_letters.not_kept",
         "none of these letters can be sent again: their records are not in the archive, or the file has no source of"
         " their name: it was removed, or fan-in changed from or to join",
-        f"put it back; conduit-dagster dlq list {lock.id} --by-reason shows them; the queue has the records",
+        f"put a source that was removed or renamed back with its id, or fan-in: conduit-dagster dlq list {lock.id}"
+        " shows it; records that the archive does not have are in the queue",
     )
