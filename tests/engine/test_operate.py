@@ -72,7 +72,8 @@ def rows(url: str) -> list[int]:
 
 def claims(url: str) -> list[str]:
     with psycopg.connect(url) as connection:
-        return [row[0] for row in connection.execute("SELECT state FROM conduit_deliveries ORDER BY state")]
+        query = "SELECT state FROM conduit_deliveries WHERE state NOT LIKE 'mark %' ORDER BY state"
+        return [row[0] for row in connection.execute(query)]
 
 
 def test_marked_records_are_claimed_and_the_rest_is_delivered(
