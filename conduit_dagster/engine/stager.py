@@ -19,11 +19,16 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Part
 from conduit_dagster.sdk.staging import discard_folder
+from conduit_dagster.state.claim import claim_of
 from conduit_dagster.state.steps import Plan, StagedDelivery
 
 Tasks = list[list[SplitOf]]
 _LEVELS = 3
 """Folder levels that a step makes: a consumer's staging, its execution, and the consumer's share."""
+_PROJECT = 12
+"""Characters of the project's id in the name of an execution: several projects may write to one table or folder, and
+stage there.
+"""
 _SMALL_TASK = 1_000_000
 """Bytes that do not justify a task of their own."""
 
@@ -67,6 +72,8 @@ class Stager:
         """Staging folder of each consumer."""
         self._names = {name: storage.safe_name(name) for name in context.consumers}
         self._epoch = context.store.epoch
+        claim = claim_of(context.store.engine)
+        self._project = "" if claim is None else claim.project[:_PROJECT]
         self._entered = set[str]()
         self._miscounted = set[str]()
         """Sources whose splits were miscounted: this run reads their ranges as one split each."""
@@ -138,7 +145,8 @@ class Stager:
         return [[SplitOf(s.source, node(s.source).source.relocate(s.split)) for s in task] for task in tasks]
 
     def _folders(self, step: int) -> dict[str, str]:
-        execution = f"{self._epoch:08d}-{step:012d}-{secrets.token_hex(8)}"
+        names = (f"{self._epoch:08d}", f"{step:012d}", self._project, secrets.token_hex(8))
+        execution = "-".join(filter(None, names))
         return {consumer: f"{home}/{execution}/{self._names[consumer]}" for consumer, home in self._homes.items()}
 
     def _run(self, job: StageJob) -> list[Ledger]:
@@ -165,14 +173,22 @@ class Stager:
     def clean(self, kept: Sequence[StagedDelivery]) -> None:
         """Remove staging that earlier runs left behind and no prepared step needs.
 
-        Only folders of lower epochs: a frozen owner that resumes never removes those of a newer one.
+        Only folders of lower epochs: a frozen owner that resumes never removes those of a newer one; and of this
+        project: others may have the same folder of a destination, with a pipeline of the same id.
         """
         needed = {delivery.staging.rsplit("/", 1)[0] for delivery in kept}
         for home in set(self._homes.values()):
             for name in storage.folders(home):
-                url, epoch = storage.join(home, name), name.partition("-")[0]
-                if url not in needed and epoch.isdecimal() and int(epoch) < self._epoch:
+                url = storage.join(home, name)
+                if url not in needed and self._is_old(name):
                     discard_folder(url)
+
+    def _is_old(self, execution: str) -> bool:
+        """Return whether an execution is one of this project, and of an earlier owner."""
+        epoch, *names = execution.split("-")
+        # those of earlier versions, and of a store without a claim, do not name their project
+        is_own = len(names) < 3 or self._project in ("", names[1])
+        return is_own and epoch.isdecimal() and int(epoch) < self._epoch
 
 
 def _verify(plan: Plan, nodes: Mapping[str, SourceNode], is_prepared: bool) -> None:
