@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+SHARED_FILE = 0o666
+"""Mode of a file to which the umask applies."""
 _HOME_MARK = ".private"
 """Name of the file that marks a home: everything created below is readable by its user only, whatever the umask."""
 
@@ -36,6 +38,11 @@ def make_home(home: Path, private: bool = True) -> None:
     mark = home / _HOME_MARK
     if not mark.exists():
         os.close(os.open(mark, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE))
+
+
+def file_mode(path: Path) -> int:
+    """Return the mode with which a file is to be created."""
+    return PRIVATE_FILE if is_private(path) else SHARED_FILE
 
 
 def is_private(path: Path) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Self
 from urllib.parse import quote
 
-from conduit_dagster.private_home import PRIVATE_FILE, is_private, private_folder
+from conduit_dagster.private_home import file_mode, is_private, private_folder
 from conduit_dagster.store_files import (
     NoSuchBucketError,
     create_stored,
@@ -52,6 +52,11 @@ def naming(path: str) -> Generator[None]:
 def is_local(url: str) -> bool:
     """Return whether ``url`` is a path of this machine."""
     return "://" not in url or url.startswith("file://")
+
+
+def inside(path: str, root: str) -> str:
+    """Return a path inside the project relative to its folder; any other text unchanged."""
+    return path.removeprefix(root.rstrip("/") + "/")
 
 
 def join(url: str, *names: str) -> str:
@@ -96,7 +101,7 @@ def create(url: str) -> IO[bytes]:
 
 
 def _open_new(name: str, flags: int) -> int:
-    return os.open(name, flags, PRIVATE_FILE if is_private(Path(name)) else 0o666)
+    return os.open(name, flags, file_mode(Path(name)))
 
 
 def put_new(url: str, data: bytes) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.plugin_results import latest_of
 from conduit_dagster.engine.stage_job import Ledger
@@ -17,7 +18,6 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination, Source
-from conduit_dagster.state.connector_registrations import inside
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.steps import LoggedRange, Plan, ProcessorState, Range, not_known
 
@@ -25,7 +25,7 @@ from conduit_dagster.state.steps import LoggedRange, Plan, ProcessorState, Range
 def planned_target(destination: Destination) -> dict[str, str | None]:
     """Return the identity of a destination in a prepared step; a path inside the project is relative to it."""
     address = destination.address
-    target = address and inside(address, destination.context.root)
+    target = address and storage.inside(address, destination.context.root)
     return {"plugin": destination.name, "target": target, "hashes": destination.hashes_at}
 
 

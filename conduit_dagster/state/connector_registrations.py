@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from conduit_dagster import storage
 from conduit_dagster.state.claim import ACCEPTED
 from conduit_dagster.state.dead_letters import forget_missed
 from conduit_dagster.state.history import record_event
@@ -78,12 +79,7 @@ def _relative(value: Any, root: str) -> Any:
         return {key: _relative(inner, root) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_relative(inner, root) for inner in value]
-    return inside(value, root) if isinstance(value, str) else value
-
-
-def inside(path: str, root: str) -> str:
-    """Return a path inside the project relative to its folder; any other text unchanged."""
-    return path.removeprefix(root.rstrip("/") + "/")
+    return storage.inside(value, root) if isinstance(value, str) else value
 
 
 _ACCEPTED = sa.select(meta.c.value).where(meta.c.name == ACCEPTED)

@@ -61,6 +61,11 @@ class DeltaDestination(ColumnsDestination):
         return self._table.address
 
     @property
+    def _place(self) -> str:
+        """The address as targets name it: a path inside the project is relative to it, which may be moved."""
+        return storage.inside(self.address, self.context.root)
+
+    @property
     def hashes_at(self) -> str | None:
         """The application id of the table's transactions, if it is set."""
         return f"app-id {self.settings.app_id}" if self.settings.app_id else None
@@ -106,9 +111,9 @@ class DeltaDestination(ColumnsDestination):
         return self.context.folder_in(storage.join(self._table.uri, STAGING))
 
     def target(self, previous: Target | None) -> Target:
-        """Return the table's address; a delivery's file names come from its step and hash."""
+        """Return the table's place; a delivery's file names come from its step and hash."""
         del previous
-        return {"table": self.address}
+        return {"table": self._place}
 
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer that stages Parquet and looks up the table's columns at its first document."""
@@ -152,10 +157,10 @@ class DeltaDestination(ColumnsDestination):
         return delivery.target
 
     def _require_target(self, delivery: Delivery) -> None:
-        was = delivery.target.get("table", self.address)
-        if was != self.address:
+        was = delivery.target.get("table", self._place)
+        if was not in (self._place, self.address):  # earlier versions stored whole paths
             raise FatalError(
-                f"step {delivery.step} was prepared for the table {was}, but the destination is {self.address} now",
+                f"step {delivery.step} was prepared for the table {was}, but the destination is {self._place} now",
                 code="delivery.target_changed",
                 place=self.address,
                 fix=f"set path back to {was}, let the pipeline finish the step, then change it",

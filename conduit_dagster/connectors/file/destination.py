@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.ordered_file import OrderedFile
 from conduit_dagster.connectors.file.path_destination import (
     PartsFolder,
@@ -78,8 +79,9 @@ class FileDestination(PathDestination):
 
     def target(self, previous: Target | None) -> Target:
         """Return the exact target of this delivery, and the format of its lines."""
-        made = super().target(_without_history(previous))
-        return _planned(made, previous or {}, self.settings.format)
+        known = _placed(previous or {}, self.context.root)
+        made = super().target(_without_history(known) or None)
+        return _planned(made, known, self.settings.format)
 
     def retarget(self, delivery: Delivery) -> Target | None:
         """Return another target, only for one ordered file with ``if-changed: adopt``."""
@@ -157,10 +159,20 @@ def _planned(target: Target, previous: Target, name: str) -> Target:
 
 
 def outputs(target: Target) -> Iterator[Target]:
-    """Yield the current output of a target, then the earlier ones at other paths, the newest first."""
+    """Yield the current output of a target, then the earlier ones at other paths, the newest first.
+
+    Their paths are relative to the project, if they are inside it, or whole.
+    """
     if "path" in target:
         yield {key: value for key, value in target.items() if key != _FORMER}
     yield from target.get(_FORMER, [])
+
+
+def _placed(target: Target, root: str) -> Target:
+    """Return a target whose paths inside the project are relative to it; earlier versions stored whole ones."""
+    own = {"path": storage.inside(target["path"], root)} if "path" in target else {}
+    former = {_FORMER: [_placed(one, root) for one in target[_FORMER]]} if _FORMER in target else {}
+    return {**target, **own, **former}
 
 
 def _goes_on(target: Target, previous: Target) -> bool:
@@ -188,9 +200,9 @@ def _published(target: Target, delivery: Delivery) -> Target:
     return {**{key: value for key, value in target.items() if key != _NEXT}, _FORMATS: known, **former}
 
 
-def _without_history(target: Target | None) -> Target | None:
+def _without_history(target: Target) -> Target:
     """Return the target as its layout made it."""
-    return target and {key: value for key, value in target.items() if key not in _HISTORY}
+    return {key: value for key, value in target.items() if key not in _HISTORY}
 
 
 def stretches(target: Target, start: int, end: int) -> list[tuple[int, str]]:

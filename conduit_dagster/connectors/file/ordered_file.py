@@ -170,7 +170,7 @@ class OrderedFile(PathLayout):
             self._sync_entry(file.found.inode)
             size = self._end_of(previous, file) if previous else file.found.size
             gap = 0 if file.is_line_end(size) else 1
-            return {"path": str(self._path), **self._identity(file, size), "base": size + gap, "gap": gap}
+            return {"path": self.place, **self._identity(file, size), "base": size + gap, "gap": gap}
 
     def _identity(self, file: OpenFile, end: int) -> Target:
         """Return the fields that identify the file, if it ends at ``end``."""
@@ -258,7 +258,7 @@ class OrderedFile(PathLayout):
         """Return the target after the delivery; with at-most-once it names the parts, since the file may be shorter."""
         length = delivery.target["base"] + delivery.bytes
         known = {key: delivery.target[key] for key in _IDENTITY if key in delivery.target}
-        after: Target = {"path": str(self._path), **known, "length": length}
+        after: Target = {"path": self.place, **known, "length": length}
         if self._context.strategy == "at-most-once":
             after["base"] = delivery.target["base"] - delivery.target["gap"]
             after["parts"] = [[span.bytes, span.sha256] for span in _spans(delivery)]

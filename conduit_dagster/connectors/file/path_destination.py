@@ -34,6 +34,8 @@ class PathLayout(ABC):
         self._path = path
         self._context = context
         self._synced_inode: int | None = None
+        self.place = storage.inside(str(path), context.root)
+        """The path as targets name it: one inside the project is relative to it, which may be moved."""
 
     def _sync_entry(self, inode: int) -> None:
         """Sync the directory entries that lead to the path, once for each file or folder found there."""
@@ -124,9 +126,13 @@ class PathDestination(StagedDestination):
 
     def target(self, previous: Target | None) -> Target:
         """Return the exact target of this delivery."""
-        same = previous if previous and previous.get("path") == str(self._path) else None
+        same = previous if previous and self._is_here(previous) else None
         with self._naming_errors():
             return self._layout.target(same)
+
+    def _is_here(self, target: Target) -> bool:
+        # earlier versions stored whole paths
+        return storage.inside(target.get("path", ""), self.context.root) == self._layout.place
 
     def retarget(self, delivery: Delivery) -> Target | None:
         """Return another target for a delivery whose own target is lost; None if there is none, or none is needed."""
@@ -200,7 +206,7 @@ class PartsFolder(PathLayout):
         """Return the folder and its naming version; a delivery's name does not depend on earlier deliveries."""
         del previous
         self.check()
-        return {"path": str(self._path), "naming": _NAMING}
+        return {"path": self.place, "naming": _NAMING}
 
     def staging(self, default: str) -> str:
         """Return a hidden staging folder inside the folder: a rename is atomic only within one file system."""

@@ -45,6 +45,10 @@ class ProjectView:
     def _store(self) -> sa.Engine:
         return project_store(self.project)
 
+    def whole(self, path: str) -> str:
+        """Return a path relative to the project as a whole one."""
+        return str(self._root / path)
+
     @property
     def _database(self) -> sa.Engine:
         file = sqlite_file(sa.make_url(self.project.state_url))
@@ -96,9 +100,9 @@ class Published:
         row = self._project.read(self._row)
         if row is None:
             return None
-        every = list(outputs(json.loads(row[0]) if row[0] else {}))
-        self._look(every[0]["path"] if every else "")
-        target = next((one for one in every if one["path"] == str(self._path)), None)
+        every = [(self._project.whole(one["path"]), one) for one in outputs(json.loads(row[0]) if row[0] else {})]
+        self._look(every[0][0] if every else "")
+        target = next((one for path, one in every if path == str(self._path)), None)
         if target is None:
             return []
         return list(
