@@ -77,7 +77,24 @@ class ServerFiles:
             for file in (self.log, self._lock):
                 os.close(_private(str(file), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
         except OSError as error:
-            raise from_os_error(error, "the shared Spark server needs a folder") from error
+            raise self._unusable(error, "needs a folder") from error
+
+    def _unusable(self, error: OSError, what: str) -> TransientError:
+        found = from_os_error(error, f"the shared Spark server {what}")
+        if not isinstance(error, PermissionError) or not self._is_others():
+            return found
+        return TransientError(
+            "the project's shared Spark server is another user's, and serves that user only",
+            code=found.code,
+            place=str(self.folder),
+            fix="run it as that user, or with a Spark of its own: spark.url: local[*], or CONDUIT_SPARK_URL='local[*]'",
+        )
+
+    def _is_others(self) -> bool:
+        try:
+            return self.folder.stat().st_uid != os.geteuid()
+        except OSError:
+            return False
 
     @property
     def has_log(self) -> bool:
@@ -98,7 +115,7 @@ class ServerFiles:
             # a newer version may write more: its server is compared with what this one needs, never overlooked
             return SparkServer(**{name: known[name] for name in names if name in known})
         except PermissionError as error:
-            raise from_os_error(error, "the shared Spark server can't be used") from error
+            raise self._unusable(error, "can't be used") from error
         except (OSError, ValueError, TypeError):
             return None
 

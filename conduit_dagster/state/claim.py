@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster import storage
 from conduit_dagster.config.findings import UNSET
-from conduit_dagster.private_home import PRIVATE_FILE, make_home
+from conduit_dagster.private_home import file_mode, make_home
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state import tables
 from conduit_dagster.state.database import (
@@ -100,7 +100,7 @@ class StoreClaim:
             return
         draft = self._home / f".{_AGE_FILE}.{secrets.token_hex(4)}"
         try:
-            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE), "w") as file:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file_mode(draft)), "w") as file:
                 file.write(f"{self.project} {age}\n")
             draft.replace(self._home / _AGE_FILE)
         except OSError:
@@ -138,7 +138,7 @@ def open_store(url: str, home: Path, accept_new: bool = False, private: bool = T
     try:
         own = _read(home / _FILE)
         make_home(home, private)
-        engine = open_database(url, create=accept_new or not own)
+        engine = open_database(url, create=accept_new or not own, private=private)
     except NoStore:
         raise _lost(url, home, own) from None
     except OSError as error:

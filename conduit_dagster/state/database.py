@@ -162,8 +162,10 @@ _CONNECT: dict[str, Any] = {
 }
 
 
-def open_database(url: str, create: bool = True) -> sa.Engine:
+def open_database(url: str, create: bool = True, private: bool = True) -> sa.Engine:
     """Return a connected engine; create the tables, or migrate them to the version of this program.
+
+    ``private``: a new file of SQLite is for its user only; otherwise the umask applies.
 
     A committed transaction survives a power failure. Raises ``TransientError`` (``state.unreachable``), ``FatalError``
     (``state.url``, ``state.not_installed``, ``state.version``, ``state.unusable``, ``state.damaged``), and
@@ -171,7 +173,7 @@ def open_database(url: str, create: bool = True) -> sa.Engine:
     """
     engine = make_engine(url)
     try:
-        _make_file(engine, create)
+        _make_file(engine, create, private)
         _prepare(engine, create)
     except (ConduitError, NoStore):
         engine.dispose()
@@ -251,12 +253,12 @@ def _bad_url(why: str) -> FatalError:
     )
 
 
-def _make_file(engine: sa.Engine, create: bool) -> None:
+def _make_file(engine: sa.Engine, create: bool, private: bool) -> None:
     file = sqlite_file(engine.url)
     if file is None:
         return
     if create:
-        create_file(file)
+        create_file(file, private)
     elif not file.is_file() or file.stat().st_size == 0:
         raise NoStore
 

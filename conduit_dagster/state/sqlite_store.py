@@ -18,7 +18,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from conduit_dagster.private_home import PRIVATE_FILE, private_folder
+from conduit_dagster.private_home import PRIVATE_FILE, SHARED_FILE, private_folder
 from conduit_dagster.recovery.errors import FatalError
 
 _SMALLEST = 512
@@ -52,17 +52,23 @@ def sqlite_file(url: sa.URL) -> Path | None:
     return Path(os.path.abspath(name))  # noqa: PTH100  # as SQLAlchemy does: resolve() would follow links
 
 
-def create_file(path: Path) -> None:
-    """Create the file and its folder if missing. SQLite gives its ``-wal`` and ``-shm`` files the same mode.
+def create_file(path: Path, private: bool) -> None:
+    """Create the file and its folder if missing, for their user only or, if not ``private``, as the umask says.
+
+    SQLite gives its ``-wal`` and ``-shm`` files the same mode.
 
     Raises ``OSError``, also for a file that can't be written. One that exists is never opened here: closing it again
     would end the locks of all this process's connections to it (POSIX), and another process, taking itself for the
     last one, would delete the ``-wal`` file under them. What they wrote from then on would be lost.
     """
-    private_folder(path.parent)
+    if private:
+        private_folder(path.parent)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    mode = PRIVATE_FILE if private else SHARED_FILE
     file = os.path.realpath(path)  # a link may lead to a file that is not there yet
     with suppress(FileExistsError):
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
     if not os.access(file, os.R_OK | os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 

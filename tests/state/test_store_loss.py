@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import subprocess
@@ -335,6 +336,22 @@ def test_a_wider_home_is_narrowed_unless_the_project_shares_it(tmp_path: Path) -
     assert mode(home) == 0o755
     open_store(f"sqlite:///{home}/state.db", home).dispose()
     assert mode(home) == 0o700
+
+
+def test_in_a_shared_home_the_umask_says_who_may_use_the_store(tmp_path: Path) -> None:
+    """Its file was its first user's only, so that nobody else of the group could open the store."""
+    home, before = tmp_path / "home", os.umask(0o002)
+    try:
+        engine = open_store(f"sqlite:///{home}/state.db", home, private=False)
+        lease = acquire(engine, "p", 10.0)
+        files = {file.name: mode(file) for file in home.iterdir()}
+        lease.release()
+        files["state-age"] = mode(home / "state-age")
+        engine.dispose()
+    finally:
+        os.umask(before)
+    assert files == dict.fromkeys(("state.db", "state.db-wal", "state.db-shm", "project", "state-age"), 0o664)
+    assert mode(home) == 0o775
 
 
 def test_a_folder_elsewhere_that_holds_the_store_keeps_its_rights(tmp_path: Path) -> None:
