@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,7 +15,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.spark.connect import has_opened
 from conduit_dagster.spark.explain import explain, is_sparks
-from conduit_dagster.spark.jobs import jobs_of, lost_session, session_expired
+from conduit_dagster.spark.jobs import JobCancelled, jobs_of, lost_session, session_expired
 from conduit_dagster.spark.shared import current_shared
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def asked(
     """
     spark = current_session()
     try:
-        with jobs_of(context.pipeline, spark) as cancelled:
+        with jobs_of(context.pipeline, spark) as cancelled, ExitStack() as using:
             if registers:
-                _register(spark, context.root, registers)
+                using.enter_context(_registrations.holding(spark, _loaded(context.root, registers), cancelled))
             yield spark, cancelled
     except ConduitError:
         raise
@@ -135,8 +135,47 @@ def _no_format(version: str, format_: str) -> FatalError:
     return FatalError(f"Spark has no format {format_}", code="spark.no_data_source", fix=fix)
 
 
-def _register(spark: SparkSession, root: str, source: str) -> None:
-    """Register a data source. Raises ``FatalError`` if the file can't be loaded or has no such class."""
+class _Registrations:
+    """Registered data sources, of which a session has one of each name: classes that share a name take turns.
+
+    A process's pipelines share its session: one that registered its class while another's was in use would have that
+    one read or write with it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._used: dict[tuple[int, str], list[tuple[str, str]]] = {}
+        """By session and name of the data source: the class that is in use, once for each use."""
+
+    @contextmanager
+    def holding(self, spark: SparkSession, found: Any, cancelled: threading.Event) -> Generator[None]:
+        """Register a class, and keep it registered until the block ends.
+
+        Raises ``JobCancelled`` if the pipeline is stopped by force before the name is free.
+        """
+        used = self._used.setdefault((id(spark), found.name()), [])
+        own = found.__module__, found.__qualname__  # the module's name has a digest of its text
+        with self._changed:
+            while any(one != own for one in used):
+                if cancelled.is_set():
+                    raise JobCancelled("the data source is in use by another connector", code="spark.job_cancelled")
+                self._changed.wait(_LOOK)
+            used.append(own)
+        try:
+            spark.dataSource.register(found)
+            yield
+        finally:
+            with self._changed:
+                used.remove(own)
+                self._changed.notify_all()
+
+
+_LOOK: Final = 0.2
+_registrations = _Registrations()
+
+
+def _loaded(root: str, source: str) -> Any:
+    """Return the class of a data source. Raises ``FatalError`` if the file can't be loaded or has no such class."""
     file, _, name = source.rpartition(":")
     found = getattr(_module(Path(root, file)), name, None)
     if found is None:
@@ -146,7 +185,7 @@ def _register(spark: SparkSession, root: str, source: str) -> None:
             place=file,
             fix="correct the setting register",
         )
-    spark.dataSource.register(found)
+    return found
 
 
 def _module(path: Path) -> Any:
