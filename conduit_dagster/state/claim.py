@@ -221,8 +221,13 @@ def _read(file: Path) -> str:
 
 def has_claim(home: Path) -> bool:
     """Return whether the home has had a state store. Raises ``TransientError`` if it can't be read."""
+    return bool(project_id(home))
+
+
+def project_id(home: Path) -> str:
+    """Return the project's id; empty if nothing has ever run. Raises ``TransientError`` if it can't be read."""
     try:
-        return bool(_read(home / _FILE))
+        return _read(home / _FILE)
     except OSError as error:
         raise _unusable_home(error, home) from error
 

@@ -12,6 +12,7 @@ from psycopg import sql
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin, require_published
 from conduit_dagster.connectors.postgres.settings import TableName, in_quotes
+from conduit_dagster.connectors.postgres.slot_owner import SlotOwner
 from conduit_dagster.connectors.postgres.source_errors import START_OVER, SourceErrors, is_unreadable
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
@@ -19,9 +20,6 @@ from conduit_dagster.connectors.postgres.source_tables import is_partitioned
 from conduit_dagster.connectors.postgres.wal_history import UNKNOWN_TIMELINE, ClusterIdentity, is_other
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Leftover
-
-_MARK = "conduit_dagster: "
-"""Prefix of the comment on a publication that a pipeline created; the id of its owner follows."""
 
 _LOOK = """
     SELECT pg_wal_lsn_diff(
@@ -112,12 +110,10 @@ class _Publication(NamedTuple):
 class ReplicationSlot:
     """One slot, and the publication that selects the tables sent through it."""
 
-    def __init__(self, settings: PostgresSourceSettings, errors: SourceErrors, owner: str) -> None:
+    def __init__(self, settings: PostgresSourceSettings, errors: SourceErrors, owner: SlotOwner) -> None:
         self._settings = settings
         self._errors = errors
         self._owner = owner
-        self._comment = _MARK + owner
-        """Comment on a publication that this source created."""
         self._identity = ClusterIdentity()
 
     def look(self, connection: Connection) -> SlotLook:
@@ -193,7 +189,7 @@ class ReplicationSlot:
             if not value_of(connection, _MAY_PUBLISH, (schemas, names)):
                 why = "some are another user's, or this one may not CREATE in the database"
                 raise self._may_not_publish(connection, self._creation(tables), why)
-        elif found.comment != self._comment:
+        elif not self._owner.is_own(found.comment):
             self.publish(connection, tables)
 
     def _creation(self, tables: Sequence[TableName]) -> sql.Composed:
@@ -205,7 +201,7 @@ class ReplicationSlot:
         name, statement = sql.Identifier(self._settings.publication), self._creation(tables)
         with self._as_owner(connection, statement), connection.transaction():
             connection.execute(statement)
-            comment = sql.Literal(self._comment)
+            comment = sql.Literal(self._owner.comment)
             connection.execute(sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(name, comment))
 
     @contextmanager
@@ -225,7 +221,7 @@ class ReplicationSlot:
         statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, _list(missing))
         if not found.has_roots and any(is_partitioned(connection, table) for table in missing):
             statement = sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true)").format(name)
-        if found.comment != self._comment:
+        if not self._owner.is_own(found.comment):
             message = f"the publication {self._settings.publication} lacks {', '.join(map(str, missing))}"
             raise self._errors.unfit("postgres.publication", message, statement.as_string(connection))
         with self._as_owner(connection, statement):
@@ -237,9 +233,8 @@ class ReplicationSlot:
         Returns the LSN from which on all commits are sent.
         """
         found = self._publication(connection)
-        owner = found.comment.removeprefix(_MARK) if found and found.comment.startswith(_MARK) else self._owner
-        if owner != self._owner:
-            raise self._errors.slot_taken(owner)
+        if found and (other := self._owner.other(found.comment)):
+            raise self._errors.slot_taken(other)
         look = self.look(connection)
         if look.is_lost:
             raise self._errors.slot_lost()
@@ -295,14 +290,14 @@ class ReplicationSlot:
         created."""
         look, publication = self.look(connection), self._publication(connection)
         comment = publication.comment if publication else ""
-        if comment.startswith(_MARK) and comment != self._comment:
+        if self._owner.other(comment):
             return []
         found: list[Leftover] = []
         if look.exists:
             waits = not look.is_lost and (look.readable < look.flushed or self._waits(connection, look.flushed))
             loses = f"changes that wait in the replication slot {self._settings.slot}" if waits else ""
             found.append(Leftover(f"replication slot {self._settings.slot}", loses))
-        if comment == self._comment:
+        if self._owner.is_own(comment):
             found.append(Leftover(f"publication {self._settings.publication}"))
         return found
 
@@ -317,7 +312,7 @@ class ReplicationSlot:
         if self.look(connection).exists:
             connection.execute("SELECT pg_drop_replication_slot(%s)", (self._settings.slot,))
         found = self._publication(connection)
-        if found is not None and found.comment == self._comment:
+        if found is not None and self._owner.is_own(found.comment):
             name = sql.Identifier(self._settings.publication)
             connection.execute(sql.SQL("DROP PUBLICATION {}").format(name))
 

@@ -117,7 +117,10 @@ class SourceErrors:
     def slot_taken(self, owner: str) -> ConduitError:
         """Return the error for a slot created by another pipeline."""
         message = f"the replication slot {self._slot} belongs to {owner}"
-        fix = "give this source its own logrepl.slotName and logrepl.publicationName"
+        fix = (
+            "give this source its own logrepl.slotName and logrepl.publicationName; or, if that one is gone for good, "
+        )
+        fix += "drop its publication and slot (DROP PUBLICATION, pg_drop_replication_slot)"
         return self._fatal("postgres.slot_taken", message, fix)
 
     def other_server(self) -> ConduitError:

@@ -10,6 +10,7 @@ import psycopg
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application, value_of
 from conduit_dagster.connectors.postgres.row_values import set_session
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
+from conduit_dagster.connectors.postgres.slot_owner import SlotOwner
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import all_tables, divided_tables, kind_of, oid_of, quoted
@@ -24,7 +25,7 @@ class SourceSession:
 
     def __init__(self, settings: PostgresSourceSettings, context: ConnectorContext) -> None:
         self.settings = settings
-        self.owner = context.full_id
+        self.owner = SlotOwner(context)
         self.server = DatabaseServer.of(conninfo(self.settings.url))
         self.errors = SourceErrors(self.server, self.settings.slot)
         self.application = application(context.full_id)
