@@ -202,10 +202,12 @@ class PostgresDestination(StagedDestination):
 
     def _mark(self, connection: Connection) -> str | None:
         own = self.context.connector
-        if self._claims.mark(connection, own) is None:
+        found = self._claims.mark(connection, own)
+        if found is None:
             with transaction(connection, self.settings):
                 self._claims.put_mark(connection, own)
-        return self._claims.mark(connection, own)
+            found = self._claims.mark(connection, own)
+        return found
 
     def holds(self, delivery: Delivery) -> bool:
         """Return whether the delivery was published: its hash is stored, and its rows were committed with it.
