@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import LARGEST, DryRun, Files, Pipeline, subject, who
-from conduit_dagster.cli.verb import (
-    FAILED,
-    AcceptNewState,
-    Outcome,
-    Paths,
-    count,
-    current_catalogue,
-    usage_error,
-    verb,
-)
+from conduit_dagster.cli.verb import FAILED, AcceptNewState, Outcome, Paths, count, current_catalogue, usage_error, verb
 from conduit_dagster.engine.operate.summaries import delete_summary, start_summary, stop_summary
 
 if TYPE_CHECKING:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_errors import (
-    is_outage,
-    lone_error,
-    shown_cause,
-    split_error,
-    to_error,
-    undivided,
-)
+from conduit_dagster.engine.delivery_errors import is_outage, lone_error, shown_cause, split_error, to_error, undivided
 from conduit_dagster.engine.delivery_progress import (
     Shipment,
     after,

@@ -23,15 +23,7 @@ from conduit_dagster.config.findings import UNSET
 from conduit_dagster.private_home import file_mode, make_home
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state import tables
-from conduit_dagster.state.database import (
-    NoStore,
-    loss_of,
-    make_engine,
-    open_database,
-    place_of,
-    reading,
-    unreachable,
-)
+from conduit_dagster.state.database import NoStore, loss_of, make_engine, open_database, place_of, reading, unreachable
 from conduit_dagster.state.history import HistoryRetention, retain
 from conduit_dagster.state.migrations import IS_CURRENT, require_not_newer
 from conduit_dagster.state.row_statements import insert_if_absent, put

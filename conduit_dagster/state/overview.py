@@ -11,15 +11,7 @@ from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import deleted
 from conduit_dagster.state.log_store import LogState
 from conduit_dagster.state.pipeline_state import REPLAY
-from conduit_dagster.state.tables import (
-    collections,
-    consumers,
-    logs,
-    offsets,
-    pipelines,
-    sources,
-    steps,
-)
+from conduit_dagster.state.tables import collections, consumers, logs, offsets, pipelines, sources, steps
 
 
 def pipeline_rows(engine: sa.Engine) -> dict[str, dict[str, Any]]:

@@ -5,18 +5,7 @@ from __future__ import annotations
 from model.changes.plan import Moves
 from model.changes.rules import Rule
 from model.changes.stage import CannotRead, failed, input_of, shares_of
-from model.changes.state import (
-    LATE,
-    OUT,
-    QUEUE,
-    Config,
-    Letter,
-    Refusal,
-    State,
-    Step,
-    published,
-    with_published,
-)
+from model.changes.state import LATE, OUT, QUEUE, Config, Letter, Refusal, State, Step, published, with_published
 
 
 def publish(config: Config, state: State) -> Moves:

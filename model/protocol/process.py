@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from model.protocol.decisions import (
-    decide,
-    holds,
-    is_staged,
-    records_of,
-    staged,
-)
+from model.protocol.decisions import decide, holds, is_staged, records_of, staged
 from model.protocol.preparing import measure, plan, planned, prepare, stage, void_later
 from model.protocol.publishing import publish
 from model.protocol.rules import Rule

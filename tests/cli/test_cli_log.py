@@ -9,18 +9,7 @@ from typing import Any
 
 import pytest
 from lab.kills import crashing
-from lab.operating import (
-    NAMESPACE,
-    RECORDS,
-    after_bulk_error,
-    build,
-    error,
-    events,
-    fresh,
-    logged,
-    result,
-    snapshot,
-)
+from lab.operating import NAMESPACE, RECORDS, after_bulk_error, build, error, events, fresh, logged, result, snapshot
 from lab.scripted import Script
 from lab.support import DECODE, Lab, destination, source
 

@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 from lab.chain_lab import chained, downstream
 from lab.kills import crashing
-from lab.operating import (
-    RECORDS,
-    append,
-    error,
-    fresh,
-    logged,
-    offsets,
-    result,
-)
+from lab.operating import RECORDS, append, error, fresh, logged, offsets, result
 from lab.support import DECODE, Lab, destination, processor, source
 
 from conduit_dagster.assets.offset_gaps import offset_gaps

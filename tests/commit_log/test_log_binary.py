@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit_dagster.commit_log.binary import (
-    LogRecord,
-    decode_log,
-    encode_log_record,
-)
+from conduit_dagster.commit_log.binary import LogRecord, decode_log, encode_log_record
 from conduit_dagster.recovery.errors import FatalError
 
 REFERENCE = "0000000000000000 00000010 0000000058e2b44e 00 00000003 6b6579 00000005 76616c7565"

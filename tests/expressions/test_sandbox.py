@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit_dagster.expressions import (
-    Clock,
-    ExpressionError,
-    compile_condition,
-    compile_expression,
-    compile_template,
-)
+from conduit_dagster.expressions import Clock, ExpressionError, compile_condition, compile_expression, compile_template
 from conduit_dagster.record import Record
 
 CLOCK = Clock()

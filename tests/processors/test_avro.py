@@ -20,11 +20,7 @@ from pydantic import ValidationError
 from conduit_dagster.processors.avro_encode import AvroEncode
 from conduit_dagster.record import Record
 from conduit_dagster.schemas.confluent_registry import Access, ConfluentRegistry
-from conduit_dagster.schemas.schema_registry import (
-    FolderRegistry,
-    NoSchemaError,
-    inferred,
-)
+from conduit_dagster.schemas.schema_registry import FolderRegistry, NoSchemaError, inferred
 from conduit_dagster.sdk import Nack
 
 PAIR = json.dumps(

@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from conduit_dagster.processors.field_convert import (
-    FieldConvertSettings,
-    to_float,
-    to_int,
-    to_string,
-    to_time,
-)
+from conduit_dagster.processors.field_convert import FieldConvertSettings, to_float, to_int, to_string, to_time
 from conduit_dagster.sdk import Nack
 
 Run = Callable[..., list[Any]]

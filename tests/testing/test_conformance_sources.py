@@ -28,13 +28,7 @@ from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSour
 from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.connectors.pipeline.source import PipelineSource, PipelineSourceSettings
 from conduit_dagster.record import Record
-from conduit_dagster.sdk import (
-    ConnectorSettings,
-    Limit,
-    ReadOptions,
-    Source,
-    Split,
-)
+from conduit_dagster.sdk import ConnectorSettings, Limit, ReadOptions, Source, Split
 from conduit_dagster.state import tables
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.testing.conformance import SourceConformance

@@ -13,12 +13,7 @@ from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
 from conduit_dagster.connectors.kafka.message_sender import MessageSender, PlainProducer, SendError
 from conduit_dagster.connectors.kafka.message_writer import MessageWriter
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
-from conduit_dagster.connectors.kafka.staged_messages import (
-    MessageLayout,
-    places_of,
-    staged_chunks,
-    staged_message,
-)
+from conduit_dagster.connectors.kafka.staged_messages import MessageLayout, places_of, staged_chunks, staged_message
 from conduit_dagster.connectors.kafka.topics import TargetTopics
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.kill_points import reached

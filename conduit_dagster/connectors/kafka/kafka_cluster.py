@@ -10,14 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 import re2
-from confluent_kafka import (
-    OFFSET_INVALID,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
     AclOperation,  # pyright: ignore[reportPrivateImportUsage]
     AdminClient,

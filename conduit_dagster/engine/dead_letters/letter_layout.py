@@ -10,14 +10,7 @@ import msgspec
 
 from conduit_dagster.json_values import finite, shallow, writable
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.record import (
-    CREATED_AT,
-    DLQ_NACK_ERROR,
-    DLQ_NACK_NODE_ID,
-    Nack,
-    Record,
-    envelope,
-)
+from conduit_dagster.record import CREATED_AT, DLQ_NACK_ERROR, DLQ_NACK_NODE_ID, Nack, Record, envelope
 
 DLQ_NACK_CODE = "conduit.dlq.nack.code"
 DLQ_SOURCE = "conduit.dlq.source.connector.id"

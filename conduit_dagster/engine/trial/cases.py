@@ -18,14 +18,7 @@ from conduit_dagster.expressions import Clock
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.readable import readable, readable_part
 from conduit_dagster.record import SOURCE_CONNECTOR_ID, Data, Record, copy_document
-from conduit_dagster.sdk import (
-    DROP,
-    Drop,
-    ProcessError,
-    Processor,
-    ProcessorContext,
-    ProcessorSettings,
-)
+from conduit_dagster.sdk import DROP, Drop, ProcessError, Processor, ProcessorContext, ProcessorSettings
 
 
 class MockProcessor(Processor):
