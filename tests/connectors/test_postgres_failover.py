@@ -61,6 +61,15 @@ def promote(server: PostgresServer, backup: Path | None = None) -> None:
         assert admin.execute("SELECT pg_promote()") == [(True,)]
 
 
+def copied(server: PostgresServer) -> Path:
+    """Return a copy of the server's data as they are now."""
+    server.stop(immediate=False)
+    backup = server.data.with_name("backup")
+    subprocess.run(["cp", "-a", server.data, backup], check=True)
+    server.start()
+    return backup
+
+
 def test_a_promoted_standby_with_all_that_was_read_goes_on(server: PostgresServer, reading: PostgresReading) -> None:
     _, position = read(reading, {})
     reading.execute("INSERT INTO a VALUES (1)")
@@ -79,10 +88,7 @@ def test_a_promoted_standby_without_what_was_read_is_named(
 ) -> None:
     """Also once its WAL is longer than that of the old primary: new changes lie before the position."""
     _, position = read(reading, {})
-    server.stop(immediate=False)
-    backup = server.data.with_name("backup")
-    subprocess.run(["cp", "-a", server.data, backup], check=True)
-    server.start()
+    backup = copied(server)
     reading.execute("INSERT INTO a VALUES (1)")
     _, position = read(reading, position)
     end = reading.wal()
@@ -108,10 +114,7 @@ def test_a_planned_range_beyond_the_wal_of_a_server_that_was_set_back_is_not_awa
 ) -> None:
     """As a step that was planned before a failover is read again: the server answers, and the end never came."""
     _, position = read(reading, {})
-    server.stop(immediate=False)
-    backup = server.data.with_name("backup")
-    subprocess.run(["cp", "-a", server.data, backup], check=True)
-    server.start()
+    backup = copied(server)
     reading.execute("INSERT INTO a SELECT generate_series(1, 20000)")
     source = reading.source()
     end = travelled(source.latest(position, FAR))

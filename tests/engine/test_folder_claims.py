@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,12 +67,10 @@ def test_a_folder_of_another_project_is_left_alone(
 def test_a_project_keeps_its_folders_on_another_machine_and_with_another_pipeline(
     tmp_path: Path, spark: SparkSession
 ) -> None:
-    place = f"url: 'sqlite:///{tmp_path}/state.db', staging: {tmp_path}/shared"
-    lab = project(tmp_path / "a", spark, place)
+    lab = project(tmp_path / "a", spark, f"url: 'sqlite:///{tmp_path}/state.db', staging: {tmp_path}/shared")
     assert lab.run().error is None
-    other = project(tmp_path / "b", spark, place)
-    other.write("in.jsonl", ROWS)
-    assert other.run().error is None, "its home adopts the store, and the store's folders are its own"
+    shutil.rmtree(lab.root / ".conduit")
+    assert lab.run().error is None, "a new home adopts the store, whose folders they are"
     alone = project(tmp_path / "c", spark, f"staging: {tmp_path}/shared")
     (alone.root / "pipelines" / "p.yaml").unlink()
     alone.pipeline(id="q", connectors=[source(), destination()])

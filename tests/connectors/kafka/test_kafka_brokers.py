@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.kafka_cluster import KafkaCluster, running_cluster
+from lab.kafka_cluster import KafkaCluster
 from lab.kafka_lab import ALL, KafkaLab, numbered
 from lab.waiting import wait_until
 
 from conduit_dagster.recovery.errors import TransientError
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[KafkaCluster]:
-    with running_cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cluster(running: KafkaCluster) -> Iterator[KafkaCluster]:
-    """Three brokers, as they are again after the test."""
-    yield running
-    running.mend()
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from lab.kafka_cluster import KafkaCluster, metadata_of, running_cluster
+from lab.kafka_cluster import KafkaCluster, metadata_of
 from lab.kafka_lab import ALL, KafkaLab
 from lab.waiting import wait_until
 
@@ -15,19 +15,6 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[KafkaCluster]:
-    with running_cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cluster(running: KafkaCluster) -> Iterator[KafkaCluster]:
-    """Three brokers, as they are again after the test."""
-    yield running
-    running.mend()
 
 
 @pytest.fixture
