@@ -97,11 +97,16 @@ class Acks:
     def ack(self, place: int) -> None:
         """Mark a record as received by the destination."""
         with self._lock:
-            namespace = self._namespace.pop(place, None)
-            if namespace is not None:
-                self.received += 1
-                self._all.handled(place)
-                self._by_namespace[namespace].handled(place)
+            self.received += self._handled(place)
+
+    def _handled(self, place: int) -> bool:
+        """Mark a record as handled; return False if it was, or was never sent."""
+        namespace = self._namespace.pop(place, None)
+        if namespace is None:
+            return False
+        self._all.handled(place)
+        self._by_namespace[namespace].handled(place)
+        return True
 
     def ack_up_to(self, place: int) -> None:
         """Ack this record and every record before it."""
@@ -115,8 +120,7 @@ class Acks:
             if place in self._namespace:
                 self._frozen = self._frozen or self.acked()
                 self.nacks[place] = nack
-                self.ack(place)
-                self.received -= 1
+                self._handled(place)
 
     def acked(self) -> Acked:
         """Return the handled part of the delivery, including nacked records."""
