@@ -194,8 +194,14 @@ def _check_age(engine: sa.Engine, home: Path, own: str, accept_new: bool) -> Non
     # before the home forgets: a kill between the two must not leave offsets under the generations of the lost store
     with engine.begin() as connection:
         highest = connection.execute(sa.select(sa.func.max(generations.c.generation))).scalar() or 0
-        put(connection, meta, [{"name": ACCEPTED, "value": str(max(int(time.time()), highest))}])
+        put(connection, meta, [{"name": ACCEPTED, "value": str(max(number_of_now(), highest))}])
     (home / _AGE_FILE).unlink(missing_ok=True)
+
+
+def number_of_now() -> int:
+    """Return the time in microseconds: a generation that starts now has no lower number."""
+    # microseconds stay exact in canonical JSON (2^53); before, generations were seconds, which are lower
+    return time.time_ns() // 1000
 
 
 def _known_age(home: Path, own: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster import storage
-from conduit_dagster.state.claim import ACCEPTED
+from conduit_dagster.state.claim import ACCEPTED, number_of_now
 from conduit_dagster.state.dead_letters import forget_missed
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import is_free
@@ -93,12 +92,13 @@ class LastPosition(NamedTuple):
 
 
 def next_generation(highest: int | None) -> int:
-    """Return the generation after ``highest``, the highest that this store knows: the time in seconds, or one more.
+    """Return the generation after ``highest``, the highest that this store knows: the time, or one more.
 
-    A new store, or an older copy of one, must not reuse the delivery hashes of the lost one: a destination that stores
-    hashes would take the deliveries for done, and their records would be lost silently.
+    A new store, or an older copy of one, must not reuse the delivery hashes of the lost one, nor those of another
+    project with the same ids that starts at the same time: a destination that stores hashes would take the deliveries
+    for done, and their records would be lost silently.
     """
-    return max(int(time.time()), (highest or 0) + 1)
+    return max(number_of_now(), (highest or 0) + 1)
 
 
 class Generations:
