@@ -357,6 +357,18 @@ def test_old_hashes_are_dropped_and_then_refused(lab: PostgresLab, monkeypatch: 
     assert lab.rows() == [(1,), (1,), (2,)]
 
 
+def test_ids_with_colons_share_no_floor(lab: PostgresLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    monkeypatch.setattr(kept_hashes, "_EVERY", 1)
+    lab.execute("CREATE TABLE t (id int)")
+    far = lab.destination("a")
+    far.publish(replace(lab.stage(far, [create(1)]), consumer="b:c", step=KEPT_STEPS + 100))
+    near = lab.destination("a:b")
+    near.publish(replace(lab.stage(near, [create(2)]), hash="near", consumer="c", step=1))
+    assert lab.rows() == [(1,), (2,)]
+
+
 def test_what_is_remembered_of_a_delivery(lab: PostgresLab) -> None:
     lab.execute("CREATE TABLE t (id int)")
     delivery = lab.deliver(lab.destination(), [create(1), create(2)])

@@ -126,7 +126,7 @@ class Claims(NamedTuple):
         connection.execute(sql.SQL(_PUT_MARK).format(self._table), values)
 
     def _mark(self, consumer: str) -> str:
-        return f"mark:{self.pipeline}:{consumer}"
+        return self._key("mark", consumer)
 
     def gone(self, step: int) -> ConduitError:
         """Return the error for a prepared step whose hash may have been lost with the table."""
@@ -146,7 +146,11 @@ class Claims(NamedTuple):
         connection.execute(sql.SQL(_PRUNE).format(self._table), whose)
 
     def _floor(self, delivery: Delivery) -> str:
-        return f"floor:{self.pipeline}:{delivery.consumer}"
+        return self._key("floor", delivery.consumer)
+
+    def _key(self, kind: str, consumer: str) -> str:
+        # ids may have colons: two pairs of ids must not share a row
+        return ":".join((kind, self.pipeline.replace(":", "%3A"), consumer.replace(":", "%3A")))
 
     def _refuse_pruned(self, connection: Connection, delivery: Delivery) -> None:
         # queried after the insert, in a statement of its own: the insert may have waited for the pruning transaction
