@@ -46,7 +46,7 @@ def test_the_page_does_what_it_says(
 ) -> None:
     shop, warehouse = postgres_server.create_database(), postgres_server.create_database()
     lab = Lab(tmp_path, spark)
-    [pipeline, _], [server, database, look, drop] = _blocks("yaml"), _blocks("sql")
+    [pipeline, _], [server, database, look, opened, drop] = _blocks("yaml"), _blocks("sql")
     role, _, _ = server.partition("\n")
     address = shop.partition("@")[2]
     monkeypatch.setenv("SHOP_URL", f"postgresql://conduit_reader:change-me@{address}")
@@ -69,6 +69,11 @@ def test_the_page_does_what_it_says(
                 assert _rows(warehouse, table) == _rows(shop, table)
             assert [row[:3] for row in origin.execute(look.encode())] == [("shop", None, "reserved")]
             assert lab.letters() == []
+            copy.execute("BEGIN; SELECT pg_current_xact_id()")
+            transactions, prepared, _ = opened.split(";")
+            assert copy.info.backend_pid in [row[0] for row in origin.execute(transactions.encode())]
+            assert origin.execute(prepared.encode()).fetchall() == []
+            copy.execute("ROLLBACK")
         finally:
             for statement in drop.split(";"):
                 origin.execute(statement.encode())

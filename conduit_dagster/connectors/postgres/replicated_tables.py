@@ -20,13 +20,12 @@ from conduit_dagster.connectors.postgres.source_position import PostgresPosition
 from conduit_dagster.connectors.postgres.source_reader import StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.source_tables import oid_of, published_shapes
+from conduit_dagster.connectors.postgres.stream_pace import StreamPace, is_dear
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
 from conduit_dagster.connectors.postgres.wal_history import TimelineCheck, WalTimes, open_stream
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Leftover, Limit, Split
 
-_WAL_BYTES = 4
-"""Bytes of WAL per byte of a step's limit: the WAL also contains indexes and rows of other tables."""
 _CONFIRM = 1.0
 """Seconds between two confirmations by the driver; reading tasks confirm as well."""
 _QUIET_BYTES = 16 << 20
@@ -59,7 +58,7 @@ class ReplicatedTables:
         self._looked = 0
         self._moved = time.monotonic()
         self._acked, self._confirmed, self._confirming = 0, 0, 0.0
-        self._times = WalTimes()
+        self._times, self._pace = WalTimes(), StreamPace()
 
     @property
     def owned(self) -> str | None:
@@ -219,10 +218,13 @@ class ReplicatedTables:
         there = look.flushed if horizon is None else min(look.flushed, parse_lsn(horizon["lsn"]))
         if look.readable < there:
             there = self._standbys.readable(connection, lsn, horizon)
-        if there <= lsn or self._is_quiet(connection, lsn, there):
+        end = min(there, self._pace.end(look, lsn, limit.bytes))
+        # a drain ends as soon as it can, and a full range needs no more to come
+        rests = self._pace.is_resting(look, there) and horizon is None and end == there
+        if there <= lsn or rests or self._is_quiet(connection, lsn, there):
             return start
         self._moved = time.monotonic()
-        end = min(there, lsn + _WAL_BYTES * limit.bytes)
+        self._pace.begin()
         return start.at(end).on(look.timeline).settled().as_of(self._times.before(end))
 
     def _is_quiet(self, connection: Connection, lsn: int, upto: int) -> bool:
@@ -232,6 +234,7 @@ class ReplicatedTables:
         if upto - lsn >= _QUIET_BYTES or 0 < self._settings.heartbeat <= time.monotonic() - self._moved:
             return False
         if upto > self._looked:
+            self._pace.begin()
             self._confirm(connection)
             if self._slot.has_changes(connection, upto):
                 return False
@@ -280,7 +283,8 @@ class ReplicatedTables:
             self._is_ours = True
         self._copies.release(upto)
         self._acked = max(self._acked, upto.point.lsn)
-        if self._acked > self._confirmed and time.monotonic() - self._confirming > _CONFIRM:
+        # confirming makes the server decode as well
+        if self._acked > self._confirmed and time.monotonic() - self._confirming > max(_CONFIRM, self._pace.rest):
             self._session.ask(self._confirm)
 
     def _require_ours(self, connection: Connection, position: PostgresPosition) -> None:
@@ -342,12 +346,13 @@ class ReplicatedTables:
         return self._session.ask(lambda connection: self._lag_seconds(connection, position)) if position.lsn else None
 
     def _lag_seconds(self, connection: Connection, position: PostgresPosition) -> float | None:
-        # confirm first, or a delivered change would be the oldest one in the slot
-        self._confirm(connection)
         look, since = self._slot.look(connection), position.at_ms / 1000
         if look.flushed <= position.point.lsn:
             return 0.0
-        if look.exists and not look.is_lost and look.readable > position.point.lsn:
+        is_told = look.exists and not look.is_lost and not is_dear(look, look.readable)
+        if is_told and look.readable > position.point.lsn:
+            # or a delivered change would be the oldest one in the slot
+            self._confirm(connection)
             with suppress(psycopg.errors.ObjectInUse):
                 first = self._slot.first_waiting(connection, look.readable)
                 if first is None and look.readable == look.flushed:
@@ -359,7 +364,7 @@ class ReplicatedTables:
     def _lag(self, connection: Connection, look: SlotLook, lsn: int) -> int:
         behind = max(0, look.flushed - lsn)
         is_short = 0 < behind < _QUIET_BYTES and look.exists and not look.is_lost
-        is_short = is_short and look.confirmed <= lsn < look.readable
+        is_short = is_short and look.confirmed <= lsn < look.readable and not is_dear(look, look.readable)
         if is_short and not self._slot.has_changes(connection, look.readable):
             return look.flushed - look.readable
         return behind

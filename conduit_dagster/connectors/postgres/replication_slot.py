@@ -24,7 +24,8 @@ from conduit_dagster.sdk import Leftover
 _LOOK = """
     SELECT pg_wal_lsn_diff(
                CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END, '0/0'),
-           s.slot_name IS NOT NULL, pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'), s.wal_status, s.plugin,
+           s.slot_name IS NOT NULL, pg_wal_lsn_diff(s.confirmed_flush_lsn, '0/0'),
+           pg_wal_lsn_diff(coalesce(s.restart_lsn, s.confirmed_flush_lsn), '0/0'), s.wal_status, s.plugin,
            s.database = current_database(), extract(epoch FROM statement_timestamp()), pg_is_in_recovery(),
            CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END,
            pg_is_in_recovery() AND coalesce((to_jsonb(s) ->> 'synced')::boolean, false),
@@ -78,6 +79,8 @@ class SlotLook(NamedTuple):
     exists: bool
     confirmed: int
     """LSN up to which the server may have discarded changes."""
+    restart: int
+    """LSN from which the server decodes, for each read: the beginning of the oldest transaction that was open."""
     is_lost: bool
     at: float
     """The server's time before ``flushed`` was read, in seconds since 1970."""
@@ -121,7 +124,7 @@ class ReplicationSlot:
         standby keeps of the primary's."""
         row = connection.execute(_LOOK, (self._settings.slot,)).fetchone()
         assert row is not None
-        flushed, exists, confirmed, status, plugin, is_here, at, is_standby, timeline, is_copy, awaited = row
+        flushed, exists, confirmed, restart, status, plugin, is_here, at, is_standby, timeline, is_copy, awaited = row
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
@@ -130,7 +133,8 @@ class ReplicationSlot:
         server, is_lost = self._identity.of(connection), status == "lost"
         number = UNKNOWN_TIMELINE if timeline is None else int(timeline, 16)
         held = None if awaited is None else int(awaited)
-        return SlotLook(server, int(flushed), exists, int(confirmed or 0), is_lost, float(at), is_standby, number, held)
+        lsns = int(flushed), exists, int(confirmed or 0), int(restart or 0)
+        return SlotLook(server, *lsns, is_lost, float(at), is_standby, number, held)
 
     def _publication(self, connection: Connection) -> _Publication | None:
         row = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()

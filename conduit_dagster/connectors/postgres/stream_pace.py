@@ -1,0 +1,57 @@
+"""How far a step reads the stream of a slot, and how often: each read costs what the server decodes for it.
+
+The server decodes from the beginning of the oldest transaction that was open at the last confirmed LSN, whatever it
+sends of that. Where a transaction stays open, that is ever more WAL with each read.
+"""
+
+from __future__ import annotations
+
+import time
+
+from conduit_dagster.connectors.postgres.replication_slot import SlotLook
+
+_WAL_BYTES = 4
+"""Bytes of WAL per byte of a step's limit: the WAL also contains indexes and rows of other tables."""
+_MOST = 16
+"""A range takes at most this many times those."""
+_DEAR = 64 << 20
+"""Bytes of WAL to decode from which the stream is read less often."""
+_RATE = 32 << 20
+"""Bytes of WAL per second of rest. A server decodes four times as much, and a step has it decode up to three times: to
+see whether there are changes, to send them, and to confirm them."""
+
+
+class StreamPace:
+    """Pace of one run."""
+
+    def __init__(self) -> None:
+        self._began = float("-inf")
+        self.rest = 0.0
+        """Seconds from one read to the next, as of the last look."""
+
+    def is_resting(self, look: SlotLook, upto: int) -> bool:
+        """Return whether it is too early for another read."""
+        self.rest = _decoded(look, upto) / _RATE if is_dear(look, upto) else 0.0
+        return time.monotonic() - self._began < self.rest
+
+    def begin(self) -> None:
+        """Note that the stream is read now."""
+        self._began = time.monotonic()
+
+    def end(self, look: SlotLook, lsn: int, limit: int) -> int:
+        """Return where a range from ``lsn`` on ends at the latest; ``limit``: bytes of a step.
+
+        A range is as long as what has to be decoded before it, so that a reader that is behind gets ahead.
+        """
+        full = _WAL_BYTES * limit
+        return lsn + max(full, min(_decoded(look, lsn), _MOST * full))
+
+
+def is_dear(look: SlotLook, upto: int) -> bool:
+    """Return whether a read up to ``upto`` takes the server a second or so, however little it sends."""
+    return _decoded(look, upto) >= _DEAR
+
+
+def _decoded(look: SlotLook, upto: int) -> int:
+    """Return how many bytes of WAL the server decodes to send the changes before ``upto``."""
+    return max(0, upto - look.restart)
