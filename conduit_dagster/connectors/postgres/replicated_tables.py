@@ -220,7 +220,7 @@ class ReplicatedTables:
             there = self._standbys.readable(connection, lsn, horizon)
         end = min(there, self._pace.end(look, lsn, limit.bytes))
         # a drain ends as soon as it can, and a full range needs no more to come
-        rests = self._pace.is_resting(look, there) and horizon is None and end == there
+        rests = self._pace.is_resting(look, lsn, there) and horizon is None and end == there
         if there <= lsn or rests or self._is_quiet(connection, lsn, there):
             return start
         self._moved = time.monotonic()

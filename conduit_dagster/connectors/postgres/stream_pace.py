@@ -19,6 +19,8 @@ _DEAR = 64 << 20
 _RATE = 32 << 20
 """Bytes of WAL per second of rest. A server decodes four times as much, and a step has it decode up to three times: to
 see whether there are changes, to send them, and to confirm them."""
+_LITTLE = 1 / 8
+"""Part of what is decoded, below which it is worth waiting for more."""
 
 
 class StreamPace:
@@ -29,9 +31,11 @@ class StreamPace:
         self.rest = 0.0
         """Seconds from one read to the next, as of the last look."""
 
-    def is_resting(self, look: SlotLook, upto: int) -> bool:
-        """Return whether it is too early for another read."""
-        self.rest = _decoded(look, upto) / _RATE if is_dear(look, upto) else 0.0
+    def is_resting(self, look: SlotLook, lsn: int, upto: int) -> bool:
+        """Return whether it is too early to read what there is from ``lsn`` to ``upto``."""
+        # without an open transaction the server begins some 15 seconds back: much on a busy one, where much is new soon
+        is_little = is_dear(look, upto) and upto - lsn < _decoded(look, upto) * _LITTLE
+        self.rest = _decoded(look, upto) / _RATE if is_little else 0.0
         return time.monotonic() - self._began < self.rest
 
     def begin(self) -> None:
