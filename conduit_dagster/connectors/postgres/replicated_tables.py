@@ -331,7 +331,8 @@ class ReplicatedTables:
     def lag(self, position: PostgresPosition) -> int | None:
         """Return the bytes of WAL after a position, including those of other tables; 0 if none of them is relevant.
 
-        None before the slot exists. If only other tables are written to, their WAL counts from 16 MiB on.
+        None before the slot exists. If only other tables are written to, their WAL counts from 16 MiB on, and any of
+        it while the server would decode much to tell them apart.
         """
         if not position.lsn:
             return None
@@ -341,7 +342,8 @@ class ReplicatedTables:
     def lag_seconds(self, position: PostgresPosition) -> float | None:
         """Return the seconds since the first change after a position was committed; 0 if no relevant change waits.
 
-        While a task reads the slot, returns the age of the position: all commits up to that time lie before it.
+        While a task reads the slot, or the server would decode much to tell, returns the age of the position: all
+        commits up to that time lie before it.
         """
         return self._session.ask(lambda connection: self._lag_seconds(connection, position)) if position.lsn else None
 
