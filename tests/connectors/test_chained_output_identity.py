@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from lab.descriptors import open_files
 from lab.file_reading import text_of
 
 from conduit_dagster.config.project import Project
@@ -286,14 +287,9 @@ def test_no_boundary_is_of_what_was_never_read(one_file: Chain) -> None:
 def test_descriptors_are_given_back(chain: Chain) -> None:
     chain.publish(OURS)
     end = chain.end()
-    gc.collect()  # objects that the errors of other tests still reference
-    open_now = _descriptors()
+    open_now = open_files(chain.path)
     for _ in range(3):
         assert chain.lines(chain.split(chain.end())) == OURS
         chain.source.verify(chain.source.initial(), end)
     gc.collect()
-    assert _descriptors() == open_now
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    assert open_files(chain.path) == open_now

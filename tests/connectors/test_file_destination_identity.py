@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.descriptors import open_files
 from lab.file_deliveries import make, next_one, prepared, publish_some, rows, stage
 
 from conduit_dagster.connectors.file import file_state, ordered_file
@@ -288,8 +288,7 @@ def test_a_removed_file_is_not_made_again(tmp_path: Path, strategy: Strategy) ->
 
 def test_descriptors_are_given_back(tmp_path: Path, births: Callable[[int], None]) -> None:
     destination, expected, second = two(tmp_path, "at-most-once")
-    gc.collect()  # objects that the errors of other tests still reference
-    open_now = _descriptors()
+    open_now = open_files(tmp_path)
     for value in (1_000, 2_000):
         births(value)
         for act, given in ((destination.target, expected), (destination.publish, second), (destination.holds, second)):
@@ -297,8 +296,4 @@ def test_descriptors_are_given_back(tmp_path: Path, births: Callable[[int], None
                 act(given)  # type: ignore[arg-type]
             except ConduitError:
                 pass
-    assert _descriptors() == open_now
-
-
-def _descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
+    assert open_files(tmp_path) == open_now

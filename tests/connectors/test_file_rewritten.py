@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from lab.descriptors import open_files
 from lab.file_changes import NEW, OLD, copy_and_truncate, overwrite, replace, rotate, write
 from lab.file_reading import MUCH, Reader, append, text_of
 
@@ -109,11 +109,10 @@ def test_no_boundary_is_of_what_was_never_read(tmp_path: Path, log: Path) -> Non
 def test_descriptors_are_given_back(tmp_path: Path) -> None:
     for i in range(40):
         append(tmp_path / f"{i:02d}.txt", "a\nb\n")
-    gc.collect()  # objects that the errors of other tests still reference
-    source, before = Reader(tmp_path, "*.txt"), len(list(Path("/proc/self/fd").iterdir()))
+    source, before = Reader(tmp_path, "*.txt"), open_files(tmp_path)
     while source.step(Limit(3, 100), drain=True):
         assert source.source.lag(source.position) is not None
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_files(tmp_path) == before
 
 
 # -- files that are changed in place --------------------------------------------------------------------------------
