@@ -164,37 +164,6 @@ def _fail() -> None:
     raise ZeroDivisionError
 
 
-# -- fence --------------------------------------------------------------------------------------------------------
-
-
-def test_a_fence_ends_the_transaction_of_a_frozen_owner(lab: PostgresLab) -> None:
-    """The new owner publishes the same delivery at once; the old one thaws to an error, and to a finished delivery."""
-    lab.execute("CREATE TABLE t (id int, v text)")
-    old, new, other = lab.destination(), lab.destination(), lab.destination("another")
-    for epoch, one in ((1, old), (1, other)):
-        one.fence(epoch)
-    delivery = lab.stage(old, [create(i, v="x" * 1_000) for i in range(3_000)])
-
-    def take_over() -> None:
-        new.fence(2)
-        new.publish(delivery)
-
-    with at_half(take_over), pytest.raises(TransientError):
-        old.publish(delivery)
-    assert len(lab.rows()) == 3_000
-    old.publish(delivery)
-    assert len(lab.rows()) == 3_000
-
-    def epochs() -> list[str]:
-        query = "SELECT application_name FROM pg_stat_activity WHERE datname = current_database()"
-        names = [row[0] for row in lab.execute(query)]
-        return sorted(name.rpartition(":")[2] for name in names if name.startswith("conduit:"))
-
-    # the thawed owner is back and harmless; another pipeline's connection was never touched; a server process that
-    # was ended goes on for a moment after it has given up its locks
-    wait_until(lambda: epochs() == ["1", "1", "2"], "each owner has one connection", said=lambda: str(epochs()))
-
-
 # -- what can't work ----------------------------------------------------------------------------------------------
 
 

@@ -100,6 +100,8 @@ class Claims(NamedTuple):
         new = {row[0] for row in connection.execute(sql.SQL(_PUT_ALL).format(table), values)}
         if new:
             self._refuse_pruned(connection, first)
+        else:
+            self.state(connection, first)
         if len(new) == len(deliveries):
             return list[Claimed](repeat(state, len(deliveries)))
         query = sql.SQL("SELECT hash, state FROM {} WHERE hash = ANY(%s)").format(table)
@@ -108,8 +110,12 @@ class Claims(NamedTuple):
         return [known.get(one.hash) or self.put(connection, one, state) or state for one in deliveries]
 
     def state(self, connection: Connection, delivery: Delivery) -> Claimed | None:
-        """Return the state stored under the delivery's hash, or None."""
-        query = sql.SQL("SELECT state FROM {} WHERE hash = %s").format(self._table)
+        """Return the state stored under the delivery's hash, or None. Call it in a transaction that is committed.
+
+        A commit that was cut off while it waited for synchronous standbys can be seen, and they may lack it: with the
+        lock, this transaction's commit waits for them. On a standby, which may not have the newest hashes, it fails.
+        """
+        query = sql.SQL("SELECT state FROM {} WHERE hash = %s FOR UPDATE").format(self._table)
         return cast("Claimed | None", value_of(connection, query, (delivery.hash,)))
 
     def mark(self, connection: Connection, consumer: str) -> str | None:

@@ -214,7 +214,7 @@ class PostgresDestination(StagedDestination):
 
         Raises ``FatalError`` if a hash could be lost, unless such a delivery is to be sent again.
         """
-        with self._connected() as connection:
+        with self._connected() as connection, transaction(connection, self.settings):
             is_there = self._claims.state(connection, delivery) == "delivered"
             if not is_there and self.settings.on_deliveries_gone == "fail" and self._is_lost(connection, delivery):
                 raise self._claims.gone(delivery.step)
