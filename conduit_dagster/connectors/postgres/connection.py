@@ -179,9 +179,11 @@ _PATIENCE = 30.0
 """Seconds to wait for terminated backends to exit."""
 _PAUSE = 0.02
 
+# the user that connected, and not the role that it has: the view shows that one, and it may end its own sessions
+_AS_USER = "SET LOCAL ROLE NONE"
 _OTHERS = """
     SELECT pid, application_name FROM pg_stat_activity
-    WHERE starts_with(application_name, %s) AND usename = current_user AND pid <> pg_backend_pid()
+    WHERE starts_with(application_name, %s) AND usename = session_user AND pid <> pg_backend_pid()
       AND datname = current_database()
 """
 
@@ -193,9 +195,7 @@ def end_older(connection: Connection, name: str, epoch: int, verdicts: DatabaseE
     ``lock-timeout``.
     """
     deadline = time.monotonic() + _PATIENCE
-    while older := _older(connection, name, epoch):
-        for pid in older:
-            connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    while older := _ended(connection, name, epoch):
         if time.monotonic() > deadline:
             fix = "end them on the server: SELECT pg_terminate_backend(pid); then run again"
             pids = ", ".join(map(str, older))
@@ -203,9 +203,16 @@ def end_older(connection: Connection, name: str, epoch: int, verdicts: DatabaseE
         time.sleep(_PAUSE)
 
 
-def _older(connection: psycopg.Connection[tuple[object, ...]], name: str, epoch: int) -> list[int]:
-    rows = connection.execute(_OTHERS, (f"{name}:",)).fetchall()
-    return [int(str(pid)) for pid, called in rows if _epoch(str(called)) < epoch]
+def _ended(connection: Connection, name: str, epoch: int) -> list[int]:
+    """Terminate the older connections that are there, and return their process ids."""
+    # one transaction for each look: the view does not change within one
+    with connection.transaction():
+        connection.execute(_AS_USER)
+        rows = connection.execute(_OTHERS, (f"{name}:",)).fetchall()
+        older = [int(str(pid)) for pid, called in rows if _epoch(str(called)) < epoch]
+        for pid in older:
+            connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    return older
 
 
 def _epoch(name: str) -> int:
