@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 from lab.kills import crashing
-from lab.postgres_lab import PostgresLab
+from lab.postgres_lab import PostgresLab, create
 from lab.support import DECODE, Lab, queue, source
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.state.claim import open_store
 
 _LOSSES = {
@@ -102,3 +103,39 @@ def test_a_table_that_was_emptied_between_steps_stops_nothing(pipe: _Pipe) -> No
     pipe.crash("before-publish")
     assert pipe.lab.run().error is None
     assert pipe.there == list(range(10))
+
+
+def test_a_table_that_is_dropped_during_a_run_is_named_and_made_anew(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (id int)")
+    destination = lab.destination()
+    lab.deliver(destination, [create(1)])
+    lab.execute("DROP TABLE conduit_deliveries")
+    delivery = lab.stage(destination, [create(2)])
+    for look in (destination.publish, destination.holds):
+        with pytest.raises(TransientError, match="conduit_deliveries was dropped") as caught:
+            look(delivery)
+        assert caught.value.code == "postgres.deliveries_gone"
+    destination.close()
+    destination.publish(delivery)
+    assert lab.rows() == [(1,), (2,)]
+
+
+_ALTERED = {
+    "a constraint": ("ALTER TABLE conduit_deliveries ADD CHECK (records < 0) NOT VALID", "deliveries_altered"),
+    "row security": ("ALTER TABLE conduit_deliveries ENABLE ROW LEVEL SECURITY", "no_privilege"),
+}
+
+
+@pytest.mark.parametrize("case", _ALTERED)
+def test_a_table_that_takes_no_hash_is_named_and_refuses_no_record(lab: PostgresLab, case: str) -> None:
+    change, code = _ALTERED[case]
+    lab.execute("CREATE TABLE t (id int); CREATE ROLE guest LOGIN PASSWORD 'welcome'")
+    lab.destination().check()
+    lab.execute(f"{change}; GRANT ALL ON conduit_deliveries, t TO guest; GRANT USAGE ON SCHEMA public TO guest")
+    destination = lab.destination(url=f"postgresql://guest:welcome@{lab.url.partition('@')[2]}")
+    with pytest.raises(FatalError) as caught:
+        lab.deliver(destination, [create(1)])
+    assert caught.value.code == f"postgres.{code}"
+    assert "conduit_deliveries" in caught.value.message + str(caught.value.place)
+    destination.close()
+    lab.execute("DROP OWNED BY guest; DROP ROLE guest")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from secrets import token_hex
 from typing import NamedTuple, cast
@@ -13,7 +14,7 @@ from psycopg import errors, sql
 from conduit_dagster.connectors.kept_hashes import new_floor
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
+from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors, is_data, state_name
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Claimed, Delivery
 
@@ -46,6 +47,8 @@ _PRUNE = "DELETE FROM {} WHERE pipeline = %s AND consumer = %s AND step < %s AND
 _RIGHTS = """
     SELECT bool_and(has_table_privilege(%s, right_)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) right_
 """
+_MADE_ANEW = "nothing: the next start makes it anew. If it was moved away, move it back before"
+_ALTERED = "remove what was added to it: a trigger, a constraint, a column"
 
 
 class Claims(NamedTuple):
@@ -58,6 +61,23 @@ class Claims(NamedTuple):
     @property
     def _table(self) -> sql.Identifier:
         return TableName(self.schema, NAME).quoted
+
+    @contextmanager
+    def told(self) -> Generator[None]:
+        """Raise database errors as those of this table, which no record causes."""
+        try:
+            yield
+        except psycopg.Error as error:
+            raise self._verdict(error) from None
+
+    def _verdict(self, error: psycopg.Error) -> Exception:
+        name = f"{self.schema}.{NAME}"
+        if isinstance(error, errors.UndefinedTable):
+            return self.verdicts.outage(f"{name} was dropped during the run", "postgres.deliveries_gone", _MADE_ANEW)
+        if is_data(error):
+            message = f"{name} takes no hashes: {state_name(error.sqlstate or '')}: {error.diag.message_primary}"
+            return self.verdicts.fatal(message, "postgres.deliveries_altered", _ALTERED)
+        return self.verdicts.of_table(name).verdict(error)
 
     def create(self, connection: Connection) -> None:
         """Create the table if it is missing. Safe when several processes create it at the same time."""

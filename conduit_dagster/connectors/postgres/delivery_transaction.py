@@ -126,7 +126,9 @@ class TablePublisher:
         search = _RowSearch(connection, write)
         try:
             with transaction(connection, self._settings, force_rollback=True):
-                if self._claims.put(connection, delivery, "delivered") is None:
+                with self._claims.told():
+                    there = self._claims.put(connection, delivery, "delivered")
+                if there is None:
                     search.run(batches(self._slices(connection, delivery), strict=True))
         except (TableError, psycopg.Error):
             if not search.found:
@@ -152,7 +154,8 @@ class TablePublisher:
     def _put(self, connection: Connection, delivery: Delivery, strict: bool) -> Claim | None:
         # must come first: the insert waits for a concurrent transaction with the same hash and decides which of the two
         # wins
-        there = self._claims.put(connection, delivery, "delivered")
+        with self._claims.told():
+            there = self._claims.put(connection, delivery, "delivered")
         if there is not None:
             return None if there == "delivered" else there
         slices = self._slices(connection, delivery)
@@ -162,7 +165,8 @@ class TablePublisher:
             with self._about(batch.group.table, batch.slices[0].place):
                 self._batch(connection, batch, progress)
         progress.pass_half()
-        self._claims.prune(connection, delivery)
+        with self._claims.told():
+            self._claims.prune(connection, delivery)
         return None
 
     @contextmanager

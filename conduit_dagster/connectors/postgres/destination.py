@@ -174,15 +174,12 @@ class PostgresDestination(StagedDestination):
 
     @contextmanager
     def _connected(self) -> Generator[Connection]:
-        """Yield the connection, with the table of deliveries there. Raises database errors as their verdicts."""
-        with self._session.connection() as connection:
-            try:
-                if not self._is_ready:
-                    self._claims.create(connection)
-                    self._is_ready = True
-                yield connection
-            except psycopg.Error as error:
-                raise self._verdicts.verdict(error) from None
+        """Yield the connection, with the table of deliveries there. Raises database errors as those of that table."""
+        with self._session.connection() as connection, self._claims.told():
+            if not self._is_ready:
+                self._claims.create(connection)
+                self._is_ready = True
+            yield connection
 
     def fence(self, epoch: int) -> None:
         """Terminate the connections of older owners. New connections carry ``epoch`` in their ``application_name``."""
