@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.sdk import Rejected
 
 END_OTHERS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -269,6 +270,7 @@ def test_updates_need_a_unique_index(lab: PostgresLab) -> None:
 REFUSED = {
     "a full role": ("CONNECTION LIMIT 0", "", "postgres.busy", "max_connections"),
     "a server without TLS": ("", "?sslmode=require", "postgres.unreachable", "sslmode"),
+    "no standby": ("", "?target_session_attrs=standby", "postgres.read_only", "target_session_attrs"),
 }
 
 
@@ -362,3 +364,24 @@ def test_many_make_the_table_of_deliveries_at_once(lab: PostgresLab) -> None:
         at_once(lambda number, checks=checks: checks[number](), 8)
         assert lab.states() == []  # it exists and is empty
         lab.execute("DROP TABLE conduit_deliveries")
+
+
+_AUDIT = """
+    CREATE TABLE t (id int PRIMARY KEY, v int);
+    CREATE FUNCTION audited() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO audit VALUES (NEW.id); RETURN NEW; END $$;
+    CREATE TRIGGER audited BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION audited()
+"""
+
+
+@pytest.mark.parametrize("operation", ["create", "update"])
+def test_a_trigger_that_lacks_a_table_is_named(lab: PostgresLab, operation: str) -> None:
+    """Not the table of the records, which is there. If records name that, it can't be written: they are nacks."""
+    lab.execute(_AUDIT)
+    records = [change(operation, number) for number in range(2)]
+    with pytest.raises(FatalError, match='"audit" does not exist') as error:
+        lab.deliver(lab.destination(), records)
+    assert "audited()" in str(error.value.fix) and "create the table" not in str(error.value.fix)
+    with pytest.raises(Rejected, match='"audit" does not exist') as refused:
+        lab.deliver(lab.destination(on_missing_table="nack"), records)
+    assert [one.place for one in refused.value.refusals] == [0, 1]

@@ -110,6 +110,23 @@ def test_what_is_dropped_after_staging_refuses_its_own_records(lab: PostgresLab,
     assert lab.rows("a") == [(1,), (3,)]
 
 
+@pytest.mark.parametrize("unmapped", ["error", "ignore"])
+@pytest.mark.parametrize("operation", ["create", "update", "snapshot"])
+def test_a_column_that_is_dropped_after_staging_is_one_that_was_never_there(
+    lab: PostgresLab, operation: str, unmapped: str
+) -> None:
+    """Also for the lines of a minute afterwards, in which processes have the table as it was."""
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, v text, gone text)")
+    destination = lab.destination(unmapped=unmapped)
+    records = [change(operation, 1, v="a", gone="x"), change(operation, 2, v="b", gone=None)]
+    delivery = lab.stage(destination, records)
+    lab.execute("ALTER TABLE t DROP gone")
+    assert publish_each(destination, delivery, 2) == ({0: "unmapped"} if unmapped == "error" else {})
+    destination.publish(lab.stage(destination, [change(operation, 3, v="c", gone=None)]))
+    kept = [(1, "a"), (2, "b"), (3, "c")]
+    assert lab.rows() == kept[1 if unmapped == "error" else 0 :]
+
+
 def test_one_fixed_table_that_is_missing_fails_unless_told_otherwise(lab: PostgresLab) -> None:
     destination = lab.destination()
     for work in (destination.check, lambda: lab.stage(destination, [create(1)])):
@@ -242,6 +259,18 @@ def test_a_name_that_postgres_cannot_have_is_a_nack(lab: PostgresLab, name: str)
     destination = lab.destination(table=COLLECTION, create_table="auto")
     lab.stage(destination, [of(quoted(name), 1), Record(2, {"opencdc.collection": "new"}, {"id": 1, name: 1})])
     assert [refusal.place for refusal in lab.refused] == [0, 1]
+
+
+def test_a_name_that_the_database_s_encoding_lacks_is_a_nack(lab: PostgresLab) -> None:
+    name = f"latin_{lab.url.rpartition('/')[2]}"
+    lab.execute(f"DROP DATABASE IF EXISTS {name}")
+    lab.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    latin = PostgresLab(f"{lab.url.rpartition('/')[0]}/{name}?client_encoding=UTF8", lab.root)
+    destination = latin.destination(table=COLLECTION, create_table="auto")
+    latin.deliver(destination, [of("é", 1), of("Ω", 2), of("é", 3)])
+    assert (codes(latin), latin.rows("é")) == ({1: "table_name"}, [(1,), (3,)])
+    with pytest.raises(FatalError, match=r"no table public\.Ω"):
+        latin.destination(table="Ω").check()
 
 
 @pytest.mark.parametrize("name", ["ctid", "xmin", "tableoid"])

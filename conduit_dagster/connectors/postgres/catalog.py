@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import psycopg
+from psycopg import errors
 
 from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
@@ -195,6 +196,10 @@ class TableLookup:
             if self._nacks:
                 self._require_rights(connection, name, found)
             return found
+        except errors.UntranslatableCharacter as error:
+            if not self._nacks:
+                raise self._verdicts.missing(str(name)) from None
+            raise CellError("table_name", f"no table can be called {name}: {error.diag.message_primary}") from None
         except psycopg.Error as error:
             raise self._verdicts.verdict(error) from None
         finally:

@@ -48,6 +48,8 @@ class TablePublisher:
         self._locator = Locator()
         self._direct = DirectCopy()
         self._nacks = settings.nacks_missing_tables
+        self._lacking: set[TableName] = set()
+        """Tables that lost a column of lines that were staged before."""
 
     def publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
         """Publish the delivery. Return None if it is published, now or earlier, else the claim stored under its hash.
@@ -57,6 +59,9 @@ class TablePublisher:
         """
         try:
             return self._publish(connection, delivery)
+        except _ColumnLostError as error:
+            self._lacking.add(error.table)
+            return self.publish(connection, delivery)
         except RowError as error:
             raise self._claims.verdicts.refused(error) from error.cause
         except TableError as error:
@@ -176,9 +181,16 @@ class TablePublisher:
         try:
             yield
         except psycopg.Error as error:
+            if isinstance(error, errors.UndefinedColumn) and table not in self._lacking:
+                raise _ColumnLostError(table) from error
             if self._nacks and is_about_table(error):
                 raise NamedTableError(place, error) from error
             raise TableError(str(table), error) from error
+        except RowError as error:
+            # of a trigger, of which COPY says the line
+            if self._nacks and is_about_table(error.cause):
+                raise NamedTableError(error.place, error.cause) from error.cause
+            raise
 
     def _slices(self, connection: Connection, delivery: Delivery) -> list[Placed]:
         slices = self._created(connection, delivery, self._locator.slices(delivery))
@@ -186,9 +198,9 @@ class TablePublisher:
 
     def _created(self, connection: Connection, delivery: Delivery, slices: list[Placed]) -> list[Placed]:
         """Create missing tables; return the lines as the tables take them. Raises ``Rejected`` for records with values
-        for columns that a table lacks which was created since staging."""
+        for columns that a table lacks which was created since staging, or has lost."""
         missing = self._locator.missing(delivery)
-        if not missing:
+        if not missing and not self._lacking:
             return slices
         # a child creates only the tables of its own records
         first = {group.table: one.place for group, one in reversed(slices)}
@@ -196,7 +208,8 @@ class TablePublisher:
             if found := [one for one in missing if one.table == name]:
                 with self._about(name, place):
                     create_table(connection, name, found)
-        tables = {one.table: read_table(connection, one.table) for one in missing if one.table in first}
+        changed = self._lacking.union(one.table for one in missing)
+        tables = {name: read_table(connection, name) for name in first if name in changed}
         url = storage.join(delivery.staging, f"narrowed-{token_hex(8)}")
         return narrowed_lines(slices, tables, url, self._settings.unmapped == "ignore")
 
@@ -212,6 +225,14 @@ class TablePublisher:
         merge = Merge(connection, batch, self._settings.on_conflict)
         _copy(connection, merge.prepare(), batch, merge.relation, progress)
         merge.apply()
+
+
+class _ColumnLostError(Exception):
+    """A table lacks a column of the staged lines."""
+
+    def __init__(self, table: TableName) -> None:
+        super().__init__(table)
+        self.table = table
 
 
 def _copy_rows(connection: Connection, batch: CopyBatch, progress: _Progress) -> None:

@@ -98,8 +98,9 @@ _TRANSIENT = {
     ),
     "25006": (
         "postgres.read_only",
-        "the server takes no writes: name the primary in url, or wait until it is one; or "
-        "default_transaction_read_only is on for the user or the database: ALTER ROLE … RESET it",
+        "the server takes no writes: name the primary in url, or wait until it is one (of several hosts, "
+        "target_session_attrs=read-write in the url finds it); or default_transaction_read_only is on for the user or "
+        "the database: ALTER ROLE … RESET it",
     ),
     "53200": (
         "postgres.busy",
@@ -140,6 +141,8 @@ _ANSWERED = re.compile(r"failed: [^\s:]+:  ")
 # lines about the one before: hints of libpq are indented, what the server adds has a label and two spaces
 _MORE = re.compile(r"\s|[^\s:]+ ?:  |Is the server|Multiple connection|- ")
 _TLS = re.compile(r"\bSSL\b|certificate")
+_OTHER_ATTRIBUTES = re.compile(r"session is (not )?read-only|server is (not )?in hot standby mode")
+_FUNCTION = re.compile(r"^PL/\w+.*\(.*$|^SQL function .*$", re.MULTILINE)
 
 
 class DatabaseErrors:
@@ -158,6 +161,11 @@ class DatabaseErrors:
         if _FULL.search(text):
             code, fix = _TRANSIENT["53300"]
             return self._error(TransientError, f"can't connect: {_last_line(text)}", code, fix)
+        if _OTHER_ATTRIBUTES.search(_last_line(text)):
+            fix = (
+                "wait until one of the hosts is what target_session_attrs in the setting url asks for, or correct them"
+            )
+            return self._error(TransientError, f"can't connect: {_last_line(text)}", "postgres.read_only", fix)
         fix = "start the server, or correct host and port in the setting url; nothing was lost"
         if _ANSWERED.search(text):
             fix = "the server is up and does not let this user in now: change what its message says; nothing was lost"
@@ -190,7 +198,7 @@ class DatabaseErrors:
             code, fix = _TRANSIENT.get(state) or _TRANSIENT_CLASSES[state[:2]]
             return self._error(TransientError, text, code, fix)
         if state in _FATAL or state[:2] in _FATAL_CLASSES:
-            return self._fatal(state, text)
+            return self._fatal(state, text, _function(error))
         if is_data(error) and place is not None:
             return Rejected(place, self.nack(error))
         return BulkError(f"{state_name(state)}: {self._server.scrub(text)}")
@@ -213,10 +221,12 @@ class DatabaseErrors:
         code, fix = _FATAL["42P01"]
         return self._error(FatalError, f"there is no table {table}", code, fix.format(table=table))
 
-    def _fatal(self, state: str, text: str) -> ConduitError:
+    def _fatal(self, state: str, text: str, function: str | None = None) -> ConduitError:
         code, fix = _FATAL.get(state, (f"postgres.{state_name(state)}", None))
         server = self._server
         filled = fix and fix.format(table=self._table or "SCHEMA.TABLE", user=server.user, database=server.database)
+        if function is not None:
+            filled = f"correct what the table calls for its rows, as a trigger does: {function}"
         return self._error(FatalError, text, code, filled)
 
     def _error(self, kind: type[ConduitError], text: str, code: str, fix: str | None) -> ConduitError:
@@ -266,6 +276,12 @@ def state_name(state: str) -> str:
     except KeyError:
         return state.lower() or "error"
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _function(error: psycopg.Error) -> str | None:
+    """Return the function of the database in which the error arose, as its context says; None for none."""
+    found = _FUNCTION.search(error.diag.context or "")
+    return None if found is None or "inline_code_block" in found[0] else found[0]
 
 
 def _message(error: psycopg.Error) -> str:
