@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -258,6 +259,24 @@ def test_missing_rights_say_what_to_grant(lab: PostgresLab) -> None:
     assert error.value.code == "postgres.no_privilege" and "GRANT" in str(error.value.fix)
     assert admin.rows() == [(1, None)]
     admin.execute("DROP OWNED BY limited; DROP ROLE limited")
+
+
+def test_what_an_error_says_to_type_can_be_typed(lab: PostgresLab) -> None:
+    """Names that need quotes have them."""
+    lab.execute('CREATE SCHEMA "Shop"; CREATE TABLE "Shop"."Orders 1" (id int PRIMARY KEY, v int)')
+    lab.execute("""CREATE ROLE "App-1" LOGIN PASSWORD 'welcome'; GRANT ALL ON SCHEMA "Shop" TO "App-1" """)
+    user = PostgresLab(f"postgresql://App-1:welcome@{lab.url.partition('@')[2]}", lab.root)
+    destination = user.destination(table='Shop."Orders 1"')
+    update = partial(user.deliver, destination, [change("update", 1, v=1)])
+    for given, call in (("SELECT", destination.check), ("INSERT", update)):
+        lab.execute(f'REVOKE ALL ON "Shop"."Orders 1" FROM "App-1"; GRANT {given} ON "Shop"."Orders 1" TO "App-1"')
+        with pytest.raises(FatalError) as error:
+            call()
+        lab.execute(str(error.value.fix).removeprefix("as the table's owner: ").partition(";")[0])
+    user.deliver(destination, [change("update", 1, v=2)])
+    assert lab.rows("Shop/Orders 1") == [(1, 2)]
+    destination.close()
+    lab.execute('DROP OWNED BY "App-1"; DROP ROLE "App-1"')
 
 
 def test_updates_need_a_unique_index(lab: PostgresLab) -> None:

@@ -11,7 +11,12 @@ import psycopg
 from psycopg import errors
 
 from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
-from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
+from conduit_dagster.connectors.postgres.settings import (
+    DatabaseServer,
+    PostgresDestinationSettings,
+    TableName,
+    typed_name,
+)
 from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
 from conduit_dagster.whole_numbers import FloatBits
 
@@ -68,7 +73,8 @@ class Column(NamedTuple):
 
 
 _WRITABLE = """
-    SELECT has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'INSERT') AND NOT c.relrowsecurity
+    SELECT has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'INSERT')
+        AND NOT row_security_active(c.oid)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
 """
 _CREATABLE = "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s"
@@ -143,10 +149,10 @@ def check_columns(table: Table, settings: PostgresDestinationSettings, verdicts:
 def check_rights(connection: Connection, table: Table, verdicts: DatabaseErrors) -> None:
     """Raise ``FatalError`` without the privilege to insert rows. A missing UPDATE privilege fails only at the first
     update."""
-    name = table.name.quoted.as_string(connection)
+    name, its = table.name.quoted.as_string(connection), table.name.typed
     row = connection.execute("SELECT has_any_column_privilege(%s, 'INSERT'), current_user", (name,)).fetchone()
     if row is not None and not row[0]:
-        fix = f"as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {row[1]}"
+        fix = f"as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE ON {its} TO {typed_name(row[1])}"
         raise verdicts.fatal(f"no right to insert into {table.name}", "postgres.no_privilege", fix)
 
 

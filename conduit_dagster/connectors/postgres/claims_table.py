@@ -71,7 +71,7 @@ class Claims(NamedTuple):
             raise self._verdict(error) from None
 
     def _verdict(self, error: psycopg.Error) -> Exception:
-        name = f"{self.schema}.{NAME}"
+        name = str(TableName(self.schema, NAME))
         if isinstance(error, errors.UndefinedTable):
             return self.verdicts.outage(f"{name} was dropped during the run", "postgres.deliveries_gone", _MADE_ANEW)
         if is_data(error):
@@ -188,7 +188,7 @@ class Claims(NamedTuple):
         fix = (
             "a run this old must not go on; where the state store was started anew on purpose, or another project"
             " writes here with the same pipeline and connector id, as docs/postgres.md says under Hashes: "
-            f"DELETE FROM {self.schema}.{NAME} WHERE hash = '{named}', then run again"
+            f"DELETE FROM {TableName(self.schema, NAME).typed} WHERE hash = '{named}', then run again"
         )
         message = f"step {delivery.step} is older than what {NAME} still knows (step {floor})"
         raise self.verdicts.fatal(message, "postgres.step_pruned", fix)

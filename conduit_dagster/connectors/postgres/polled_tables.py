@@ -10,7 +10,7 @@ import msgspec
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copied_rows import CopyOperation
 from conduit_dagster.connectors.postgres.copy_snapshot import OpenTransactions, count_some, last_row
-from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.settings import TableName, typed_name
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_of, order_column
@@ -250,7 +250,8 @@ class _TablePolls(TableCopies):
         column = order_column(connection, table, name)
         if column is None:
             message = f"{table} has no column {name} that is NOT NULL, not generated, and no date or rounded time"
-            fix = f"ALTER TABLE {table} ALTER COLUMN {name} SET NOT NULL; or name another one with polling.column"
+            fix = f"ALTER TABLE {table.typed} ALTER COLUMN {typed_name(name)} SET NOT NULL"
+            fix += "; or name another one with polling.column"
             raise self._errors.unfit("postgres.no_polling_column", message, fix)
         return [column, *(one for one in key if one.name != name)]
 

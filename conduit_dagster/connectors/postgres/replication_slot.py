@@ -11,7 +11,7 @@ from psycopg import sql
 
 from conduit_dagster.connectors.postgres.connection import Connection, value_of
 from conduit_dagster.connectors.postgres.pgoutput import Begin, read_begin, require_published
-from conduit_dagster.connectors.postgres.settings import TableName, in_quotes
+from conduit_dagster.connectors.postgres.settings import TableName, in_quotes, typed_name
 from conduit_dagster.connectors.postgres.slot_owner import SlotOwner
 from conduit_dagster.connectors.postgres.source_errors import START_OVER, SourceErrors, is_unreadable
 from conduit_dagster.connectors.postgres.source_position import format_lsn
@@ -276,7 +276,7 @@ class ReplicationSlot:
         """Raise ``FatalError`` if the user may not replicate, or the server has no slot or sender left."""
         if not value_of(connection, _MAY_REPLICATE):
             message = f"{user} may not replicate; cdcMode: long_polling needs no such right, but finds no deletes"
-            fix = f"as a superuser: ALTER ROLE {user} REPLICATION"
+            fix = f"as a superuser: ALTER ROLE {typed_name(user)} REPLICATION"
             raise self._errors.unfit("postgres.no_privilege", message, fix)
         row = connection.execute(_ROOM).fetchone()
         assert row is not None

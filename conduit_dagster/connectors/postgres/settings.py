@@ -118,6 +118,11 @@ class TableName(msgspec.Struct, frozen=True, order=True):
         """Quoted name as SQL."""
         return sql.Identifier(self.schema, self.name)
 
+    @property
+    def typed(self) -> str:
+        """Name for a statement that is to be typed."""
+        return f"{typed_name(self.schema)}.{typed_name(self.name)}"
+
 
 def table_text(name: TableName, schema: str) -> str:
     """Return the text of which :func:`table_name` makes this table, without the schema if it is ``schema``."""
@@ -132,6 +137,14 @@ def _needs_quotes(part: str) -> bool:
 def in_quotes(name: str) -> str:
     """Return a name in double quotes, as in SQL."""
     return '"' + name.replace('"', '""') + '"'
+
+
+_PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
+
+
+def typed_name(name: str) -> str:
+    """Return a name for a statement that is to be typed: in double quotes only where it needs them."""
+    return name if _PLAIN.fullmatch(name) else in_quotes(name)
 
 
 class _Piece(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import psycopg
 
-from conduit_dagster.connectors.postgres.settings import DatabaseServer
+from conduit_dagster.connectors.postgres.settings import DatabaseServer, typed_name
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 
@@ -39,7 +39,9 @@ class SourceErrors:
     def connecting(self, error: psycopg.Error) -> ConduitError:
         """Return the error of a failed connection."""
         if "REPLICATION attribute" in str(error) or "must be superuser or replication role" in str(error):
-            return self._fatal("postgres.no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
+            return self._fatal(
+                "postgres.no_privilege", _said(error), _RIGHTS.format(user=typed_name(self._server.user))
+            )
         if "unsupported startup parameter" in str(error):
             fix = "name the server itself in the setting url: a pooler such as PgBouncer passes no replication"
             return self._fatal("postgres.no_replication", f"can't connect: {_said(error)}", fix)
@@ -50,7 +52,7 @@ class SourceErrors:
         state = error.sqlstate or ""
         if state == "42501":
             fix = _POLICIES if "row-level security" in _said(error) else _RIGHTS
-            return self._fatal("postgres.no_privilege", _said(error), fix.format(user=self._server.user))
+            return self._fatal("postgres.no_privilege", _said(error), fix.format(user=typed_name(self._server.user)))
         if state == "42704":
             return self._no_publication(error) if "ubli" in _said(error) else self.slot_missing()
         if state[:3] == "57P":

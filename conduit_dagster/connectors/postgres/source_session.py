@@ -9,7 +9,7 @@ import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application, value_of
 from conduit_dagster.connectors.postgres.row_values import set_session
-from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
+from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo, typed_name
 from conduit_dagster.connectors.postgres.slot_owner import SlotOwner
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
@@ -84,7 +84,7 @@ class SourceSession:
         """Raise ``FatalError`` if the user may not read a table. For ``doctor``: a run finds out by itself."""
         for table in tables:
             if not value_of(connection, _MAY_READ, (quoted(table),)):
-                message, user = f"{self.server.user} may not read {table}", self.server.user
+                message, user = f"{self.server.user} may not read {table}", typed_name(self.server.user)
                 raise self.errors.unfit("postgres.no_privilege", message, f"GRANT SELECT ON {quoted(table)} TO {user}")
 
     def close(self) -> None:

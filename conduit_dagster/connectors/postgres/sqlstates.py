@@ -9,7 +9,7 @@ import re
 import psycopg
 from psycopg import errors
 
-from conduit_dagster.connectors.postgres.settings import DatabaseServer
+from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, typed_name
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Rejected
@@ -223,8 +223,9 @@ class DatabaseErrors:
 
     def _fatal(self, state: str, text: str, function: str | None = None) -> ConduitError:
         code, fix = _FATAL.get(state, (f"postgres.{state_name(state)}", None))
-        server = self._server
-        filled = fix and fix.format(table=self._table or "SCHEMA.TABLE", user=server.user, database=server.database)
+        table = TableName.parse(self._table).typed if self._table else "SCHEMA.TABLE"
+        user, database = typed_name(self._server.user), typed_name(self._server.database)
+        filled = fix and fix.format(table=table, user=user, database=database)
         if function is not None:
             filled = f"correct what the table calls for its rows, as a trigger does: {function}"
         return self._error(FatalError, text, code, filled)
