@@ -4,6 +4,8 @@ database.
 
 from __future__ import annotations
 
+from typing import Final
+
 import psycopg
 from psycopg import sql
 
@@ -14,6 +16,7 @@ from conduit_dagster.connectors.postgres.merge_statements import (
     OnConflict,
     apply_in_order,
 )
+from conduit_dagster.connectors.postgres.row_security import Command, refuse_hidden_rows
 from conduit_dagster.connectors.postgres.sqlstates import is_data
 from conduit_dagster.connectors.postgres.staged_rows import MOVES
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch
@@ -23,7 +26,8 @@ _LOOK = """
         SELECT a.attname::text FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
         WHERE a.attrelid = to_regclass({target_text}) AND t.typtype = 'd'),
         EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhparent
-                WHERE c.oid = to_regclass({target_text}) AND c.relkind <> 'p')
+                WHERE c.oid = to_regclass({target_text}) AND c.relkind <> 'p'),
+        row_security_active(to_regclass({target_text}))
 """
 _EMPTY = "TRUNCATE {merge}, {last}"
 _TEMPORARY = """
@@ -83,6 +87,9 @@ _ENTANGLED = """
 _MAKE_ROOM = "DELETE FROM {target} t USING {merge} m WHERE {moved} AND {same}"
 _MOVE = "UPDATE {target} t SET {values} FROM {merge} m WHERE {moved} AND {was}"
 
+_COMMANDS: Final[dict[str, Command]] = {"c": "r", "u": "w", "p": "w", "m": "w", "q": "w", "d": "d"}
+"""What a change of a row that is there needs a policy for."""
+
 
 class Merge:
     """Merge of one batch, within the transaction of its delivery."""
@@ -92,7 +99,7 @@ class Merge:
         self._batch = batch
         self._on_conflict: OnConflict = on_conflict
         self._sql = MergeStatements(batch.group)
-        self._has_children = False
+        self._has_children = self._is_secured = False
 
     def prepare(self) -> sql.Composed:
         """Create or empty the temporary tables, and return the COPY statement that fills the first one.
@@ -102,7 +109,7 @@ class Merge:
         """
         row = self._connection.execute(self._sql.filled(_LOOK)).fetchone()
         assert row is not None
-        is_there, domains, self._has_children = row
+        is_there, domains, self._has_children, self._is_secured = row
         if is_there:
             self._execute(_EMPTY)
         else:
@@ -123,8 +130,11 @@ class Merge:
         """Apply the rows. Raises ``RowError`` for the first row that the database refuses."""
         marks = [row[0] for row in self._connection.execute(self._sql.filled(_MARKS))]
         shapes = [MarkedColumns(mark, self._columns_of(mark)) for mark in marks]
+        changes = {shape.change for shape in shapes}
+        if self._is_secured:
+            refuse_hidden_rows(self._connection, [self._batch.group.table], {"r", *(_COMMANDS[one] for one in changes)})
         written = {shape.columns for shape in shapes if shape.change != "d"}
-        if len(written) <= 1 and self._as_set(next(iter(written), ()), {shape.change for shape in shapes}):
+        if len(written) <= 1 and self._as_set(next(iter(written), ()), changes):
             return
         apply_in_order(self._connection, self._batch, shapes, self._on_conflict)
 

@@ -10,6 +10,7 @@ from psycopg import errors, sql
 from conduit_dagster.connectors.postgres.connection import Connection, exists
 from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
 from conduit_dagster.connectors.postgres.new_columns import declared
+from conduit_dagster.connectors.postgres.row_security import refuse_hidden_rows
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.sqlstates import BulkError, RowError, is_about_table, is_data, state_name
 from conduit_dagster.connectors.postgres.staged_rows import Missing
@@ -65,6 +66,7 @@ def _empty(connection: Connection, tables: list[TableName]) -> None:
         with connection.transaction():
             connection.execute(sql.SQL("TRUNCATE {}").format(sql.SQL(", ").join(name.quoted for name in tables)))
     except _NOT_TRUNCATED:
+        refuse_hidden_rows(connection, tables, {"r", "d"})
         # a single statement, so that references among these tables are checked at its end
         deletes = [
             sql.SQL("{} AS (DELETE FROM {})").format(sql.Identifier(f"t{number}"), name.quoted)
