@@ -108,7 +108,11 @@ _TRANSIENT = {
         "delivery takes about ten locks), or make steps smaller with delivery.batch-size; nothing was lost",
     ),
     "53100": ("postgres.disk_full", "free some space on the database's disk; nothing was lost"),
-    "53300": ("postgres.busy", "the server has no connection left: raise max_connections, or end some"),
+    "53300": (
+        "postgres.busy",
+        "end some connections, or raise what the message names: max_connections of the server, or ALTER ROLE or "
+        "DATABASE … CONNECTION LIMIT; a run needs one for itself and one for each of its tasks",
+    ),
 }
 _TRANSIENT_CLASSES = {
     "08": ("postgres.unreachable", "is the server up? nothing was lost"),
