@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -18,7 +17,6 @@ from pydantic import ValidationError
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.sdk import Rejected
 
 END_OTHERS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -261,24 +259,6 @@ def test_missing_rights_say_what_to_grant(lab: PostgresLab) -> None:
     admin.execute("DROP OWNED BY limited; DROP ROLE limited")
 
 
-def test_what_an_error_says_to_type_can_be_typed(lab: PostgresLab) -> None:
-    """Names that need quotes have them."""
-    lab.execute('CREATE SCHEMA "Shop"; CREATE TABLE "Shop"."Orders 1" (id int PRIMARY KEY, v int)')
-    lab.execute("""CREATE ROLE "App-1" LOGIN PASSWORD 'welcome'; GRANT ALL ON SCHEMA "Shop" TO "App-1" """)
-    user = PostgresLab(f"postgresql://App-1:welcome@{lab.url.partition('@')[2]}", lab.root)
-    destination = user.destination(table='Shop."Orders 1"')
-    update = partial(user.deliver, destination, [change("update", 1, v=1)])
-    for given, call in (("SELECT", destination.check), ("INSERT", update)):
-        lab.execute(f'REVOKE ALL ON "Shop"."Orders 1" FROM "App-1"; GRANT {given} ON "Shop"."Orders 1" TO "App-1"')
-        with pytest.raises(FatalError) as error:
-            call()
-        lab.execute(str(error.value.fix).removeprefix("as the table's owner: ").partition(";")[0])
-    user.deliver(destination, [change("update", 1, v=2)])
-    assert lab.rows("Shop/Orders 1") == [(1, 2)]
-    destination.close()
-    lab.execute('DROP OWNED BY "App-1"; DROP ROLE "App-1"')
-
-
 def test_updates_need_a_unique_index(lab: PostgresLab) -> None:
     lab.execute("CREATE TABLE t (id int, v int)")
     with pytest.raises(FatalError) as error:
@@ -383,24 +363,3 @@ def test_many_make_the_table_of_deliveries_at_once(lab: PostgresLab) -> None:
         at_once(lambda number, checks=checks: checks[number](), 8)
         assert lab.states() == []  # it exists and is empty
         lab.execute("DROP TABLE conduit_deliveries")
-
-
-_AUDIT = """
-    CREATE TABLE t (id int PRIMARY KEY, v int);
-    CREATE FUNCTION audited() RETURNS trigger LANGUAGE plpgsql AS
-    $$ BEGIN INSERT INTO audit VALUES (NEW.id); RETURN NEW; END $$;
-    CREATE TRIGGER audited BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION audited()
-"""
-
-
-@pytest.mark.parametrize("operation", ["create", "update"])
-def test_a_trigger_that_lacks_a_table_is_named(lab: PostgresLab, operation: str) -> None:
-    """Not the table of the records, which is there. If records name that, it can't be written: they are nacks."""
-    lab.execute(_AUDIT)
-    records = [change(operation, number) for number in range(2)]
-    with pytest.raises(FatalError, match='"audit" does not exist') as error:
-        lab.deliver(lab.destination(), records)
-    assert "audited()" in str(error.value.fix) and "create the table" not in str(error.value.fix)
-    with pytest.raises(Rejected, match='"audit" does not exist') as refused:
-        lab.deliver(lab.destination(on_missing_table="nack"), records)
-    assert [one.place for one in refused.value.refusals] == [0, 1]

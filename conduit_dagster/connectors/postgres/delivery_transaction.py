@@ -223,7 +223,12 @@ class TablePublisher:
         if self._direct.copied(connection, batch, lambda: _copy_rows(connection, batch, progress)):
             return
         merge = Merge(connection, batch, self._settings.on_conflict)
-        _copy(connection, merge.prepare(), batch, merge.relation, progress)
+        try:
+            statement = merge.prepare()
+        except errors.RaiseException as error:
+            message, fix = f"no temporary table: {error.diag.message_primary}", "let the event trigger allow these"
+            raise self._claims.verdicts.fatal(message, "postgres.no_privilege", fix) from error
+        _copy(connection, statement, batch, merge.relation, progress)
         merge.apply()
 
 
