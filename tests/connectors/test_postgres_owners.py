@@ -108,3 +108,22 @@ def test_a_commit_that_was_cut_off_before_a_standby_had_it_is_waited_for(lab: Po
             assert lab.rows() == [(1,)] and not second.done()
         assert second.result(60) is not False
     assert lab.rows() == [(1,)]
+
+
+def test_a_commit_whose_wait_for_a_standby_is_cancelled_is_not_done(lab: PostgresLab) -> None:
+    """PostgreSQL then reports success, with a warning."""
+    lab.execute("CREATE TABLE t (id int)")
+    destination = lab.destination()
+    destination.check()
+    destination.fence(1)
+    delivery = lab.stage(destination, [create(1)])
+    cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    with ThreadPoolExecutor(1) as pool, without_standby(lab):
+        first = pool.submit(destination.publish, delivery)
+        wait_until(lambda: is_waiting(lab, 1), "the commit waits", over=first.done)
+        lab.execute(cancel)
+        with pytest.raises(TransientError) as caught:
+            first.result(60)
+    assert caught.value.code == "postgres.not_replicated" and "synchronous_standby_names" in str(caught.value.fix)
+    assert destination.holds(delivery)
+    assert lab.rows() == [(1,)]

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from conduit_dagster.connectors.postgres.settings import DatabaseSettings, TableName, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
-from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
+from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors, NotReplicatedError
 
 Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
@@ -101,10 +101,26 @@ def _prepare(connection: Connection, settings: DatabaseSettings, within_transact
 @contextmanager
 def transaction(connection: Connection, settings: DatabaseSettings, force_rollback: bool = False) -> Generator[None]:
     """Open a transaction with the settings of :func:`connect`: behind a pooler, such as PgBouncer with ``pool_mode =
-    transaction``, it may run in another session than the one that was prepared."""
-    with connection.transaction(force_rollback=force_rollback):
-        _prepare(connection, settings, within_transaction=True)
-        yield
+    transaction``, it may run in another session than the one that was prepared.
+
+    Raises ``NotReplicatedError`` if it is committed, but not known to be at the synchronous standbys.
+    """
+    cancelled: list[str] = []
+
+    def notice(found: psycopg.errors.Diagnostic) -> None:
+        # its name, since the message may be in any language
+        if found.source_function == "SyncRepWaitForLSN":
+            cancelled.append(found.message_primary or "")
+
+    connection.add_notice_handler(notice)
+    try:
+        with connection.transaction(force_rollback=force_rollback):
+            _prepare(connection, settings, within_transaction=True)
+            yield
+    finally:
+        connection.remove_notice_handler(notice)
+    if cancelled:
+        raise NotReplicatedError(cancelled[0])
 
 
 def exists(connection: Connection, table: TableName) -> bool:

@@ -52,6 +52,15 @@ class NamedTableError(RowError):
 NO_ROW = "P0C01"
 """SQLSTATE of our own: an update omits unchanged values, and the row that has them does not exist."""
 _OWN = {NO_ROW: "unchanged_toast"}
+_NOT_REPLICATED = "P0C02"
+
+
+class NotReplicatedError(psycopg.OperationalError):
+    """A commit whose wait for synchronous standbys an operator cancelled."""
+
+    sqlstate = _NOT_REPLICATED
+
+
 _FATAL = {
     "42501": (
         "postgres.no_privilege",
@@ -90,6 +99,10 @@ _FATAL = {
     "28P01": ("postgres.login", "correct the user or the password in the setting url"),
 }
 _TRANSIENT = {
+    _NOT_REPLICATED: (
+        "postgres.not_replicated",
+        "bring the standby back, or take it out of synchronous_standby_names; what was committed is not sent again",
+    ),
     "55P03": ("postgres.busy", "another transaction holds the lock: raise lock-timeout, or end that one"),
     "55006": ("postgres.busy", "another session locks the table exclusively: wait for it"),
     "57014": (
