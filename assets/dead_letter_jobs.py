@@ -114,10 +114,12 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
                 facts = replay(lock, config.selection(pipeline), config.start, pairs, config.dry_run)
                 left = _open(lock)
         except ConduitError as error:
-            if error.code == NO_LETTERS and not is_alone(context):
-                context.log.info(error.message)
-                return
-            raise failure(error) from None
+            if error.code != NO_LETTERS or is_alone(context):
+                raise failure(error) from None
+            context.log.info(error.message)
+            # a backfill fails, and what is behind it is left out, where an asset is not materialised
+            yield dg.MaterializeResult(asset_key=spec.key, metadata=_NONE_SENT)
+            return
         if config.dry_run:
             context.log.info(f"{letters_to_send(facts):,} dead letters would be sent again{unusable_letters(facts)}")
             return
@@ -181,6 +183,9 @@ def _events(bound: BoundPipeline, keys: AssetKeys, facts: dict[str, Any], left: 
         metadata = {"records_delivered": records, "replay": facts["replay"]}
         yield dg.AssetMaterialization(keys.of(destination), metadata=metadata)
     yield from _standing(bound, keys, left, {"replayed": facts["replayed"]})
+
+
+_NONE_SENT = {"letters": 0, "replayed": 0, "failed_again": 0}
 
 
 def _outcome(keys: AssetKeys, facts: dict[str, Any]) -> dict[str, Any]:
