@@ -10,6 +10,7 @@ import dagster as dg
 import sqlalchemy as sa
 from pydantic import Field
 
+from conduit_dagster.assets.interruptible import Interruptible
 from conduit_dagster.assets.names import job_name, job_tags
 from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, read_again
 from conduit_dagster.assets.translator import AssetKeys
@@ -84,23 +85,40 @@ def _op(loaded: LoadedPipeline, name: str) -> dg.OpDefinition:
         context: dg.OpExecutionContext, config: BackfillConfig, conduit_spark: Spark, conduit_state: StateResource
     ) -> None:
         """Send the range again and wait for its delivery."""
-        try:
-            bound = read_again(loaded.id, loaded.file, conduit_state.project)
-            session, options = conduit_spark.spark_session, RunOptions.of(conduit_state.project)
-            with owned(bound, conduit_state.database, options, lambda: session, operator_of(context)) as lock:
-                # the rest of an earlier backfill comes first: nothing is registered while a destination is unavailable
-                left = {} if config.dry_run else deliver_missed(lock)
-                found = _ranges(lock, conduit_state.database, config, context.partition_time_window)
-                delivered = left if config.dry_run else _summed(left, deliver_missed(lock))
-        except ConduitError as error:
-            if error.code == _HELD and config.wait:
-                context.log.info(f"{error.message}; looking again in {_AGAIN} s")
-                raise dg.RetryRequested(math.ceil(config.wait / _AGAIN), _AGAIN) from error
-            raise failure(error) from None
-        for event in _told(context, loaded.keys, found, delivered):
-            context.log_event(event)
+        with Interruptible() as running:
+            try:
+                bound = read_again(loaded.id, loaded.file, conduit_state.project)
+                session, options = conduit_spark.spark_session, RunOptions.of(conduit_state.project)
+                holding = owned(bound, conduit_state.database, options, lambda: session, operator_of(context))
+
+                def send() -> tuple[list[dict[str, Any]], dict[str, int]]:
+                    with holding as lock:
+                        return _send(lock, conduit_state.database, config, context.partition_time_window, running)
+
+                found, delivered = running.run(loaded.id, send)
+            except ConduitError as error:
+                if error.code == _HELD and config.wait:
+                    context.log.info(f"{error.message}; looking again in {_AGAIN} s")
+                    raise dg.RetryRequested(math.ceil(config.wait / _AGAIN), _AGAIN) from error
+                raise failure(error) from None
+            for event in _told(context, loaded.keys, found, delivered):
+                context.log_event(event)
 
     return send_partition
+
+
+def _send(
+    lock: PipelineLock, database: sa.Engine, config: BackfillConfig, window: dg.TimeWindow, running: Interruptible
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Send what is left of earlier backfills, then the window; return its ranges, and all records by destination."""
+    if config.dry_run:
+        return _ranges(lock, database, config, window), {}
+    # the rest of an earlier backfill comes first: nothing is registered while a destination is unavailable
+    left = deliver_missed(lock, running.goes_on)
+    if not running.goes_on():
+        return [], left
+    found = _ranges(lock, database, config, window)
+    return found, _summed(left, deliver_missed(lock, running.goes_on))
 
 
 def _ranges(

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from conduit_dagster.assets.asset_checks import as_evaluation, letter_verdicts
 from conduit_dagster.assets.events import open_by_reason
+from conduit_dagster.assets.interruptible import Interruptible
 from conduit_dagster.assets.names import job_name, job_tags
 from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, read_again
 from conduit_dagster.assets.translator import AssetKeys
@@ -105,34 +106,45 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
     def run(
         context: dg.AssetExecutionContext, config: ReplayConfig, conduit_spark: Spark, conduit_state: StateResource
     ) -> Iterator[dg.MaterializeResult[Any]]:
-        try:
-            bound = read_again(pipeline, file, conduit_state.project)
-            session = conduit_spark.spark_session
-            options = RunOptions.of(conduit_state.project)
-            with owned(bound, conduit_state.database, options, lambda: session, operator_of(context)) as lock:
-                pairs = [parse_edit(text) for text in config.edits]
-                facts = replay(lock, config.selection(pipeline), config.start, pairs, config.dry_run)
-                left = _open(lock)
-        except ConduitError as error:
-            if error.code != NO_LETTERS or is_alone(context):
-                raise failure(error) from None
-            context.log.info(error.message)
-            # a backfill fails, and what is behind it is left out, where an asset is not materialised
-            yield dg.MaterializeResult(asset_key=spec.key, metadata=_NONE_SENT)
-            return
-        if config.dry_run:
-            context.log.info(f"{letters_to_send(facts):,} dead letters would be sent again{unusable_letters(facts)}")
-            return
-        summary = f"{facts['replayed']:,} dead letters are delivered, {facts['failed']:,} failed again"
-        summary += unusable_letters(facts)
-        context.log.info(summary)
-        for event in _events(bound, keys, facts, left):
-            context.log_event(event)
-        yield dg.MaterializeResult(asset_key=spec.key, metadata=_outcome(keys, facts))
-        if facts["failed"] and is_alone(context):
-            raise failure(failed_again(pipeline, summary))
+        with Interruptible() as running:
+            try:
+                bound = read_again(pipeline, file, conduit_state.project)
+                session = conduit_spark.spark_session
+                options = RunOptions.of(conduit_state.project)
+                holding = owned(bound, conduit_state.database, options, lambda: session, operator_of(context))
+
+                def send() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+                    with holding as lock:
+                        return _replay(lock, config, running), _open(lock)
+
+                facts, left = running.run(pipeline, send)
+            except ConduitError as error:
+                if error.code != NO_LETTERS or is_alone(context):
+                    raise failure(error) from None
+                context.log.info(error.message)
+                # a backfill fails, and what is behind it is left out, where an asset is not materialised
+                yield dg.MaterializeResult(asset_key=spec.key, metadata=_NONE_SENT)
+                return
+            if config.dry_run:
+                context.log.info(
+                    f"{letters_to_send(facts):,} dead letters would be sent again{unusable_letters(facts)}"
+                )
+                return
+            summary = f"{facts['replayed']:,} dead letters are delivered, {facts['failed']:,} failed again"
+            summary += unusable_letters(facts)
+            context.log.info(summary)
+            for event in _events(bound, keys, facts, left):
+                context.log_event(event)
+            yield dg.MaterializeResult(asset_key=spec.key, metadata=_outcome(keys, facts))
+            if facts["failed"] and is_alone(context):
+                raise failure(failed_again(pipeline, summary))
 
     return run
+
+
+def _replay(lock: PipelineLock, config: ReplayConfig, running: Interruptible) -> dict[str, Any]:
+    pairs = [parse_edit(text) for text in config.edits]
+    return replay(lock, config.selection(lock.id), config.start, pairs, config.dry_run, running.goes_on)
 
 
 def _discarding(loaded: LoadedPipeline, name: str, tags: dict[str, str]) -> dg.JobDefinition:
@@ -140,22 +152,27 @@ def _discarding(loaded: LoadedPipeline, name: str, tags: dict[str, str]) -> dg.J
 
     @dg.op(name=f"{name}_letters")
     def discard_letters(context: dg.OpExecutionContext, config: DiscardConfig, conduit_state: StateResource) -> None:
-        try:
-            bound = read_again(pipeline, file, conduit_state.project)
-            options = RunOptions.of(conduit_state.project)
-            with owned(bound, conduit_state.database, options, _no_spark, operator_of(context)) as lock:
-                facts = discard(lock, config.selection(pipeline), config.note, config.dry_run)
-                left = _open(lock)
-        except ConduitError as error:
-            raise failure(error) from None
-        if config.dry_run:
-            many = facts["letters"] - facts["held"]
-            context.log.info(f"{many:,} dead letters would be discarded{held_letters(facts)}")
-            return
-        many = f"{facts['discarded']:,} of {facts['letters']:,} dead letters"
-        context.log.info(f"{many} are discarded{held_letters(facts)}: {config.note}")
-        for event in _standing(bound, keys, left, {"discarded": facts["discarded"], "note": config.note}):
-            context.log_event(event)
+        with Interruptible() as running:
+            try:
+                bound = read_again(pipeline, file, conduit_state.project)
+                options = RunOptions.of(conduit_state.project)
+                holding = owned(bound, conduit_state.database, options, _no_spark, operator_of(context))
+
+                def close() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+                    with holding as lock:
+                        return discard(lock, config.selection(pipeline), config.note, config.dry_run), _open(lock)
+
+                facts, left = running.run(pipeline, close)
+            except ConduitError as error:
+                raise failure(error) from None
+            if config.dry_run:
+                many = facts["letters"] - facts["held"]
+                context.log.info(f"{many:,} dead letters would be discarded{held_letters(facts)}")
+                return
+            many = f"{facts['discarded']:,} of {facts['letters']:,} dead letters"
+            context.log.info(f"{many} are discarded{held_letters(facts)}: {config.note}")
+            for event in _standing(bound, keys, left, {"discarded": facts["discarded"], "note": config.note}):
+                context.log_event(event)
 
     @dg.job(
         name=name,

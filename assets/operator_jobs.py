@@ -16,6 +16,7 @@ from pydantic import Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.assets.asset_checks import log_check, stopped_verdict
+from conduit_dagster.assets.interruptible import Interruptible
 from conduit_dagster.assets.names import ACKS, GROUP, NO_RETRIES, short
 from conduit_dagster.assets.run_op import failure, operator_of
 from conduit_dagster.assets.translator import AssetKeys
@@ -40,6 +41,8 @@ from conduit_dagster.state.database import unreachable
 
 _ACCEPT_NEW = "Take a state store that is empty or older than the project's last one: records are delivered again."
 _DRY_RUN = "Only show what would change."
+_PATIENCE = 10.0
+"""Seconds after a signal for an operation to end; a stop that waits for its pipeline is given up then."""
 _OPERATED = "conduit/operated"
 """Tag of a run: the pipeline that it operated on."""
 Facts = dict[str, Any]
@@ -135,20 +138,22 @@ class _Reports:
 
 
 def _start_op(reports: _Reports) -> dg.OpDefinition:
-    @dg.op(name=f"{GROUP}__start_pipeline")
-    def start_pipeline(context: dg.OpExecutionContext, config: StartConfig, conduit_state: StateResource) -> None:
-        """Request a start: the lifecycle sensor launches the run."""
+    def work(context: dg.OpExecutionContext, config: StartConfig, conduit_state: StateResource) -> None:
         with _operating(context, config, conduit_state, config.accept_new_state) as one:
             asked = one.start(operator_of(context))
             reports.report(context, one, ACKS, start_summary(one.id, asked), {"asked": asked})
+
+    @dg.op(name=f"{GROUP}__start_pipeline")
+    def start_pipeline(context: dg.OpExecutionContext, config: StartConfig, conduit_state: StateResource) -> None:
+        """Request a start: the lifecycle sensor launches the run."""
+        with Interruptible(_PATIENCE) as running:
+            running.run(config.pipeline, lambda: work(context, config, conduit_state))
 
     return start_pipeline
 
 
 def _stop_op(reports: _Reports) -> dg.OpDefinition:
-    @dg.op(name=f"{GROUP}__stop_pipeline")
-    def stop_pipeline(context: dg.OpExecutionContext, config: StopConfig, conduit_state: StateResource) -> None:
-        """Stop a pipeline wherever it runs, and wait for its end."""
+    def work(context: dg.OpExecutionContext, config: StopConfig, conduit_state: StateResource) -> None:
         with _operating(context, config, conduit_state) as one:
             stopped = one.stop(operator_of(context), config.force)
             reports.report(context, one, ACKS, stop_summary(one.id, stopped, one.status), {"stopped": stopped})
@@ -156,13 +161,17 @@ def _stop_op(reports: _Reports) -> dg.OpDefinition:
                 # a pending restart is cancelled as well
                 log_check(context, reports.of(one.id), stopped_verdict())
 
+    @dg.op(name=f"{GROUP}__stop_pipeline")
+    def stop_pipeline(context: dg.OpExecutionContext, config: StopConfig, conduit_state: StateResource) -> None:
+        """Stop a pipeline wherever it runs, and wait for its end."""
+        with Interruptible(_PATIENCE) as running:
+            running.run(config.pipeline, lambda: work(context, config, conduit_state))
+
     return stop_pipeline
 
 
 def _rewind_op(reports: _Reports) -> dg.OpDefinition:
-    @dg.op(name=f"{GROUP}__rewind_source")
-    def rewind_source(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
-        """Continue a source from another position."""
+    def work(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
         with _operating(context, config, conduit_state, config.accept_new_state) as one:
             target, wanted = config.target(), config.resent()
             with _held(context, conduit_state, one) as held:
@@ -174,18 +183,28 @@ def _rewind_op(reports: _Reports) -> dg.OpDefinition:
             asset, summary = ("source", rewind_summary) if wanted is None else ("destination", send_again_summary)
             reports.report(context, one, facts[asset], summary(facts), facts)
 
+    @dg.op(name=f"{GROUP}__rewind_source")
+    def rewind_source(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
+        """Continue a source from another position."""
+        with Interruptible(_PATIENCE) as running:
+            running.run(config.pipeline, lambda: work(context, config, conduit_state))
+
     return rewind_source
 
 
 def _compact_op(reports: _Reports) -> dg.OpDefinition:
-    @dg.op(name=f"{GROUP}__compact_log")
-    def compact_log(context: dg.OpExecutionContext, config: CompactConfig, conduit_state: StateResource) -> None:
-        """Remove entries from the commit log that every consumer has handled."""
+    def work(context: dg.OpExecutionContext, config: CompactConfig, conduit_state: StateResource) -> None:
         with _operating(context, config, conduit_state) as one:
             with _held(context, conduit_state, one) as held:
                 logs = compact(*held, config.source, config.dry_run)
             facts: Facts = {"pipeline": one.id, "logs": logs, "dry_run": config.dry_run}
             reports.report(context, one, ACKS, compact_summary(facts), facts)
+
+    @dg.op(name=f"{GROUP}__compact_log")
+    def compact_log(context: dg.OpExecutionContext, config: CompactConfig, conduit_state: StateResource) -> None:
+        """Remove entries from the commit log that every consumer has handled."""
+        with Interruptible(_PATIENCE) as running:
+            running.run(config.pipeline, lambda: work(context, config, conduit_state))
 
     return compact_log
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -96,17 +96,17 @@ def send_all_again(
     ]
 
 
-def deliver_missed(lock: PipelineLock) -> dict[str, int]:
+def deliver_missed(lock: PipelineLock, go_on: Callable[[], bool]) -> dict[str, int]:
     """Deliver at once the ranges that destinations are sent again; return the number of records by destination.
 
-    An open step is finished first, and nothing new is read. After a kill, the next run does the rest. Raises any error
-    that a run may fail with.
+    An open step is finished first, and nothing new is read. ``go_on`` is called between steps; the next run does the
+    rest, as after a kill. Raises any error that a run may fail with.
     """
     lock = lock.of(with_open_catch_ups(lock.bound, lock.store.load()))
     finish_open_steps(lock)
     progress = RunProgress()
     loop = lock.loop(progress.add)
-    while (plan := loop.planner.plan_missed()) is not None:
+    while go_on() and (plan := loop.planner.plan_missed()) is not None:
         loop.execute(plan)
     return progress.delivered
 
