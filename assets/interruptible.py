@@ -53,9 +53,11 @@ class Interruptible:
     def run(self, pipeline: str, work: Callable[[], T]) -> T:
         """Run ``work`` in a thread of its own; return its result, or raise its error.
 
-        Raises ``DagsterExecutionInterruptedError`` if it has not ended in time after a signal: as after a kill, the
-        pipeline's next run finishes or voids what it has left.
+        Raises ``DagsterExecutionInterruptedError`` if a signal came before it, or if it has not ended in time after
+        one: as after a kill, the pipeline's next run finishes or voids what it has left.
         """
+        if not self.goes_on():
+            raise dg.DagsterExecutionInterruptedError
         working, since = in_daemon(work, f"operator-{pipeline}"), None
         while not has_ended(working, _POLL):
             if self.goes_on():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from dagster_layer.project_folder import TAKES_ALL, Folder
 from lab.kills import at
 
+from conduit_dagster.assets import interruptible
+from conduit_dagster.assets.interruptible import Interruptible
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, reasons
 from conduit_dagster.state.history import events
 from conduit_dagster.state.overview import pipeline_rows
@@ -81,3 +84,24 @@ def test_an_operation_is_done_and_recorded(folder: Folder) -> None:
     assert not result.success
     assert "rewound" in [event.event for event in events(folder.store, "numbers", 10)]
     assert is_free(folder)
+
+
+def test_nothing_begins_after_a_signal() -> None:
+    begun = list[int]()
+    with pytest.raises(dg.DagsterExecutionInterruptedError), Interruptible() as running:
+        os.kill(os.getpid(), signal.SIGINT)
+        running.run("numbers", lambda: begun.append(1))
+    assert begun == []
+
+
+def test_work_that_hangs_is_left_to_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruptible, "_CANCELLING", 0.2)
+    hangs = threading.Event()
+
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        hangs.wait(60)
+
+    with pytest.raises(dg.DagsterExecutionInterruptedError), Interruptible(patience=0.2) as running:
+        running.run("numbers", work)
+    hangs.set()
