@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from hypothesis import given, settings
@@ -166,8 +168,12 @@ def test_any_array_of_texts_comes_back(connection: Any, value: Any) -> None:
 
 
 def test_a_document_that_is_nested_too_deeply_is_text(reading: PostgresReading) -> None:
-    """Copied and as a change; the server takes any depth, and one such row held up the pipeline for good."""
+    """Copied and as a change; the server takes any depth, and one such row held up the pipeline for good.
+
+    Python 3.14 reads all that the server takes.
+    """
     deep = "[" * 3_000 + "]" * 3_000
+    value = deep if sys.version_info < (3, 14) else msgspec.json.decode(deep)
     reading.execute("CREATE TABLE d (id int PRIMARY KEY, j jsonb, k json[])")
     reading.execute("INSERT INTO d VALUES (1, %s::jsonb, ARRAY[%s::json])", deep, deep)
     source = reading.source()
@@ -176,7 +182,7 @@ def test_a_document_that_is_nested_too_deeply_is_text(reading: PostgresReading) 
     changed, _ = drained(source, position)
     for record in (*copied, *changed):
         assert isinstance(record.after, dict)
-        assert (record.after["j"], record.after["k"]) == (deep, [deep])
+        assert (record.after["j"], record.after["k"]) == (value, [value])
 
 
 def test_money_does_not_depend_on_the_server_s_language(reading: PostgresReading) -> None:
