@@ -224,6 +224,22 @@ def test_a_table_that_leaves_the_publication_during_a_run_is_published_and_copie
     assert (ids(found), ids(more)) == ([1, 2] if mode == "initial" else [], [3])
 
 
+@pytest.mark.parametrize("lost", ["a", "b", "c"])
+def test_a_table_that_leaves_the_publication_while_tables_are_copied_has_all_rows(
+    reading: PostgresReading, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """Copied, in the middle of it, or waiting: its next copy shows what the stream lacks, under a later snapshot."""
+    for table in "abc":
+        reading.execute(f"CREATE TABLE {table} (id int PRIMARY KEY); INSERT INTO {table} SELECT generate_series(1, 4)")
+    source = reading.source(tables="a, b, c")
+    position = travelled(source.latest({}, Limit(6, 10**9), None))
+    found = records_of(source, {}, position)
+    reading.execute(f'ALTER PUBLICATION "{reading.name}" DROP TABLE {lost}; INSERT INTO {lost} VALUES (5)')
+    monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
+    found += stepped(source, position)[0]
+    assert set(ids([record for record in found if record.collection == lost])) == {1, 2, 3, 4, 5}
+
+
 def test_a_publication_that_leaves_out_kinds_of_changes_during_a_run_ends_it(
     reading: PostgresReading, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ class PublicationWatch:
 
         A table that was dropped is not missed: the next start says so.
         """
-        if time.monotonic() - self._looked < _SECONDS:
+        if not self._tables or time.monotonic() - self._looked < _SECONDS:
             return False
         self._looked = time.monotonic()
         lost = [str(table) for table in self._slot.unpublished(connection, self._tables) if exists(connection, table)]

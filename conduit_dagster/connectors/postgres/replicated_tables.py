@@ -109,7 +109,10 @@ class ReplicatedTables:
             return self._tried(connection, start, look, limit)
         self._times.add(look.flushed, look.at)
         if self._is_ready and self._watch.has_lost(connection):
-            self._is_ready = False  # as at a start: published again where we may, and copied again
+            # as at a start: published again where we may, and copied again; what was missed meanwhile is neither in the
+            # stream nor in the snapshot of a copy that is under way
+            self._is_ready = False
+            self._copies.close()
         position = self._ready(connection, start, look)
         if position.copied.keys() < start.copied.keys():
             # this needs a step of its own: a range copies what its end has in addition to its start
