@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lab.postgres_reading import WHOLE, PostgresReading, drained, records_of, tr
 from lab.postgres_server import PostgresServer, installations
 from lab.postgres_tables import drop_slots
 from lab.support import Lab, queue
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
 from conduit_dagster.connectors.postgres import publication_watch
@@ -113,6 +115,25 @@ def test_a_table_added_while_another_is_copied_waits_for_open_transactions(readi
     reading.execute("INSERT INTO n VALUES (3)")
     found, _ = read(reading, position, tables="a, n")
     assert ids([record for record in found if record.collection == "n"]) == [1, 2, 3]
+
+
+def test_a_table_added_under_an_open_transaction_has_later_changes(old_server: PostgresServer, tmp_path: Path) -> None:
+    """A stream of an older release that decodes that transaction first sends none of them."""
+    with closing(PostgresReading(old_server.create_database(), tmp_path)) as reading:
+        reading.execute(f"{TABLE}; CREATE TABLE n (id int PRIMARY KEY)")
+        _, position = read(reading, {}, tables="a")
+        source = reading.source(tables="a, n")
+        with closing(psycopg.connect(reading.url)) as other, ThreadPoolExecutor(1) as thread:
+            other.execute("INSERT INTO n VALUES (1)")
+            planned = thread.submit(source.latest, position, WHOLE, None)
+            published = f"SELECT 1 FROM pg_publication_tables WHERE pubname = '{reading.name}' AND tablename = 'n'"
+            wait_until(lambda: bool(reading.execute(published)), "the table is published")
+            other.execute("INSERT INTO n VALUES (2)")
+            other.commit()
+            further = travelled(planned.result())
+        found = records_of(source, position, further)
+        reading.execute("INSERT INTO n VALUES (3)")
+        assert ids(found + drained(source, further)[0]) == [1, 2, 3]
 
 
 def test_changes_between_initial_only_and_initial_are_not_skipped(reading: PostgresReading) -> None:
@@ -264,6 +285,13 @@ def test_a_table_that_is_dropped_during_a_run_does_not_end_it(
     reading.execute("DROP TABLE b; INSERT INTO a VALUES (2)")
     monkeypatch.setattr(publication_watch, "_SECONDS", 0.0)
     assert ids(stepped(source, position)[0]) == [2]
+
+
+@pytest.fixture
+def old_server() -> Iterator[PostgresServer]:
+    """Of the package ``pgserver`` if it is there, whose release has faults that Debian's has not."""
+    with closing(PostgresServer(installations()[-1])) as made:
+        yield made
 
 
 @pytest.fixture

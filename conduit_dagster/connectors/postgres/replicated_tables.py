@@ -221,13 +221,15 @@ class ReplicatedTables:
         there = look.flushed if horizon is None else min(look.flushed, parse_lsn(horizon["lsn"]))
         if look.readable < there:
             there = self._standbys.readable(connection, lsn, horizon)
-        end = min(there, self._pace.end(look, lsn, limit.bytes))
-        # a drain ends as soon as it can, and a full range needs no more to come
-        rests = self._pace.is_resting(look, lsn, there) and horizon is None and end == there
-        if there <= lsn or rests or self._is_quiet(connection, lsn, there):
+        # a drain ends as soon as it can
+        rests = self._pace.is_resting(look, lsn, there, limit.bytes) and horizon is None
+        if lsn < start.renewed_at < there:
+            there = start.renewed_at
+        elif there <= lsn or rests or self._is_quiet(connection, lsn, there):
             return start
         self._moved = time.monotonic()
         self._pace.begin()
+        end = min(there, self._pace.end(look, lsn, limit.bytes))
         return start.at(end).on(look.timeline).settled().as_of(self._times.before(end))
 
     def _is_quiet(self, connection: Connection, lsn: int, upto: int) -> bool:

@@ -87,6 +87,16 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
         return StreamPoint(parse_lsn(self.lsn) if self.lsn else 0, self.index)
 
     @property
+    def renewed_at(self) -> int:
+        """The next LSN at which a step must end, since a stream has to begin there; 0: none.
+
+        Before 2025's releases, a stream that has decoded a transaction from before its table was published sends no
+        later changes of that table either: all such transactions have ended when the table's copy begins.
+        """
+        lsn = self.point.lsn
+        return min((until for one in self.snapshots.values() if (until := parse_lsn(one.until)) > lsn), default=0)
+
+    @property
     def place(self) -> dict[str, Any]:
         """The position without snapshots, which are specific to a run."""
         copied = {table: regions[-1].upto for table, regions in self.copied.items() if regions}

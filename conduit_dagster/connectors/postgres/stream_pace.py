@@ -31,10 +31,11 @@ class StreamPace:
         self.rest = 0.0
         """Seconds from one read to the next, as of the last look."""
 
-    def is_resting(self, look: SlotLook, lsn: int, upto: int) -> bool:
-        """Return whether it is too early to read what there is from ``lsn`` to ``upto``."""
+    def is_resting(self, look: SlotLook, lsn: int, upto: int, limit: int) -> bool:
+        """Return whether it is too early to read what there is from ``lsn`` to ``upto``; ``limit``: bytes of a step."""
         # without an open transaction the server begins some 15 seconds back: much on a busy one, where much is new soon
-        is_little = is_dear(look, upto) and upto - lsn < _decoded(look, upto) * _LITTLE
+        is_little = upto - lsn < _decoded(look, upto) * _LITTLE and upto <= self.end(look, lsn, limit)
+        is_little = is_little and is_dear(look, upto)
         self.rest = _decoded(look, upto) / _RATE if is_little else 0.0
         return time.monotonic() - self._began < self.rest
 
