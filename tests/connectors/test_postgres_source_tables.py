@@ -241,6 +241,23 @@ def test_a_partition_with_an_identity_that_has_the_key_is_read(reading: Postgres
     ]
 
 
+@pytest.mark.parametrize("of_all", [False, True], ids=["of the table", "of all partitions"])
+def test_the_row_before_is_whole_or_the_key(reading: PostgresReading, of_all: bool) -> None:
+    """A partition's old row is sent as its own identity says, with null for all that is not in that: a large value that
+    was not touched became null."""
+    reading.execute(f"{DIVIDED}; ALTER TABLE a ADD v text; ALTER TABLE a ALTER v SET STORAGE EXTERNAL")
+    reading.execute("ALTER TABLE a REPLICA IDENTITY FULL")
+    if of_all:
+        reading.execute("ALTER TABLE b REPLICA IDENTITY FULL")
+    source, large = reading.source(tables="a"), "x" * 5000
+    _, position = drained(source)
+    reading.execute(f"INSERT INTO a VALUES (1, '{large}'); UPDATE a SET id = 2; DELETE FROM a")
+    _, update, delete = drained(source, position)[0]
+    whole = {"v": large} if of_all else {}
+    assert (update.before, update.after, delete.before) == ({"id": 1, **whole}, {"id": 2, **whole}, {"id": 2, **whole})
+    assert update.metadata.get("postgres.unchanged_toast") == (None if of_all else "v")
+
+
 def test_an_unlogged_table_can_be_copied_and_polled(reading: PostgresReading) -> None:
     reading.execute("CREATE UNLOGGED TABLE a (id int PRIMARY KEY); INSERT INTO a VALUES (1)")
     for settings in ({"snapshotMode": "initial_only"}, {"cdcMode": "long_polling"}):

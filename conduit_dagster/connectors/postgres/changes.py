@@ -41,6 +41,8 @@ class Catalog(NamedTuple):
     """Decoder of a type (OID)."""
     keys: Callable[[int, pgoutput.Columns], Sequence[str]]
     """Key of a table (OID) whose relation message marks all columns as key, or none, among the columns sent."""
+    is_sent_in_part: Callable[[int], bool]
+    """Whether old rows of a table (OID) with a full replica identity may lack columns, which then look null."""
     describe: Callable[[Relation], None]
     """Called with each relation message; comparing changes with a copied row needs it."""
 
@@ -63,8 +65,9 @@ class ReadAs(NamedTuple):
 class TableRows:
     """A relation of the stream, with the reader of its rows."""
 
-    def __init__(self, relation: Relation, decoder: Callable[[int], Decode]) -> None:
-        self.relation = relation
+    def __init__(self, relation: Relation, decoder: Callable[[int], Decode], has_old_rows: bool) -> None:
+        """``has_old_rows``: old rows are complete where the server says so."""
+        self.relation, self.has_old_rows = relation, has_old_rows
         self.read = row_reader([(name, decoder(oid)) for name, oid in zip(relation.names, relation.types, strict=True)])
         self._only = relation.key_names[0] if len(relation.key_names) == 1 else None
 
@@ -133,7 +136,8 @@ class MadeFrom(msgspec.Struct, gc=False):
     def _of_row(self, position: str) -> Record:
         table, metadata, *_ = self.origin
         change = pgoutput.read_change(self.message, table.read)
-        before = change.old if change.old is None or change.is_row else table.known_key(change.old)
+        is_whole = change.old is None or (change.is_row and table.has_old_rows)
+        before = change.old if is_whole else table.known_key(change.old or {})
         if self.operation == "delete":
             return Record(position, metadata, None, table.key(before or {}), before, "delete")
         after, left_out = _after(table.relation.names, change.new or {}, before or {})
@@ -240,7 +244,8 @@ class Changes:
         if not self._catalog.is_read(relation.name):
             self._tables[oid] = None
             return
-        self._tables[oid] = TableRows(relation, self._catalog.decoder)
+        has_old_rows = relation.is_full and not self._catalog.is_sent_in_part(relation.oid)
+        self._tables[oid] = TableRows(relation, self._catalog.decoder, has_old_rows)
         self._catalog.describe(relation)
 
     def _compare(self, operation: RowOperation, origin: Origin, message: bytes) -> None:

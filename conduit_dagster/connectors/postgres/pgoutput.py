@@ -62,6 +62,8 @@ class Relation:
     types: list[int]
     key: list[int]
     """Indexes of the key columns; empty: changes identify no row."""
+    is_full: bool = False
+    """Whether the replica identity is the whole row."""
     key_names: list[str] = field(init=False)
     """Names of the key columns."""
 
@@ -91,7 +93,7 @@ def read_relation(message: bytes, keys: Callable[[int, Columns], Sequence[str]])
         at = end + 9
     if is_full or not marked:
         marked = [names.index(column) for column in keys(oid, [*zip(names, types, strict=True)])]
-    return Relation(oid, str(TableName(schema, table)), names, types, marked)
+    return Relation(oid, str(TableName(schema, table)), names, types, marked, is_full)
 
 
 class RowChange(NamedTuple):

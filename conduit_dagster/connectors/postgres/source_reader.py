@@ -32,6 +32,7 @@ from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSe
 from conduit_dagster.connectors.postgres.source_tables import (
     OWN_TABLES,
     columns_by_oid,
+    is_sent_in_part,
     key_by_oid,
     kind_of,
     literals,
@@ -149,7 +150,7 @@ class SplitReader:
             def is_read(table: str) -> bool:
                 return self._is_read(table, begin, catalog)
 
-            known = Catalog(is_read, catalog.decoder, catalog.keys, describe)
+            known = Catalog(is_read, catalog.decoder, catalog.keys, catalog.is_sent_in_part, describe)
             read_as = ReadAs(self._labels, options.keys >= Keys.POSITIONS)
             changes = Changes(known, seen, StreamRange(start, end), read_as)
             messages = self._sent(stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed))
@@ -337,6 +338,10 @@ class _TypeCatalog:
         # without a column that is gone, the key would be that of several rows
         is_whole = len(found) == len(key) or {name for name, _ in sent} <= {name for name, _ in live}
         return found if is_whole else []
+
+    def is_sent_in_part(self, oid: int) -> bool:
+        """Return whether old rows of a table may lack columns, although its replica identity is full."""
+        return is_sent_in_part(self._asked(), oid)
 
     def has_table(self, table: TableName) -> bool:
         """Return whether there is a table of this name now."""

@@ -262,6 +262,10 @@ _UNIDENTIFIED = """
                 SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)))
     ORDER BY 1
 """
+_IS_IN_PART = """
+    SELECT EXISTS (SELECT FROM pg_partition_tree(%s) p JOIN pg_class c ON c.oid = p.relid
+                   WHERE p.isleaf AND c.relreplident <> 'f')
+"""
 _GENERATED_KEYS = """
     SELECT DISTINCT n.nspname, c.relname FROM pg_index i
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey) AND a.attgenerated <> ''
@@ -332,6 +336,12 @@ def tables_without_identity(connection: Connection) -> set[TableName]:
 def partitioned_tables(connection: Connection) -> set[TableName]:
     """Return the tables that have partitions, and no rows of their own."""
     return {TableName(*row) for row in connection.execute(_PARTITIONED)}
+
+
+def is_sent_in_part(connection: Connection, oid: int) -> bool:
+    """Return whether old rows that a table's changes have may lack columns, although its replica identity is full: for
+    each partition its own one counts."""
+    return bool(value_of(connection, _IS_IN_PART, (str(oid),)))
 
 
 def unidentified_partitions(connection: Connection, table: TableName, key: list[KeyColumn]) -> list[str]:
