@@ -207,6 +207,7 @@ UNFIT = {
     "CREATE TABLE a (id int PRIMARY KEY, k int NOT NULL); CREATE UNIQUE INDEX k ON a (k);"
     " ALTER TABLE a REPLICA IDENTITY USING INDEX k; DROP INDEX k": "no_key",
     DIVIDED: "named_twice",
+    f"{DIVIDED}; CREATE UNLOGGED TABLE c PARTITION OF a DEFAULT": "no_table",
     f"{DIVIDED}; ALTER TABLE b REPLICA IDENTITY NOTHING": "no_key",
     # updates of the key would come without the old one
     f"{DIVIDED}; ALTER TABLE a ADD k int NOT NULL; CREATE UNIQUE INDEX k ON b (k);"

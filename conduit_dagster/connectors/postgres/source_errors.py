@@ -160,6 +160,13 @@ class SourceErrors:
         fix = "ALTER TABLE … SET LOGGED; or read it with snapshotMode: initial_only, or cdcMode: long_polling"
         return self._fatal("postgres.no_table", message, fix)
 
+    def partitions_not_logged(self, table: str, partitions: Sequence[str]) -> ConduitError:
+        """Return the error for partitions whose rows would be copied, but not their changes."""
+        message = f"changes of unlogged and foreign partitions of {table} are not in the WAL: {', '.join(partitions)}"
+        fix = f"ALTER TABLE {partitions[0]} SET LOGGED, or detach it; or read it with snapshotMode: initial_only, "
+        fix += "or cdcMode: long_polling"
+        return self._fatal("postgres.no_table", message, fix)
+
     def named_twice(self, partition: str, table: str) -> ConduitError:
         """Return the error for a partition beside the table that has its rows."""
         message = f"{partition} is a partition of {table}, which has its rows: they would come twice"

@@ -262,6 +262,10 @@ _UNIDENTIFIED = """
                 SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)))
     ORDER BY 1
 """
+_NOT_LOGGED = """
+    SELECT c.oid::regclass::text FROM pg_partition_tree(%s) p JOIN pg_class c ON c.oid = p.relid
+    WHERE p.isleaf AND (c.relkind <> 'r' OR c.relpersistence <> 'p') ORDER BY 1
+"""
 _IS_IN_PART = """
     SELECT EXISTS (SELECT FROM pg_partition_tree(%s) p JOIN pg_class c ON c.oid = p.relid
                    WHERE p.isleaf AND c.relreplident <> 'f')
@@ -342,6 +346,11 @@ def is_sent_in_part(connection: Connection, oid: int) -> bool:
     """Return whether old rows that a table's changes have may lack columns, although its replica identity is full: for
     each partition its own one counts."""
     return bool(value_of(connection, _IS_IN_PART, (str(oid),)))
+
+
+def partitions_not_logged(connection: Connection, table: TableName) -> list[str]:
+    """Return the partitions whose changes are not in the WAL, as SQL: unlogged and foreign tables."""
+    return [str(name) for (name,) in connection.execute(_NOT_LOGGED, (quoted(table),))]
 
 
 def unidentified_partitions(connection: Connection, table: TableName, key: list[KeyColumn]) -> list[str]:

@@ -23,6 +23,7 @@ from conduit_dagster.connectors.postgres.source_tables import (
     labels_of,
     oid_of,
     partitioned_tables,
+    partitions_not_logged,
     published_tables,
     rows_of,
     tables_with_generated_keys,
@@ -66,8 +67,10 @@ class TableCopies:
             self._require_partitions(connection, tables)
 
     def _require_partitions(self, connection: Connection, tables: Sequence[TableName]) -> None:
-        """Raise ``FatalError`` for a partition whose updates and deletes lack columns of its table's key."""
+        """Raise ``FatalError`` for a partition whose changes are not sent, or without columns of its table's key."""
         for table in partitioned_tables(connection).intersection(tables):
+            if partitions := partitions_not_logged(connection, table):
+                raise self._errors.partitions_not_logged(str(table), partitions)
             key = key_of(connection, table)
             if key and (partitions := unidentified_partitions(connection, table, key)):
                 raise self._errors.partitions_unidentified(str(table), partitions)
