@@ -242,6 +242,31 @@ def test_a_partition_with_an_identity_that_has_the_key_is_read(reading: Postgres
     ]
 
 
+@pytest.mark.parametrize(
+    ("identity", "is_told"),
+    [
+        ("ALTER TABLE b ADD PRIMARY KEY (id)", False),
+        ("ALTER TABLE b REPLICA IDENTITY FULL", False),
+        ("ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b REPLICA IDENTITY FULL", True),
+        ("ALTER TABLE a REPLICA IDENTITY FULL; ALTER TABLE b ADD PRIMARY KEY (id)", False),
+    ],
+)
+def test_updates_of_a_partition_say_which_row_they_change(
+    reading: PostgresReading, identity: str, is_told: bool
+) -> None:
+    """PostgreSQL takes them, although their table has no key: they came without one, and without a row before."""
+    reading.execute(DIVIDED.replace("PRIMARY KEY", "") + ";" + identity)
+    source = reading.source(tables="a", snapshotMode="never")
+    if not is_told:
+        with pytest.raises(FatalError, match=r"has no key.*: b") as caught:
+            source.latest({}, Limit(1, 1))
+        assert caught.value.code == "postgres.no_key"
+        return
+    _, position = drained(source)
+    reading.execute("INSERT INTO a VALUES (1); UPDATE a SET id = 2; DELETE FROM a")
+    assert [one.before for one in drained(source, position)[0]] == [None, {"id": 1}, {"id": 2}]
+
+
 @pytest.mark.parametrize("of_all", [False, True], ids=["of the table", "of all partitions"])
 def test_the_row_before_is_whole_or_the_key(reading: PostgresReading, of_all: bool) -> None:
     """A partition's old row is sent as its own identity says, with null for all that is not in that: a large value that

@@ -190,6 +190,15 @@ class SourceErrors:
         fix = f"ALTER TABLE {partitions[0]} REPLICA IDENTITY FULL, or USING INDEX … with the key; and so the others"
         return self._fatal("postgres.no_key", message, fix)
 
+    def partitions_with_own_key(self, table: str, partitions: Sequence[str]) -> ConduitError:
+        """Return the error for partitions whose updates and deletes come without a key, as their table has none."""
+        message = (
+            f"{table} has no key, while partitions of it have a replica identity, so updates and deletes of them don't "
+            f"say which row they change: {', '.join(partitions)}"
+        )
+        fix = f"ALTER TABLE {table} ADD PRIMARY KEY (…); or REPLICA IDENTITY FULL for it and each of its partitions"
+        return self._fatal("postgres.no_key", message, fix)
+
     def key_not_sent(self, table: str, columns: Sequence[str]) -> ConduitError:
         """Return the error for a table whose changes lack columns of its key."""
         message = f"the key of {table} has columns that are not sent with changes, being generated or not published: "

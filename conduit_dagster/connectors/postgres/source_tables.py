@@ -262,6 +262,16 @@ _UNIDENTIFIED = """
                 SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey)))
     ORDER BY 1
 """
+# a partition with a full identity sends whole rows only where its table has it too
+_WITH_OWN_KEY = """
+    SELECT c.oid::regclass::text FROM pg_partition_tree(%s) p JOIN pg_class c ON c.oid = p.relid
+    WHERE p.isleaf AND c.relreplident <> 'n'
+      AND NOT (c.relreplident = 'f' AND (SELECT relreplident = 'f' FROM pg_class WHERE oid = %s::regclass))
+      AND (c.relreplident = 'f' OR EXISTS (
+          SELECT FROM pg_index i WHERE i.indrelid = c.oid
+              AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary AND i.indimmediate END))
+    ORDER BY 1
+"""
 _NOT_LOGGED = """
     SELECT c.oid::regclass::text FROM pg_partition_tree(%s) p JOIN pg_class c ON c.oid = p.relid
     WHERE p.isleaf AND (c.relkind <> 'r' OR c.relpersistence <> 'p') ORDER BY 1
@@ -351,6 +361,13 @@ def is_sent_in_part(connection: Connection, oid: int) -> bool:
 def partitions_not_logged(connection: Connection, table: TableName) -> list[str]:
     """Return the partitions whose changes are not in the WAL, as SQL: unlogged and foreign tables."""
     return [str(name) for (name,) in connection.execute(_NOT_LOGGED, (quoted(table),))]
+
+
+def partitions_with_own_key(connection: Connection, table: TableName) -> list[str]:
+    """Return the partitions, as SQL, of which PostgreSQL takes updates and deletes, and sends them without a key where
+    the table has none."""
+    name = quoted(table)
+    return [str(name) for (name,) in connection.execute(_WITH_OWN_KEY, (name, name))]
 
 
 def unidentified_partitions(connection: Connection, table: TableName, key: list[KeyColumn]) -> list[str]:

@@ -24,6 +24,7 @@ from conduit_dagster.connectors.postgres.source_tables import (
     oid_of,
     partitioned_tables,
     partitions_not_logged,
+    partitions_with_own_key,
     published_tables,
     rows_of,
     tables_with_generated_keys,
@@ -74,6 +75,8 @@ class TableCopies:
             key = key_of(connection, table)
             if key and (partitions := unidentified_partitions(connection, table, key)):
                 raise self._errors.partitions_unidentified(str(table), partitions)
+            if not key and (partitions := partitions_with_own_key(connection, table)):
+                raise self._errors.partitions_with_own_key(str(table), partitions)
 
     def _require_order(self, connection: Connection, position: PostgresPosition) -> None:
         """Raise ``FatalError`` for a partly copied table that was recreated or has another key, or one of another type,
