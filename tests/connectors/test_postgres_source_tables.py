@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from lab.postgres_reading import PostgresReading, drained, records_of, travelled
+from lab.support import Lab
 
 from conduit_dagster.connectors.postgres.change_marks import unchanged_fields
 from conduit_dagster.connectors.postgres.settings import TableName, table_name
@@ -301,3 +303,37 @@ def test_a_publication_that_sends_partitions_says_how_to_send_the_whole(reading:
     _, position = drained(source)
     reading.execute("INSERT INTO a VALUES (1)")
     assert shown(drained(source, position)[0]) == [("create", "a", {"id": 1})]
+
+
+# -- what its own pipeline writes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "warned"),
+    [
+        ({"tables": "*"}, {}, "the tables of h:5432/d are"),
+        ({"tables": "a"}, {"table": "a"}, "the table public.a of h:5432/d is"),
+        ({"tables": "*"}, {"table": "b"}, "the table public.b of h:5432/d is"),
+        ({"tables": "s.a"}, {"schema": "w"}, "the tables of h:5432/d are"),
+        ({"tables": "a, conduit_deliveries"}, {"table": "b"}, "the table public.conduit_deliveries of h:5432/d is"),
+        ({"tables": "a"}, {"table": "b"}, ""),
+        ({"tables": "*"}, {"schema": "w"}, ""),
+        ({"tables": "*"}, {"url": "postgresql://u@h/e"}, ""),
+        ({"tables": "*"}, {"table": "copy_of_{{ .Metadata.x }}"}, ""),
+        ({"tables": "*", "snapshotMode": "initial_only"}, {}, ""),
+    ],
+)
+def test_a_source_of_the_tables_that_its_pipeline_writes_is_warned_of(
+    tmp_path: Path, reads: dict[str, str], writes: dict[str, str], warned: str
+) -> None:
+    """Each row that is written would be a change to write."""
+    lab, url = Lab(tmp_path), {"url": "postgresql://u@h/d"}
+    nodes = [("in", "source", reads), ("out", "destination", writes)]
+    lab.pipeline(
+        connectors=[
+            {"id": name, "type": kind, "plugin": "postgres", "settings": {**url, **settings}}
+            for name, kind, settings in nodes
+        ]
+    )
+    found = [(one.code, one.severity, one.message.partition(" written")[0]) for one in lab.catalogue().findings]
+    assert found == ([("source.own_output", "warning", warned)] if warned else [])

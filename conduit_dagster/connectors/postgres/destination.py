@@ -95,6 +95,16 @@ class PostgresDestination(StagedDestination):
         return f"{self._server.place} {self._table or self.settings.table}"
 
     @property
+    def tables_written(self) -> list[tuple[str, str, str]]:
+        """Database, schema and name of the tables that it writes to, as far as no record names them; without a name
+        where each record's collection does."""
+        place, claims = self._server.place, (self._server.place, self._schema, NAME)
+        if self._table is not None:
+            return [(place, self._table.schema, self._table.name), claims]
+        by_collection = self.settings.table == PostgresDestinationSettings.model_fields["table"].default
+        return [(place, self.settings.db_schema, ""), claims] if by_collection else [claims]
+
+    @property
     def hashes_at(self) -> str:
         """The schema of ``conduit_deliveries``."""
         return f"schema {self._schema}"

@@ -8,10 +8,12 @@ from typing import Any
 from conduit_dagster.connectors.postgres.changes import collection_of
 from conduit_dagster.connectors.postgres.polled_tables import PolledTables
 from conduit_dagster.connectors.postgres.replicated_tables import ReplicatedTables
+from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, parse_position
 from conduit_dagster.connectors.postgres.source_reader import SplitReader
 from conduit_dagster.connectors.postgres.source_session import SourceSession
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.connectors.postgres.source_tables import OWN_TABLES
 from conduit_dagster.record import Mode
 from conduit_dagster.sdk import (
     Block,
@@ -72,6 +74,19 @@ class PostgresSource(Source):
         named = self.settings.named_tables or ()
         host, _, database = self._session.server.place.rpartition("/")
         return Dataset(f"postgres://{host}", f"{database}.{named[0]}", is_table=True) if len(named) == 1 else None
+
+    def reads_table(self, place: str, schema: str, name: str) -> bool:
+        """Return whether changes of a table of ``place`` (``host:port/database``) are read. Without a name: those of a
+        table into which a destination with this ``schema`` writes the records of its collection."""
+        if place != self._session.server.place or self.settings.snapshot_mode == "initial_only":
+            return False
+        named = self.settings.named_tables
+        if not name:
+            read = {self.settings.db_schema} if named is None else {table.schema for table in named}
+            return not read <= {"public"} - {schema}
+        if named is None:
+            return schema == self.settings.db_schema and name not in OWN_TABLES
+        return TableName(schema, name) in named
 
     def initial(self) -> Position:
         """Return the position before the first read."""

@@ -225,7 +225,7 @@ def _check_own_output(parsed: ParsedPipeline, bound: BoundPipeline) -> None:
         for name, destination in bound.compiled.consumers.items():
             thing = destination.owned
             flaw = None if thing is None else _own_output(node, name, destination, thing)
-            flaw = flaw or _own_topic(node, name, destination)
+            flaw = flaw or _own_topic(node, name, destination) or _own_table(node, name, destination)
             if flaw is None:
                 continue
             message, fix = flaw
@@ -258,6 +258,19 @@ def _own_topic(node: SourceNode, name: str, destination: Destination) -> tuple[s
         if reads(servers, topic):
             message = f"the topic {topic} is written by {name} and read by {node.id}: records come again without end"
             return message, "set topics to names, or to a pattern, that leave it out"
+    return None
+
+
+def _own_table(node: SourceNode, name: str, destination: Destination) -> tuple[str, str] | None:
+    """Return message and fix for a source of tables that reads one which a destination writes; None otherwise."""
+    reads: Callable[[str, str, str], bool] = getattr(node.source, "reads_table", lambda place, schema, name: False)
+    written: Iterable[tuple[str, str, str]] = getattr(destination, "tables_written", ())
+    for place, schema, table in written:
+        if reads(place, schema, table):
+            what = f"the table {schema}.{table} of {place} is" if table else f"the tables of {place} are"
+            message = f"{what} written by {name} and read by {node.id}: records come again without end"
+            more = "" if table else ", unless a processor gives them another opencdc.collection"
+            return message + more, "write to a schema or database that the source does not read, or set tables to names"
     return None
 
 
