@@ -191,6 +191,22 @@ def test_a_row_that_moves_between_two_parts_of_its_copy_is_whole_or_refused(read
     assert error.value.code == "postgres.moved_row"
 
 
+def test_a_row_that_moves_into_the_filter_of_the_publication_is_whole_or_refused(reading: PostgresReading) -> None:
+    """The server sends it as a new row, without the large values that the update did not touch."""
+    reading.execute("CREATE TABLE a (id int PRIMARY KEY, big text); ALTER TABLE a ALTER big SET STORAGE EXTERNAL")
+    reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a WHERE (id < 10)")
+    reading.execute("INSERT INTO a VALUES (11, 'small'), (12, repeat('x', 5000))")
+    _, position = read(reading, {}, tables="a")
+    reading.execute("UPDATE a SET id = 1 WHERE id = 11")
+    found, position = read(reading, position, tables="a")
+    assert [record.after for record in found] == [{"id": 1, "big": "small"}]
+    reading.execute("UPDATE a SET id = 2 WHERE id = 12")
+    with pytest.raises(FatalError, match=r"filter.*: big") as error:
+        read(reading, position, tables="a")
+    assert error.value.code == "postgres.moved_row"
+    assert ids(read(reading, {}, tables="a")[0]) == [1, 2]
+
+
 def test_a_large_key_is_known_although_the_server_sends_it_once(reading: PostgresReading) -> None:
     reading.execute("CREATE TABLE a (k text PRIMARY KEY, v int); ALTER TABLE a ALTER k SET STORAGE EXTERNAL")
     reading.execute(

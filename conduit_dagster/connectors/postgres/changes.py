@@ -141,6 +141,9 @@ class MadeFrom(msgspec.Struct, gc=False):
         if self.operation == "delete":
             return Record(position, metadata, None, table.key(before or {}), before, "delete")
         after, left_out = _after(table.relation.names, change.new or {}, before or {})
+        if left_out and self.operation == "create":
+            # of an update that moved it: as a new row, it would have null in their place
+            raise _moved(table.relation.name, left_out, self.lsn)
         if left_out:
             metadata = {**metadata, UNCHANGED_TOAST: unchanged_text(left_out)}
         before = before if self.operation == "update" else None
@@ -252,11 +255,6 @@ class Changes:
         verdict = self._verdict(origin.table, message)
         if verdict != "drop":
             self._add(operation if verdict == "keep" else verdict, origin, message)
-        if verdict == "create" and UNCHANGED_TOAST in self.records[-1].metadata:
-            text = (
-                f"a row of {origin.table.relation.name} moved between two parts of its copy, without its large values"
-            )
-            raise FatalError(text, code="postgres.moved_row", place=format_lsn(self._lsn), fix=START_OVER)
 
     def _verdict(self, table: TableRows, message: bytes) -> Verdict:
         texts, keys = pgoutput.read_change(message, table.read_texts), table.relation.key_names
@@ -290,6 +288,15 @@ _CHANGES: Final[dict[int, RowOperation]] = {
     pgoutput.UPDATE: "update",
     pgoutput.DELETE: "delete",
 }
+
+
+def _moved(table: str, left_out: Sequence[str], lsn: int) -> FatalError:
+    text = (
+        f"an update moved a row of {table} between two parts of its copy, or into the publication's filter, and the "
+        f"server did not send its large values: {', '.join(left_out)}"
+    )
+    fix = f"{START_OVER}; ALTER TABLE {table} REPLICA IDENTITY FULL has them sent"
+    return FatalError(text, code="postgres.moved_row", place=format_lsn(lsn), fix=fix)
 
 
 def _after(names: list[str], new: Document, before: Document) -> tuple[Document, list[str]]:
