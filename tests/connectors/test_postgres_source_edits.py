@@ -136,6 +136,15 @@ def test_a_table_added_under_an_open_transaction_has_later_changes(old_server: P
         assert ids(found + drained(source, further)[0]) == [1, 2, 3]
 
 
+def test_a_slot_that_sends_prepared_transactions_is_refused(reading: PostgresReading) -> None:
+    """Their changes came as those of the transaction before, whether they were committed or rolled back."""
+    reading.execute(f"{TABLE}; CREATE PUBLICATION {reading.name} FOR TABLE a")
+    reading.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", reading.name)
+    with pytest.raises(FatalError, match="two_phase") as error:
+        read(reading, {}, tables="a")
+    assert error.value.code == "postgres.slot_unusable"
+
+
 def test_changes_between_initial_only_and_initial_are_not_skipped(reading: PostgresReading) -> None:
     reading.execute(f"{TABLE}; INSERT INTO a VALUES (1)")
     _, position = read(reading, {}, tables="a", snapshotMode="initial_only")

@@ -29,6 +29,7 @@ _LOOK = """
            s.database = current_database(), extract(epoch FROM statement_timestamp()), pg_is_in_recovery(),
            CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END,
            pg_is_in_recovery() AND coalesce((to_jsonb(s) ->> 'synced')::boolean, false),
+           coalesce((to_jsonb(s) ->> 'two_phase')::boolean, false),
            CASE WHEN NOT pg_is_in_recovery() AND (to_jsonb(s) ->> 'failover')::boolean THEN (
                SELECT min(coalesce(pg_wal_lsn_diff(p.restart_lsn, '0/0'), 0))
                FROM regexp_split_to_table(current_setting('synchronized_standby_slots', true), '[ ,"]+') AS name
@@ -120,13 +121,20 @@ class ReplicationSlot:
         self._identity = ClusterIdentity()
 
     def look(self, connection: Connection) -> SlotLook:
-        """Return the state of server and slot. Raises for a slot of another plugin or database, and for a copy that a
-        standby keeps of the primary's."""
+        """Return the state of server and slot. Raises for a slot of another plugin or database or with ``two_phase``,
+        and for a copy that a standby keeps of the primary's."""
         row = connection.execute(_LOOK, (self._settings.slot,)).fetchone()
         assert row is not None
-        flushed, exists, confirmed, restart, status, plugin, is_here, at, is_standby, timeline, is_copy, awaited = row
+        flushed, exists, confirmed, restart, status, plugin, is_here, at, is_standby, *more = row
+        timeline, is_copy, is_early, awaited = more
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
+            raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
+        if is_early:
+            message = (
+                f"the replication slot {self._settings.slot} has two_phase: it sends transactions that are prepared, "
+            )
+            message += "whether they are committed later or not"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
         if is_copy:
             raise self._errors.slot_synchronized()
