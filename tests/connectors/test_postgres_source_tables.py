@@ -244,6 +244,19 @@ def test_a_partition_with_an_identity_that_has_the_key_is_read(reading: Postgres
     ]
 
 
+@pytest.mark.parametrize("change", ["DELETE FROM a", "UPDATE a SET k = 3"])
+def test_a_partition_that_is_added_with_another_identity_ends_the_run(reading: PostgresReading, change: str) -> None:
+    """The key was null in the record, so that the row stayed at the destination."""
+    reading.execute(f"{DIVIDED}; ALTER TABLE a ADD k int NOT NULL")
+    source = reading.source(tables="a")
+    _, position = drained(source)
+    reading.execute("CREATE TABLE c PARTITION OF a DEFAULT; CREATE UNIQUE INDEX k ON c (k)")
+    reading.execute(f"ALTER TABLE c REPLICA IDENTITY USING INDEX k; INSERT INTO a VALUES (10, 1); {change}")
+    with pytest.raises(FatalError, match=r"which row.*\(id\)") as caught:
+        drained(source, position)
+    assert caught.value.code == "postgres.no_key"
+
+
 @pytest.mark.parametrize(
     ("identity", "is_told"),
     [

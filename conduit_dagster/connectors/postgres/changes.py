@@ -138,6 +138,13 @@ class MadeFrom(msgspec.Struct, gc=False):
         change = pgoutput.read_change(self.message, table.read)
         is_whole = change.old is None or (change.is_row and table.has_old_rows)
         before = change.old if is_whole else table.known_key(change.old or {})
+        if (
+            change.old is not None
+            and not change.is_row
+            and None in change.old.values()
+            and None in (before or {}).values()
+        ):
+            raise _unidentified(table.relation, self.lsn)
         if self.operation == "delete":
             return Record(position, metadata, None, table.key(before or {}), before, "delete")
         after, left_out = _after(table.relation.names, change.new or {}, before or {})
@@ -288,6 +295,15 @@ _CHANGES: Final[dict[int, RowOperation]] = {
     pgoutput.UPDATE: "update",
     pgoutput.DELETE: "delete",
 }
+
+
+def _unidentified(relation: Relation, lsn: int) -> FatalError:
+    text = (
+        f"a change of {relation.name} does not say which row it is about: the replica identity of a partition that was "
+        f"added lacks columns of the key ({', '.join(relation.key_names)})"
+    )
+    fix = f"ALTER TABLE … REPLICA IDENTITY FULL, or USING INDEX … with the key, for that partition; then {START_OVER}"
+    return FatalError(text, code="postgres.no_key", place=format_lsn(lsn), fix=fix)
 
 
 def _moved(table: str, left_out: Sequence[str], lsn: int) -> FatalError:
