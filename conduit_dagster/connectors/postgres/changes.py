@@ -138,12 +138,7 @@ class MadeFrom(msgspec.Struct, gc=False):
         change = pgoutput.read_change(self.message, table.read)
         is_whole = change.old is None or (change.is_row and table.has_old_rows)
         before = change.old if is_whole else table.known_key(change.old or {})
-        if (
-            change.old is not None
-            and not change.is_row
-            and None in change.old.values()
-            and None in (before or {}).values()
-        ):
+        if before is not None and not change.is_row and None in before.values():
             raise _unidentified(table.relation, self.lsn)
         if self.operation == "delete":
             return Record(position, metadata, None, table.key(before or {}), before, "delete")

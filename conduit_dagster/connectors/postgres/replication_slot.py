@@ -131,10 +131,8 @@ class ReplicationSlot:
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
         if is_early:
-            message = (
-                f"the replication slot {self._settings.slot} has two_phase: it sends transactions that are prepared, "
-            )
-            message += "whether they are committed later or not"
+            message = f"the replication slot {self._settings.slot} has two_phase: it sends a prepared transaction "
+            message += "whether it is committed later or not"
             raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
         if is_copy:
             raise self._errors.slot_synchronized()
