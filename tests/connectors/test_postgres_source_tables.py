@@ -257,6 +257,29 @@ def test_a_partition_that_is_added_with_another_identity_ends_the_run(reading: P
     assert caught.value.code == "postgres.no_key"
 
 
+@pytest.mark.parametrize("publication", ["", "FOR TABLE a", "FOR ALL TABLES"])
+def test_a_partition_is_read_instead_of_its_table(reading: PostgresReading, publication: str) -> None:
+    """The publication sent its changes as those of the table, which is not read any more."""
+    reading.execute(f"{DIVIDED}; INSERT INTO a VALUES (1)")
+    if publication:
+        reading.execute(f"CREATE PUBLICATION {reading.name} {publication} WITH (publish_via_partition_root = true)")
+    found, position = drained(reading.source(tables="a"))
+    if publication:
+        with pytest.raises(FatalError, match=r"changes of public\.b as those of the whole table") as caught:
+            drained(reading.source(tables="b"), position)
+        assert caught.value.code == "postgres.publication" and caught.value.fix
+        return
+    for number, tables in ((2, "b"), (3, "b"), (4, "a")):
+        source = reading.source(tables=tables)
+        records, position = drained(source, position)
+        reading.execute(f"INSERT INTO a VALUES ({number})")
+        more, position = drained(source, position)
+        source.close()
+        found += records + more
+    told = [("a", 1), ("b", 1), ("b", 2), ("b", 3), ("a", 1), ("a", 2), ("a", 3), ("a", 4)]
+    assert [(collection, key["id"]) for _, collection, key in shown(found)] == told
+
+
 @pytest.mark.parametrize(
     ("identity", "is_told"),
     [

@@ -16,7 +16,7 @@ from conduit_dagster.connectors.postgres.slot_owner import SlotOwner
 from conduit_dagster.connectors.postgres.source_errors import START_OVER, SourceErrors, is_unreadable
 from conduit_dagster.connectors.postgres.source_position import format_lsn
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import is_partitioned
+from conduit_dagster.connectors.postgres.source_tables import divided_tables, is_partitioned, oid_of
 from conduit_dagster.connectors.postgres.wal_history import UNKNOWN_TIMELINE, ClusterIdentity, is_other
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Leftover
@@ -164,7 +164,8 @@ class ReplicationSlot:
             more = f"{fix}; what was left out meanwhile is missing: {START_OVER}" if is_read else fix
             raise self._errors.unfit("postgres.publication", message, more)
         if missing := self._missing(connection, tables):
-            self._extend(connection, missing, found)
+            self._uncover(connection, missing, found)
+            self._extend(connection, self._missing(connection, tables), found)
 
     def leaves_out_changes(self, connection: Connection) -> bool:
         """Return whether an existing publication leaves out some kinds of changes, such as deletes."""
@@ -226,7 +227,26 @@ class ReplicationSlot:
         fix = f"as a superuser, or the owner of tables and database: {statement.as_string(connection)}"
         return self._errors.unfit("postgres.no_privilege", f"no right to publish the tables: {why}", fix)
 
+    def _uncover(self, connection: Connection, missing: Sequence[TableName], found: _Publication) -> None:
+        """Take the tables out of the publication as whose changes it sends those of missing partitions. Raise
+        ``FatalError`` if it is another's."""
+        roots = {table: divided_tables(connection, table) for table in missing} if found.has_roots else {}
+        every = set[str]().union(*roots.values())
+        covering = [table for table in sorted(self.listed(connection)) if oid_of(connection, table) in every]
+        if not self._owner.is_own(found.comment):
+            if covering or (found.is_open and every):
+                covered = [str(table) for table in missing if roots[table]]
+                raise self._errors.sent_as_root(self._settings.publication, covered)
+        elif covering:
+            name = sql.Identifier(self._settings.publication)
+            tables = sql.SQL(", ").join(table.quoted for table in covering)
+            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(name, tables)
+            with self._as_owner(connection, statement):
+                connection.execute(statement)
+
     def _extend(self, connection: Connection, missing: Sequence[TableName], found: _Publication) -> None:
+        if not missing:
+            return
         name = sql.Identifier(self._settings.publication)
         statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, _list(missing))
         if not found.has_roots and any(is_partitioned(connection, table) for table in missing):

@@ -160,6 +160,12 @@ class SourceErrors:
         fix = "ALTER TABLE … SET LOGGED; or read it with snapshotMode: initial_only, or cdcMode: long_polling"
         return self._fatal("postgres.no_table", message, fix)
 
+    def sent_as_root(self, publication: str, partitions: Sequence[str]) -> ConduitError:
+        """Return the error for partitions whose changes a publication of others sends as those of their table."""
+        message = f"the publication {publication} sends changes of {', '.join(partitions)} as those of the whole table"
+        fix = "name that table in the setting tables; or give this source a publication of its own"
+        return self._fatal("postgres.publication", message, f"{fix} (logrepl.publicationName)")
+
     def partitions_not_logged(self, table: str, partitions: Sequence[str]) -> ConduitError:
         """Return the error for partitions whose rows would be copied, but not their changes."""
         message = f"changes of unlogged and foreign partitions of {table} are not in the WAL: {', '.join(partitions)}"
