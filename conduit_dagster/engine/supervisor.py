@@ -16,6 +16,7 @@ from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RECORDING, RunHung, Watch, bounded, watching, within
 from conduit_dagster.engine.compiled_pipeline import close_connectors
+from conduit_dagster.engine.cut_off_deletion import end_deletion
 from conduit_dagster.engine.folder_claims import claim_folders
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop, make_context
 from conduit_dagster.engine.open_work import require_no_memory, with_open_work
@@ -144,6 +145,7 @@ class _Run:
 
     def run(self) -> RunResult:
         try:
+            end_deletion(self._store, self._options)
             if not self._status.begin(self._bound.file, self._bound.digest, self._is_drain_by_hand()):
                 return self._status.superseded()
             claim_folders(self._store.engine, self._bound.id, self._options)

@@ -58,8 +58,8 @@ COMPACTION: Final = (
 """Points passed during compaction of the log."""
 REPLAY: Final = ("before-replay", "mid-replay", "after-replay")
 """Points around the transactions that select the dead letters of a replay; the replay's steps pass the other points."""
-DELETION: Final = ("after-servers", "after-state")
-"""Points of ``pipelines delete``: the sources' servers are cleaned up; the state store's rows are gone as well."""
+DELETION: Final = ("after-servers", "after-rows", "after-state")
+"""Points of ``pipelines delete``: the sources' servers are cleaned up; all rows but dead letters are gone; they too."""
 IMPORT: Final = ("mid-import", "before-import")
 """Points of ``log import``: a file is written; all of them are, and the manifest is about to list them."""
 SETTING_BACK: Final = ("before-acks", "after-acks", "before-set-back")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.policy import FRESH, PipelineStatus
 from conduit_dagster.state.dead_letters import up_to
-from conduit_dagster.state.history import DELETED, record_event
+from conduit_dagster.state.history import DELETED, DELETING, PROVISIONED, record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.readers import forget_left
 from conduit_dagster.state.recovery_state import write_recovery
 from conduit_dagster.state.tables import (
+    consumers,
     dead_letter_parts,
     dead_letters,
     generations,
@@ -22,6 +25,7 @@ from conduit_dagster.state.tables import (
     metadata,
     pipelines,
     recoveries,
+    sources,
 )
 
 _KEPT: Final = {pipelines, recoveries, generations, history}
@@ -41,13 +45,19 @@ def delete_state(transactions: Transactions, pipeline: str, **detail: object) ->
     history, which has it even if nothing repeats a killed deletion; empty if nothing goes any more.
     """
     transactions.run(partial(_delete_all_but_letters, pipeline=pipeline, detail=detail))
+    reached("after-rows", pipeline)
+    delete_letters(transactions, pipeline)
+
+
+def delete_letters(transactions: Transactions, pipeline: str) -> None:
+    """Delete the dead letters of a pipeline whose other state is deleted. May be killed and repeated."""
     while transactions.run(partial(_delete_some_letters, pipeline=pipeline)):
         pass
 
 
 def _delete_all_but_letters(connection: sa.Connection, pipeline: str, detail: Mapping[str, object]) -> None:
     if detail:
-        record_event(connection, pipeline, "deleting", **detail)
+        record_event(connection, pipeline, DELETING, **detail)
     for table in metadata.sorted_tables:
         if "pipeline" in table.c and table not in _KEPT | _IN_PIECES:
             connection.execute(sa.delete(table).where(table.c.pipeline == pipeline))
@@ -74,3 +84,17 @@ def _delete_some_letters(connection: sa.Connection, pipeline: str) -> int:
 def record_deletion(connection: sa.Connection, pipeline: str, by: str, **detail: object) -> None:
     """Record that the pipeline was deleted: until its next run, lists, metrics and alerts leave it out."""
     record_event(connection, pipeline, DELETED, by=by, **detail)
+
+
+def cut_off(connection: sa.Connection, pipeline: str) -> dict[str, Any] | None:
+    """Return what the history has of a deletion whose command was killed, or lost its lease, before it ended.
+
+    None if there is none, or if anything was registered since: then what is there may be the pipeline's own.
+    """
+    for table in (sources, consumers):
+        if connection.execute(sa.select(table.c.pipeline).where(table.c.pipeline == pipeline).limit(1)).first():
+            return None
+    mine = (history.c.pipeline == pipeline, history.c.event.in_((DELETING, DELETED, PROVISIONED)))
+    newest = sa.select(history.c.event, history.c.detail).where(*mine).order_by(history.c.id.desc()).limit(1)
+    row = connection.execute(newest).first()
+    return json.loads(row.detail) if row is not None and row.event == DELETING else None

@@ -170,6 +170,7 @@ def duration(seconds: float) -> str:
 
 PROVISIONED: Final = "provisioned"
 DEPROVISIONED: Final = "deprovisioned"
+DELETING: Final = "deleting"
 DELETED: Final = "deleted"
 _AWAY: Final = (DEPROVISIONED, DELETED)
 _PRESENCE: Final = (PROVISIONED, *_AWAY)

@@ -10,9 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster import storage
 from conduit_dagster.builtin_plugins import SOURCES
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_sources
+from conduit_dagster.engine.cut_off_deletion import kept_folders
 from conduit_dagster.engine.folder_claims import claim_folders
 from conduit_dagster.engine.log_source import JoinSource
 from conduit_dagster.engine.operate.folder_listing import FolderListing
@@ -244,7 +244,7 @@ def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     reached("after-servers", held.id)
     told = {key: facts[key] for key in ("sources", "removed", "lost", "left")}
     # before the last check of the lease: a run that begins after it makes files of its own
-    files = {folder: FolderListing(folder) for folder in _folders(held)}
+    files = {folder: FolderListing(folder) for folder in kept_folders(held.id, held.options)}
     # nothing goes any more where an earlier command was killed after this
     delete_state(held.store.transactions, held.id, **({"by": by, **told} if any(told.values()) else {}))
     reached("after-state", held.id)
@@ -255,11 +255,6 @@ def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
 def _require_lease(held: _Held) -> None:
     """Raise ``LeaseLost`` if another process has taken over the pipeline."""
     held.store.transactions.run(lambda connection: None)
-
-
-def _folders(held: _Held) -> list[str]:
-    """Return the folders of the log with the archive, and of what is staged."""
-    return [storage.join(base, storage.safe_name(held.id)) for base in (held.options.log_url, held.options.staging)]
 
 
 def _remove_files(held: _Held, files: Mapping[str, FolderListing]) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_connectors
+from conduit_dagster.engine.cut_off_deletion import end_deletion
 from conduit_dagster.engine.folder_claims import claim_folders
 from conduit_dagster.engine.loop import StepLoop, make_context
 from conduit_dagster.engine.open_work import with_open_work
@@ -108,6 +109,7 @@ def owned(
     try:
         claim_folders(database, bound.id, options)
         store = PipelineStore(database, lease, options.patience)
+        end_deletion(store, options)
         open_with(spark)
         state = store.load()
         bound = with_open_work(bound, state)
