@@ -40,7 +40,10 @@ from conduit_dagster.secret_values import hide
 from conduit_dagster.state.delivery_store import Offsets
 from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 
-_LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason was lost in a crash")
+_LOST_REASON = Nack(
+    "delivery.nacked",
+    "the destination refused it, and its reason was lost in a crash; or offsets mark was killed as it gave it up",
+)
 
 
 class Redelivery:

@@ -133,6 +133,12 @@ def _recordable(acks: Acks) -> Acked:
     return acked
 
 
+_NO_ACK = (
+    "run again: what has no ack is sent again; conduit-dagster offsets list PIPELINE shows the record that comes next,"
+    " and offsets mark PIPELINE CONNECTOR OFFSET gives it up"
+)
+
+
 class _Sending:
     def __init__(self, pipeline: CompiledPipeline, job: SendJob, sender: Sender, acks: Acks) -> None:
         self._sender, self._acks, self._job, self._idempotency = sender, acks, job, pipeline.idempotency
@@ -153,8 +159,11 @@ class _Sending:
                 break
             if time.monotonic() - self._collected >= self._job.interval and not self._settle():
                 break
-        if self._settle() and self._acks.unhandled and self._outcome[0] is None:
-            missing = TransientError(f"{self._acks.unhandled} records were not acknowledged", code="delivery.unacked")
+        self._settle()
+        # also of a record sent singly, which would be sent again at once, without end
+        if (unhandled := self._acks.unhandled) and self._outcome[0] is None:
+            subject = "1 record was" if unhandled == 1 else f"{unhandled} records were"
+            missing = TransientError(f"{subject} not acknowledged", code="delivery.unacked", fix=_NO_ACK)
             self._outcome = (task_error(missing, "sending"), False)
         return self._outcome
 

@@ -126,6 +126,16 @@ def test_records_that_were_acked_out_of_order_are_passed(run, lab: Lab, script: 
     assert script.sent() == [[3], [6], [7]]
 
 
+def test_a_record_without_an_ack_ends_the_command_and_moves_nothing(run, lab: Lab, script: Script) -> None:
+    """It was sent again without end."""
+    fails_at_14(lab, script)
+    script.says(acks=[])
+    assert error(run("offsets", "step", "p", "--json"))["code"] == "delivery.unacked"
+    assert (script.sent(), offsets(lab)["out"]) == ([[14]], 13)
+    script.says()
+    assert result(run("offsets", "step", "p", "--json"))["did"] == "sent"
+
+
 def test_dead_letters_of_the_step_come_first(run, lab: Lab, script: Script, crashes: Any) -> None:
     build(lab, 3, processors=[DECODE, processor("no", "error", "after.i == 1", message="one")])
     crashes(lab, "before-publish")

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+
 from lab.operating import NAMESPACE, after_bulk_error, build, code_of, offsets
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Lab, processor, queue, source
+
+from conduit_dagster.engine.stop import StopFlag
+
+
+def stopped_after(seconds: float) -> StopFlag:
+    """Return the flag of a run that is stopped by force if it has not ended by then."""
+    stop = StopFlag()
+    timer = threading.Timer(seconds, stop.force)
+    timer.daemon = True
+    timer.start()
+    return stop
 
 
 def partly_acked(lab: Lab, script: Script) -> None:
@@ -114,6 +127,17 @@ def test_c13_only_what_its_namespace_has_not_acked_is_sent_again(lab: Lab, scrip
     assert lab.run().error is None
     assert script.sent() == [[24]]
     assert offsets(lab)["out"] == 27
+
+
+def test_a_record_that_gets_no_ack_when_it_is_sent_alone_ends_the_run(lab: Lab, script: Script) -> None:
+    """It was sent again at once, by a job of its own each time, without end and without an error."""
+    after_bulk_error(lab, script)
+    script.says(acks=[[9, "only"], [10, "only"]])
+    assert code_of(lab.run(stop=stopped_after(60))) == "delivery.unacked"
+    assert script.values() == [9, 10, 11]
+    script.says()
+    assert lab.run().error is None
+    assert script.values() == list(range(11, 16))
 
 
 def test_a04_acks_out_of_order_reach_the_source_in_order(lab: Lab, script: Script) -> None:
