@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -38,13 +38,21 @@ _AT_ONCE: Final = 5_000
 """Dead letters deleted per transaction: other pipelines wait for it."""
 
 
-def delete_state(transactions: Transactions, pipeline: str, **detail: object) -> None:
+def delete_state(
+    transactions: Transactions, pipeline: str, check: Callable[[sa.Connection], None], **detail: object
+) -> None:
     """Delete the pipeline's state; it is then stopped, and its next run reads its sources from their beginning.
 
-    May be killed between two transactions and repeated. :func:`record_deletion` ends it. ``detail``: what goes, for the
-    history, which has it even if nothing repeats a killed deletion; empty if nothing goes any more.
+    May be killed between two transactions and repeated. :func:`record_deletion` ends it. ``check``: called in the first
+    transaction, before anything is deleted. ``detail``: what goes, for the history, which has it even if nothing
+    repeats a killed deletion; empty if nothing goes any more.
     """
-    transactions.run(partial(_delete_all_but_letters, pipeline=pipeline, detail=detail))
+
+    def work(connection: sa.Connection) -> None:
+        check(connection)
+        _delete_all_but_letters(connection, pipeline, detail)
+
+    transactions.run(work)
     reached("after-rows", pipeline)
     delete_letters(transactions, pipeline)
 

@@ -156,6 +156,20 @@ def test_a_log_that_others_read_stays(run, lab: Lab) -> None:
     assert run("pipelines", "delete", "a").code == 0
 
 
+def test_one_that_begins_to_read_its_log_meanwhile_keeps_it(run, lab: Lab) -> None:
+    """It would go on at its offset in a log that begins anew, and miss what comes before that."""
+    lab.write("in.jsonl", [{"i": i} for i in range(20)])
+    upstream(lab)
+    downstream(lab, chained(), destination("out"))
+    runs(lab, "a")
+    with at("after-servers", lambda: runs(lab, "p")):
+        assert error(run("pipelines", "delete", "a", "--force", "--json"))["code"] == "pipeline.has_readers"
+    lab.write("in.jsonl", [{"i": i} for i in range(20, 30)], mode="a")
+    runs(lab, "a", "p")
+    assert [row["i"] for row in lab.documents("out.jsonl")] == [*range(30)]
+    assert [row["i"] for row in lab.documents("first.jsonl")] == [*range(30)]
+
+
 def test_one_that_read_its_log_before_reads_the_new_one_from_its_beginning(run, lab: Lab) -> None:
     """It read another log meanwhile, and would go on at an offset of the log that was deleted."""
     lab.write("in.jsonl", [{"i": i} for i in range(20)])

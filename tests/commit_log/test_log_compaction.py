@@ -237,7 +237,7 @@ def test_a_reader_of_a_log_that_is_deleted_does_not_take_that_for_its_end(log: L
     blocks = read_current(log.folder, log.parts, 0, None, block=2)
     next(blocks)
     lease = acquire(log.database, PIPELINE, 60.0)
-    delete_state(Transactions(log.database, lease), PIPELINE)
+    delete_state(Transactions(log.database, lease), PIPELINE, lambda connection: None)
     lease.release()
     for segment in (0, 17):
         storage.remove_folder(log.folder.segment(segment))

@@ -54,7 +54,8 @@ def delete(subject: Subject, by: str, force: bool = False, dry_run: bool = False
     runs; ``file.no_permission`` and the like if files can't be removed), and errors of its sources.
     """
     with _locked(subject) as held:
-        _require_no_readers(held)
+        with reading(held.database) as connection:
+            _require_no_readers(connection, held.id)
         found = _Cleanup.of(held, force, acks=not dry_run)
         left = sorted([*found.left, *_left_behind(held)])
         unread = [*_undelivered(held), *(one.loses for one in found.leftovers if one.loses)]
@@ -147,16 +148,15 @@ def _locked(subject: Subject) -> Generator[_Held]:
         lease.release()
 
 
-def _require_no_readers(held: _Held) -> None:
+def _require_no_readers(connection: sa.Connection, pipeline: str) -> None:
     """Raise ``FatalError`` if other pipelines read its log, or did: their offsets mean nothing in one that begins anew.
 
     A dropped one counts as well, because it resumes at its offset when it returns.
     """
-    with reading(held.database) as connection:
-        found = every_reader_of(connection, held.id)
+    found = every_reader_of(connection, pipeline)
     if found:
         names, first = ", ".join(reader.name for reader in found), found[0].pipeline
-        message = f"the log of pipeline {held.id} is read by {names}"
+        message = f"the log of pipeline {pipeline} is read by {names}"
         raise refused("pipeline.has_readers", message, f"delete that first: conduit-dagster pipelines delete {first}")
 
 
@@ -238,15 +238,17 @@ def _would_lose(held: _Held, unread: list[str], letters: list[str], left: list[s
 
 def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     # servers first: as long as the state is there, the command can be repeated and finds them again
+    # in each transaction, as another pipeline may begin to read the log meanwhile: for that it locks this one's row
+    check = partial(_require_no_readers, pipeline=held.id)
     for node, position in found.sources:
-        _require_lease(held)  # of a command that was frozen until now, another run may use them
+        held.store.transactions.run(check)  # if the command was frozen until now, another run may use them
         blamed(node.node, node.source.remove_leftovers, position)
     reached("after-servers", held.id)
     told = {key: facts[key] for key in ("sources", "removed", "lost", "left")}
     # before the last check of the lease: a run that begins after it makes files of its own
     files = {folder: FolderListing(folder) for folder in kept_folders(held.id, held.options)}
     # nothing goes any more where an earlier command was killed after this
-    delete_state(held.store.transactions, held.id, **({"by": by, **told} if any(told.values()) else {}))
+    delete_state(held.store.transactions, held.id, check, **({"by": by, **told} if any(told.values()) else {}))
     reached("after-state", held.id)
     _remove_files(held, files)
     held.store.transactions.run(partial(record_deletion, pipeline=held.id, by=by, **told))
