@@ -8,10 +8,13 @@ import shutil
 from typing import Any
 
 import pytest
-from lab.kills import crashing
+import sqlalchemy as sa
+from lab.kills import at, crashing
 from lab.operating import NAMESPACE, RECORDS, after_bulk_error, build, error, events, fresh, logged, result, snapshot
 from lab.scripted import Script
 from lab.support import DECODE, Lab, destination, source
+
+from conduit_dagster.state import tables
 
 
 def value_of(entry: dict[str, Any]) -> int:
@@ -190,6 +193,25 @@ def test_c18_reading_from_what_is_gone_gives_the_next_surviving_entry(run, lab: 
     assert [row["offset"] for row in entries] == [19, 20, 21]
     gone = error(run("positions", "rewind", "p", "--to-offset", "3", "--json"))
     assert (gone["code"], "--to-offset 20" in gone["fix"]) == ("log.gone", True)
+
+
+def test_a_frozen_compaction_tells_that_its_lease_is_lost(run, lab: Lab) -> None:
+    """Files that the next owner had replaced were told as missing, with the command that gives their entries up."""
+    logged(lab, 9_000)
+    assert lab.run().error is None
+    run("log", "export", "p", "all.log")
+    fresh(lab, **{"log-segment-size": "10KB"})
+    run("log", "import", "p", "all.log")
+    assert lab.run().error is None
+
+    def compact_elsewhere() -> None:
+        with lab.store() as database, database.begin() as connection:
+            mine = tables.pipelines.c
+            connection.execute(sa.update(tables.pipelines).values(epoch=mine.epoch + 1, owner=""))
+        assert run("log", "compact", "p").code == 0
+
+    with at("after-compact-swap", compact_elsewhere):
+        assert error(run("log", "compact", "p", "--json"))["code"] == "lease.lost"
 
 
 def test_compaction_and_rewind_respect_the_retention(run, lab: Lab) -> None:

@@ -243,10 +243,15 @@ def compact(
     base = lock.options.log_url
     views = logs_of(database, lock.id, base) if source is None else []
     made = _counted if dry_run else _compact
-    logs = {view.source: made(lock, view) for view in views or [log_of(database, lock.id, base, source)]}
-    for done in logs.values():
-        if done.damaged is not None:
-            raise done.damaged
+    try:
+        logs = {view.source: made(lock, view) for view in views or [log_of(database, lock.id, base, source)]}
+        for done in logs.values():
+            if done.damaged is not None:
+                raise done.damaged
+    except (LogDamagedError, OSError):
+        # ``LeaseLost`` instead where the command was frozen, and another owner has replaced the files
+        lock.store.transactions.run(lambda connection: None)
+        raise
     return [
         {"source": name, "segments": done.segments, "entries": done.entries, "bytes": None if dry_run else done.bytes}
         for name, done in logs.items()
