@@ -20,8 +20,9 @@ log = structlog.get_logger("conduit.postgres")
 class PublicationWatch:
     """Looks now and then whether all tables of a run are still published, as they are when it begins."""
 
-    def __init__(self, slot: ReplicationSlot) -> None:
-        self._slot = slot
+    def __init__(self, slot: ReplicationSlot, copies: bool) -> None:
+        """``copies``: such tables are copied again."""
+        self._slot, self._after = slot, ", copies follow" if copies else ""
         self._tables: Sequence[TableName] = ()
         self._looked = 0.0
 
@@ -39,5 +40,5 @@ class PublicationWatch:
         self._looked = time.monotonic()
         lost = [str(table) for table in self._slot.unpublished(connection, self._tables) if exists(connection, table)]
         if lost:
-            log.warning("tables are no longer published: changes of theirs are missing, copies follow", tables=lost)
+            log.warning(f"tables are no longer published: changes of theirs are missing{self._after}", tables=lost)
         return bool(lost) or self._slot.leaves_out_changes(connection)

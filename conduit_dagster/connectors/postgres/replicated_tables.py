@@ -48,7 +48,7 @@ class ReplicatedTables:
         self._slot = ReplicationSlot(session.settings, session.errors, session.owner)
         self._timelines = TimelineCheck(session.settings, session.errors, session.application)
         self._copies = TableCopies(session.settings, session.errors, f"{session.application}:copy")
-        self._watch = PublicationWatch(self._slot)
+        self._watch = PublicationWatch(self._slot, session.settings.snapshot_mode == "initial")
         self._standbys = AwaitedStandbys(session.settings, session.errors, self._slot)
         self._forget()
 
