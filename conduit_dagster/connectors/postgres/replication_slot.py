@@ -139,8 +139,8 @@ class ReplicationSlot:
         server, is_lost = self._identity.of(connection), status == "lost"
         number = UNKNOWN_TIMELINE if timeline is None else int(timeline, 16)
         held = None if awaited is None else int(awaited)
-        lsns = int(flushed), exists, int(confirmed or 0), int(restart or 0)
-        return SlotLook(server, *lsns, is_lost, float(at), is_standby, number, held)
+        slot = int(flushed), exists, int(confirmed or 0), int(restart or 0)
+        return SlotLook(server, *slot, is_lost, float(at), is_standby, number, held)
 
     def _publication(self, connection: Connection) -> _Publication | None:
         row = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
