@@ -55,7 +55,7 @@ _FATAL: Final = {
     "schemas": "certificate refused",
     "source": "collection_unsafe count_wrong payloads_unchecked position_invalid removed",
     "spark": "hash_column_taken landing_lost landing_removed legacy_calendar no_data_source no_session session_taken "
-    "tag_in_use version_differs",
+    "tag_in_use times_cut version_differs",
     "split": "miscounted",
     "sql": "query",
     "state": "damaged foreign foreign_folder lost not_installed older replaced unusable url version",

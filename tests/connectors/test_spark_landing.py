@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from lab.kills import Crash, crash
+from lab.kills import Crash, at, crash
 from lab.support import DECODE, Lab, source
 from pyspark.sql import SparkSession
 
@@ -231,13 +235,22 @@ _REBASE = "spark.sql.parquet.datetimeRebaseModeIn"
 
 @pytest.fixture
 def julian(spark: SparkSession) -> Iterator[None]:
-    """Spark's settings for files of Spark 2. The current session may be another test's."""
-    places = [(one, f"{_REBASE}{way}") for one in (spark, current_session()) for way in ("Write", "Read")]
+    """Spark's settings for files of Spark 2."""
+    with _set(spark, {f"{_REBASE}{way}": "LEGACY" for way in ("Write", "Read")}):
+        yield
+
+
+@contextmanager
+def _set(spark: SparkSession, conf: dict[str, str]) -> Iterator[None]:
+    """Set these settings of Spark within the context. The current session may be another test's."""
+    places = [(one, key) for one in (spark, current_session()) for key in conf]
     for session, key in places:
-        session.conf.set(key, "LEGACY")
-    yield
-    for session, key in places:
-        session.conf.unset(key)
+        session.conf.set(key, conf[key])
+    try:
+        yield
+    finally:
+        for session, key in places:
+            session.conf.unset(key)
 
 
 @pytest.mark.slow
@@ -265,3 +278,69 @@ def test_a_destination_of_spark_has_the_days_that_were_staged(tmp_path: Path, sp
     lab.pipeline(connectors=[source(), out], processors=[DECODE])
     assert lab.run().error is None
     assert [path.read_text() for path in (tmp_path / "out").glob("*.json")] == ['{"day":"0001-01-01"}\n']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", ["batch", "stream"])
+def test_times_do_not_land_without_their_microseconds(tmp_path: Path, spark: SparkSession, read: str) -> None:
+    """Where Spark's settings cut them: the records had other times, and nothing was said."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text('{"t": "2024-05-01T12:00:00.123456Z"}\n')
+    kind: Any = SOURCES.find("spark:json", {})
+    context = ConnectorContext("p", "in", str(tmp_path), Clock(7), "exactly-once")
+    made = kind(kind.Settings.model_validate({"path": "in", "read": read, "schema": "t TIMESTAMP"}), context)
+    key = "spark.sql.parquet.outputTimestampType"
+    with _set(spark, {key: "TIMESTAMP_MILLIS"}), pytest.raises(FatalError) as raised:
+        made.latest(made.initial(), ALL)
+    assert raised.value.code == "spark.times_cut"
+    assert f"{key}: TIMESTAMP_MICROS" in (raised.value.fix or "")
+
+
+@pytest.mark.slow
+def test_a_destination_of_spark_has_the_values_that_were_staged(tmp_path: Path, spark: SparkSession) -> None:
+    """Binary became text, whose bytes were lost, and a time without a zone an instant."""
+    lab = Lab(tmp_path, spark)
+    time_ = datetime(2024, 5, 1, 12, 0, 0, 123456, tzinfo=UTC)
+    columns = {
+        "b": pa.array([b"\xff\xfe"]),
+        "n": pa.array([time_.replace(tzinfo=None)], pa.timestamp("us")),
+        "t": pa.array([time_], pa.timestamp("us", "UTC")),
+        "many": pa.array([[{"b": b"\xff"}]]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    given = {"id": "in", "type": "source", "plugin": "parquet", "settings": {"path": "./in.parquet"}}
+    out = {"id": "out", "type": "destination", "plugin": "spark:orc", "settings": {"path": "./out"}}
+    lab.pipeline(connectors=[given, out])
+    conf = {"spark.sql.parquet.binaryAsString": "true", "spark.sql.parquet.inferTimestampNTZ.enabled": "false"}
+    with _set(spark, conf):
+        assert lab.run().error is None
+    frame = spark.read.orc(str(tmp_path / "out"))
+    kinds = [("b", "binary"), ("n", "timestamp_ntz"), ("t", "timestamp"), ("many", "array<struct<b:binary>>")]
+    assert frame.dtypes == kinds
+    (row,) = frame.collect()
+    assert (row.b, row.n, row.many[0].b) == (b"\xff\xfe", time_.replace(tzinfo=None), b"\xff")
+
+
+@pytest.mark.slow
+def test_a_destination_of_spark_leaves_out_no_part_that_it_can_not_read(tmp_path: Path, spark: SparkSession) -> None:
+    """Where Spark's settings have it skip such files: their records were lost, and counted as delivered."""
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", [{"i": i} for i in range(9)])
+    out = {"id": "out", "type": "destination", "plugin": "spark:orc", "settings": {"path": "./out"}}
+    lab.pipeline(connectors=[source(), out], processors=[DECODE], delivery={"strategy": "at-least-once"})
+    whole = dict[Path, bytes]()
+
+    def damage() -> None:
+        for part in tmp_path.glob(".conduit/staging/p/*/out/*.parquet"):
+            whole[part] = part.read_bytes()
+            part.write_bytes(whole[part][:4] + bytes(36) + whole[part][40:])
+
+    conf = {f"spark.sql.files.ignore{which}Files": "true" for which in ("Corrupt", "Missing")}
+    with _set(spark, conf):
+        with at("after-prepare", damage):
+            error = lab.run().error
+        assert error is not None and error.code == "spark.format_failed"
+        for part, content in whole.items():
+            part.write_bytes(content)
+        assert lab.run().error is None
+    assert sorted(row.i for row in spark.read.orc(str(tmp_path / "out")).collect()) == list(range(9))

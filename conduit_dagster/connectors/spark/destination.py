@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
@@ -17,8 +18,18 @@ from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery, Target, Writer, WriterTask
 
-# what is staged never has days of the Julian calendar, whatever Spark's own settings say of files
-_AS_STAGED: Final = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_AS_STAGED: Final = {
+    # what is staged never has days of the Julian calendar
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    # a part that can't be read, if only for a moment, would be left out, and the rest count as delivered
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+}
+"""Options by which Spark reads what is staged whole, whatever its own settings say of files."""
 _TIMES: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
@@ -101,12 +112,11 @@ class SparkDestination(ColumnsDestination):
     def publish(self, delivery: Delivery) -> Target:
         """Append the delivery with one write. Raises ``TransientError`` with Spark's message."""
         if delivery.parts:
-            urls = [literal(storage.join(delivery.staging, part.name)) for part in delivery.parts]
             with asked(self.context, self.format, "be written to", self.settings.register_) as (spark, _):
                 if self.settings.register_:
                     # makes it the current thread's session, the only one where a writer looks up Python data sources
                     spark.createDataFrame([], "nothing INT")
-                self._save(spark.read.options(**_AS_STAGED).parquet(*urls), delivery)
+                self._save(_staged(spark, delivery), delivery)
         return delivery.target
 
     def _save(self, frame: Any, delivery: Delivery) -> None:
@@ -119,3 +129,15 @@ class SparkDestination(ColumnsDestination):
         options = whole(self.format, self.settings.options)
         writer = frame.write.format(self.format).options(**options).mode("append")
         writer.save(self.address) if self.settings.path else writer.save()
+
+
+def _staged(spark: SparkSession, delivery: Delivery) -> Any:
+    """Return the staged rows as a frame. Raises ``OSError`` if the columns of a part can't be read."""
+    from pyspark.sql.pandas.types import from_arrow_schema  # imported late: validating must not import pyspark
+
+    urls = [storage.join(delivery.staging, part.name) for part in delivery.parts]
+    with storage.open_read(urls[0]) as file:
+        columns = pq.read_schema(file)
+    # by Spark's own settings, binary could be text, and a time without a zone an instant
+    reader = spark.read.schema(from_arrow_schema(columns, prefer_timestamp_ntz=True)).options(**_AS_STAGED)
+    return reader.parquet(*map(literal, urls))

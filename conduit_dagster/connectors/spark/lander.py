@@ -33,6 +33,7 @@ _LOG: Final = "_spark_metadata"
 _COMPACT: Final = ".compact"
 _OF_FILES: Final = frozenset({"avro", "binaryFile", "csv", "json", "orc", "parquet", "text", "xml"})
 _REBASE: Final = ("spark.sql.parquet.datetimeRebaseModeInWrite", "spark.sql.parquet.int96RebaseModeInWrite")
+_TIMES: Final = "spark.sql.parquet.outputTimestampType"
 _LOOK: Final = 1
 """Seconds between checks for a forced stop of the pipeline."""
 
@@ -70,6 +71,7 @@ class Lander(ABC):
     def _asked(self, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
         with asked(self._context, self._format, doing, self._settings.register_) as (spark, cancelled):
             _require_calendar(spark)
+            _require_microseconds(spark)
             yield spark, cancelled
 
 
@@ -82,6 +84,17 @@ def _require_calendar(spark: SparkSession) -> None:
             code="spark.legacy_calendar",
             place="spark.conf",
             fix=f"set in conduit.yaml: spark: {{conf: {{{', '.join(f'{key}: CORRECTED' for key in legacy)}}}}}",
+        )
+
+
+def _require_microseconds(spark: SparkSession) -> None:
+    """Raise ``FatalError`` if Spark would land times without their microseconds."""
+    if (spark.conf.get(_TIMES) or "").upper() == "TIMESTAMP_MILLIS":
+        raise FatalError(
+            f"with {_TIMES}=TIMESTAMP_MILLIS, times would land without their microseconds",
+            code="spark.times_cut",
+            place="spark.conf",
+            fix=f"set in conduit.yaml: spark: {{conf: {{{_TIMES}: TIMESTAMP_MICROS}}}}",
         )
 
 
