@@ -131,6 +131,23 @@ def test_a_table_altered_under_a_prepared_step(tmp_path: Path) -> None:
     assert not destination.holds(second)
 
 
+def test_a_field_that_was_added_to_objects_under_a_prepared_step(tmp_path: Path) -> None:
+    """It is null in the staged rows, as in those that were there: no one can take such a field out again."""
+    destination = make(tmp_path)
+    delivery = stage(destination, 1, [[{"i": 1, "o": {"a": 1}, "many": [{"a": 1}]}]])
+    added = {"i": [0], "o": [{"a": 0, "b": 5}], "many": [[{"a": 0, "b": {"c": 5}}]]}
+    write_deltalake(tmp_path / "table", pa.table(added), mode="append", schema_mode="merge")
+    destination.publish(delivery)
+    found = [row for row in queried(tmp_path / "table") if row["i"]]
+    assert found == [{"i": 1, "o": {"a": 1, "b": None}, "many": [{"a": 1, "b": None}]}]
+    lost = stage(destination, 2, [[{"i": 2, "o": {"a": 2, "b": 2}}]])
+    fewer = pa.table({"i": [0], "o": [{"b": 0}]})
+    write_deltalake(tmp_path / "table", fewer, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(FatalError, match="the columns o") as raised:
+        destination.publish(lost)
+    assert raised.value.code == "delta.altered"
+
+
 def test_a_column_that_became_required_under_a_prepared_step(tmp_path: Path) -> None:
     """With the nulls that were staged for it, readers refused the whole table. The other way round is fine."""
     write_deltalake(tmp_path / "table", pa.table({"i": pa.array([0], pa.int64())}))

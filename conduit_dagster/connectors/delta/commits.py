@@ -8,10 +8,11 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
@@ -23,6 +24,8 @@ from conduit_dagster.connectors.delta.table import DeltaTableLog
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Delivery, Part
+
+_types: Any = pa.types
 
 
 class LogSync:
@@ -244,12 +247,10 @@ class Commits:
 
     def _require_fit(self, table: DeltaTable, schemas: Sequence[Schema]) -> None:
         """Raise ``FatalError`` if the table was altered so that the staged parts no longer fit."""
-        columns = {field.name: field for field in self._table.writable(table)}
+        columns = self._table.writable(table)
         for staged in schemas:
-            wrong = [f.name for f in staged if f.name not in columns or not _takes(columns[f.name], f)]
-            lacking = [f.name for f in columns.values() if not f.nullable and f.name not in staged.names]
-            if wrong or lacking:
-                raise self._altered([*wrong, *lacking])
+            if wrong := _misfits(columns, staged):
+                raise self._altered(wrong)
 
     def _altered(self, fields: list[str]) -> FatalError:
         return FatalError(
@@ -260,9 +261,25 @@ class Commits:
         )
 
 
+def _misfits(columns: Iterable[Any], staged: Iterable[Any]) -> list[str]:
+    """Return the fields that keep staged rows out of these columns: those that they do not take, or that are lacking.
+
+    A field that was added since is null in them, in an object too, as in all files that are older than it.
+    """
+    there, given = {field.name: field for field in columns}, {field.name: field for field in staged}
+    wrong = [name for name, field in given.items() if name not in there or not _takes(there[name], field)]
+    return wrong + [name for name, field in there.items() if not field.nullable and name not in given]
+
+
 def _takes(column: Any, field: Any) -> bool:
     """Return whether a column takes a staged field: it has the type, and nulls if there may be some."""
-    return column.type == field.type and (column.nullable or not field.nullable)
+    if field.nullable and not column.nullable:
+        return False
+    if _types.is_struct(column.type) and _types.is_struct(field.type):
+        return not _misfits(column.type, field.type)
+    if _types.is_list(column.type) and _types.is_list(field.type):
+        return _takes(column.type.value_field, field.type.value_field)
+    return column.type == field.type
 
 
 def _version(delivery: Delivery) -> int:
