@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from lab.kills import at
+from lab.delta_deliveries import make, stage
+from lab.kills import at, crashing
 from lab.modules import ROOT
 from lab.recovery_lab import in_background, keeper, names
 from lab.s3_server import NoS3Error, S3Server
@@ -125,6 +126,22 @@ def test_a_store_that_goes_away_is_waited_for(lab: Lab, s3: S3Server, point: str
         thread.join(120)
     assert [result.error for result in results] == [None]
     require_once(lab, s3)
+
+
+def test_rows_that_a_crash_left_weeks_ago_are_safe_from_a_vacuum_before_their_commit(
+    tmp_path: Path, s3: S3Server
+) -> None:
+    """A vacuum that had looked for unused files before the commit removed one that the commit named."""
+    table = s3.url(tmp_path.name, "table")
+    destination = make(tmp_path, path=table)
+    delivery = stage(destination, 1, [[{"i": 1}]])
+    with crashing("mid-publish"):
+        destination.publish(delivery)
+    (placed,) = (s3.bucket_folder / tmp_path.name / "table").glob("part-*")
+    os.utime(placed, (0, 0))
+    with at("mid-publish", lambda: DeltaTable(table).vacuum(dry_run=False, full=True)):
+        make(tmp_path, path=table).publish(delivery)
+    assert DeltaTable(table).to_pyarrow_table().to_pylist() == [{"i": 1}]
 
 
 def test_a_wrong_secret_is_said_and_nothing_counts_as_damaged(lab: Lab, s3: S3Server, crashes: Crashes) -> None:
