@@ -191,6 +191,24 @@ def test_a_damaged_page_is_named(tmp_path: Path) -> None:
     assert raised.value.fix
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_damage_that_only_a_checksum_shows_is_named(tmp_path: Path, rows: bool) -> None:
+    """Another value was read, as if it were the file's."""
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": ["this is the text of a row"]})
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    whole = path.read_bytes()
+    # with its length before it, as in the page itself
+    damaged = whole.replace(b"\x19\0\0\0this", b"\x19\0\0\0that")
+    assert damaged != whole
+    path.write_bytes(damaged)
+    source = make(tmp_path, "a.parquet")
+    with pytest.raises(TransientError) as raised:
+        read(source, source.initial(), source.latest(source.initial(), ALL), rows=rows)
+    assert (raised.value.code, raised.value.place) == ("parquet.unreadable", str(path))
+    assert "checksum" in raised.value.message
+
+
 def test_an_empty_file_is_read(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.parquet", range(0))
     write(tmp_path / "in" / "b.parquet", range(3))
