@@ -13,6 +13,7 @@ import msgspec
 from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, BuiltinPlugins
 from conduit_dagster.engine.nodes import Node, Step, filter_nodes, selects_of
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
+from conduit_dagster.engine.plugin_results import set_up
 from conduit_dagster.engine.processor_state import StatefulNode
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.redaction import Redaction
@@ -213,7 +214,7 @@ class _Maker:
             raise _missing(SOURCES, spec.plugin, self._plugins.sources)
         node = node_id(self._program.pipeline, spec.id)
         with _naming(node):
-            source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+            source = set_up(kind, spec.settings, self._context(spec))
         return SourceNode(spec.id, node, source, self._around(spec))
 
     def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
@@ -226,7 +227,7 @@ class _Maker:
             raise _missing(DESTINATIONS, spec.plugin, self._plugins.destinations)
         node = node_id(self._program.pipeline, spec.id)
         with _naming(node):
-            destination = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+            destination = set_up(kind, spec.settings, self._context(spec))
         return DestinationNode(spec.id, node, destination, self._around(spec, consumer))
 
     def _node(self, spec: ProcessorSpec, consumer: str = "") -> Node:
@@ -246,7 +247,7 @@ class _Maker:
             self._program.pipeline, spec.node, self._clock, consumer, self._idempotency, self._redaction.record
         )
         with _naming(spec.node):
-            return kind(kind.Settings.model_validate(spec.settings), context)
+            return set_up(kind, spec.settings, context)
 
 
 @contextmanager

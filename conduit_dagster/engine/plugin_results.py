@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from numbers import Number
 from typing import Any, Final, TypeVar, cast
 
@@ -18,6 +18,7 @@ from conduit_dagster.sdk import (
     Limit,
     Nack,
     Position,
+    Processor,
     Record,
     Refusal,
     Rejected,
@@ -29,6 +30,7 @@ from conduit_dagster.sdk.promises import is_built_in
 _UNKNOWN: Final = 2**63
 T = TypeVar("T")
 N = TypeVar("N", int, float)
+P = TypeVar("P", Source, Destination, Processor)
 
 
 def invalid_result(node: str, what: str, given: Any, wanted: str) -> FatalError:
@@ -36,6 +38,25 @@ def invalid_result(node: str, what: str, given: Any, wanted: str) -> FatalError:
     kind = given.__name__ if isinstance(given, type) else type(given).__name__
     return FatalError(
         f"{what} gave {kind}, not {wanted}", code="plugin.result_invalid", node=node, fix=f"make it give {wanted}"
+    )
+
+
+def set_up(kind: type[P], settings: Mapping[str, Any], context: Any) -> P:
+    """Return a plugin with its settings and its context.
+
+    Raises ``FatalError`` (``plugin.broken``) if its ``__init__`` left them out: the engine's own code would fail on it,
+    or each record, later.
+    """
+    create: Any = kind
+    made: P = create(kind.Settings.model_validate(settings), context)
+    if hasattr(made, "settings") and hasattr(made, "context"):
+        return made
+    call, code = "super().__init__(settings, context)", getattr(kind.__init__, "__code__", None)
+    raise FatalError(
+        f"{kind.__name__}.__init__ does not call {call}",
+        code="plugin.broken",
+        place=None if code is None else f"{code.co_filename}:{code.co_firstlineno}",
+        fix=f"make {call} its first line",
     )
 
 

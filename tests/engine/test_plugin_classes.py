@@ -110,3 +110,20 @@ def test_a_pipeline_names_the_file_that_hides_its_plugin(lab: Lab) -> None:
     found = {finding.code: finding for finding in lab.catalogue().findings}
     assert (found["plugin.broken"].file, found["plugin.broken"].line) == ("plugins/mine.py", 7)
     assert (found["plugin.unknown"].fix or "").startswith("correct plugins/mine.py, which can't be used as it is")
+
+
+@pytest.mark.parametrize("text", [SOURCE, PROCESSOR, DESTINATION])
+def test_a_constructor_that_leaves_out_that_of_its_base_is_named(lab: Lab, text: str) -> None:
+    """A connector was an error to report, with a line of the engine's own."""
+    own = "    def __init__(self, settings, context):\n        self.seen = {}\n"
+    lab.write("plugins/mine.py", [HEAD, text.replace('"mine"\n', f'"mine"\n{own}', 1)])
+    mine = {"plugin": "mine", "settings": {}}
+    lab.pipeline(
+        connectors=[source() | (mine if text == SOURCE else {}), destination() | (mine if text == DESTINATION else {})],
+        processors=[processor("a", "mine")] if text == PROCESSOR else [],
+    )
+    [finding] = lab.catalogue().findings
+    call = "super().__init__(settings, context)"
+    assert (finding.code, finding.message) == ("plugin.broken", f"Mine.__init__ does not call {call}")
+    assert finding.got is not None and finding.got.startswith("plugins/mine.py:")
+    assert finding.fix == f"make {call} its first line"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conduit_dagster.engine.plugin_loading import load_plugins, read_plugins
+from conduit_dagster.engine.plugin_results import set_up
 from conduit_dagster.expressions import Clock
 from conduit_dagster.sdk import ConnectorContext, Destination, Source
 from conduit_dagster.testing.conformance.destinations import DestinationConformance
@@ -60,4 +61,4 @@ def create_connector(kind: type[Connector], settings: Mapping[str, Any], root: s
     """
     strongest = issubclass(kind, Destination) and "exactly-once" in kind.strategies
     context = ConnectorContext("p", "x", str(root), Clock(), "exactly-once" if strongest else "at-least-once")
-    return kind(kind.Settings.model_validate(settings), context)
+    return set_up(kind, settings, context)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from conduit_dagster.engine.nodes import Node
+from conduit_dagster.engine.plugin_results import set_up
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import COLLECTION, OPERATIONS, Data, Nack, Record, copy
 from conduit_dagster.sdk import Processor, ProcessorContext
@@ -253,7 +254,7 @@ class ProcessorConformance:
 def make_processor(kind: type[Processor], settings: Mapping[str, str]) -> Processor:
     """Create a processor as a task does: from serialised settings."""
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(kind.travelling(settings, ".")))
-    return kind(kind.Settings.model_validate(travelled), ProcessorContext("p", _NODE, Clock(0)))
+    return set_up(kind, travelled, ProcessorContext("p", _NODE, Clock(0)))
 
 
 def _is_json(record: Record) -> bool:
