@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 from conduit_dagster.record import Nack, Record
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk.context import (
     ConnectorContext,
     ConnectorSettings,
@@ -264,8 +265,21 @@ class DriverDestination(RecordStaging, StagedDestination):
 
     def publish(self, delivery: Delivery) -> Target:
         """Read the staged records and pass them to :meth:`deliver`."""
-        self.deliver((staged.record for staged in staged_records(delivery)), delivery)
+        given: Any = self.deliver((staged.record for staged in staged_records(delivery)), delivery)
+        if _refuses(given):
+            # returned instead of raised, it would count as a success: the record would be lost without a word
+            raise FatalError(
+                f"deliver() returned a {type(given).__name__}, which refuses nothing",
+                code="plugin.result_invalid",
+                fix="raise Rejected(place, Nack(code, message)) for a record that is refused",
+            )
         return delivery.target
+
+
+def _refuses(given: Any) -> bool:
+    """Return whether something returned, or one of a list, says that a record is refused."""
+    found = cast("list[Any]", given) if isinstance(given, list) else [given]
+    return any(isinstance(one, Nack | Refusal | Receipt | Exception) for one in found)
 
 
 class Receipt(NamedTuple):

@@ -254,3 +254,39 @@ def test_a_nack_of_other_types_than_text_is_told_as_text(lab: Lab) -> None:
     lab.pipeline(connectors=[source(), out], **{"dead-letter-queue": queue()})
     assert lab.run().error is None
     assert [(node, reason) for node, reason, _ in lab.letters()] == [("p:out", "{'field': 'id'}")]
+
+
+DELIVERED = """
+from conduit_dagster.sdk import DriverDestination, Nack, Receipt, Refusal, Rejected
+
+
+class Mine(DriverDestination):
+    name = "mine"
+
+    def deliver(self, records, delivery):
+        return {given}
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "Nack('no', 'no')",
+        "Rejected(0, Nack('no', 'no'))",
+        "[Refusal(0, Nack('no', 'no'))]",
+        "[Receipt(0, Nack('n', 'n'))]",
+    ],
+)
+def test_a_refusal_that_deliver_returns_is_no_success(lab: Lab, given: str) -> None:
+    """The record counted as delivered, and was acked."""
+    lab.write("plugins/mine.py", [DELIVERED.format(given=given)])
+    lab.write("in.jsonl", ["a"])
+    lab.pipeline(connectors=[source(), destination() | {"plugin": "mine", "settings": {}}])
+    assert _told(lab) == ("plugin.result_invalid", True, "p:out")
+
+
+def test_what_else_deliver_returns_is_left_alone(lab: Lab) -> None:
+    lab.write("plugins/mine.py", [DELIVERED.format(given="sum(1 for _ in records)")])
+    lab.write("in.jsonl", ["a"])
+    lab.pipeline(connectors=[source(), destination() | {"plugin": "mine", "settings": {}}])
+    assert lab.run().error is None
