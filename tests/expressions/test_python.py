@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -183,7 +184,18 @@ def test_what_does_not_fit_a_record_raises(text: str, message: str) -> None:
         ("len", 0, "len(…)"),
         ("after.class == 1", 6, "after['class']"),
         ("after.x = 1", 8, "`==`"),
+        ("after.x !== 1", 10, "`!=`"),
+        ("after.x <> 1", 8, "`!=`"),
+        ("after.x && after.y", 9, "`and`"),
+        ("after.x || after.y", 9, "`or`"),
+        ("after.x and !after.y", 12, "`not`"),
+        ("after.x ? 1 : 2", 8, "if condition else"),
+        ("after.x == “a”", 11, "straight quotes"),
+        (".Payload.After.x == 1", 0, "after.x"),
+        ("after.x is 5", 11, "`==`"),
+        ("1 < 2 is not after.x", 13, "`!=`"),
         ("after.x >", 9, None),
+        ("after.x >=", 10, None),
         ("after.x == f'{afer}'", 11, "`after`"),
         ("regex(after.p, after.x)", 6, "regex('^a'"),
         ("regex('(', after.x)", 6, None),
@@ -217,3 +229,12 @@ def test_a_deep_one_is_called() -> None:
     compiled = compile_expression("(" * 40 + "after.a" + " * 100)" * 40, Clock(1))
     assert compiled.code is None
     assert compiled(Record(0, {}, {"a": 1})) == 100**40
+
+
+@pytest.mark.parametrize(
+    "text", ["after.x is None", "None is not after.x", "after.x is True", "(after.x > 1) is False"]
+)
+def test_is_compares_with_what_there_is_one_of(text: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compile_condition(text, CLOCK)

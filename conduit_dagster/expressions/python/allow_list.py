@@ -7,6 +7,7 @@ import keyword
 import math
 import re
 import warnings
+from itertools import pairwise
 from typing import NoReturn
 
 import re2
@@ -17,6 +18,18 @@ from conduit_dagster.expressions.python.expression_functions import FUNCTIONS, M
 
 _LINE_ENDS = re.compile(r"\r\n?|\n")
 _WORD_FIELD = re.compile(rf"\.\s*({'|'.join(keyword.kwlist)})\b")
+
+_OTHER_SIGNS = {
+    "!==": "did you mean `!=`?",
+    "&&": "did you mean `and`?",
+    "||": "did you mean `or`?",
+    "!": "did you mean `not`?",
+    "<>": "did you mean `!=`?",
+    "=": "did you mean `==`?",
+    "?": "write `x if condition else y`",
+    **dict.fromkeys((".Payload", ".Key", ".Metadata"), "a field is written after.x, key.x or metadata['x']"),
+    **dict.fromkeys("“”‘’", "write straight quotes: ' or \""),  # noqa: RUF001  # as a text program writes them
+}
 
 
 class ExpressionText:
@@ -71,7 +84,10 @@ class ExpressionText:
     def _syntax_fix(self, column: int) -> str | None:
         word = _WORD_FIELD.search(self._parsed)
         if word is None:
-            return "did you mean `==`?" if self.text[column : column + 1] == "=" else None
+            # Python names the first or the last character of what it can't take
+            at = ((sign, max(0, column + 1 - len(sign))) for sign in _OTHER_SIGNS)
+            found = (s for s, last in at if self.text.startswith(s, last) or self.text.startswith(s, column))
+            return next((_OTHER_SIGNS[sign] for sign in found), None)
         return f"`{word[1]}` is a word of Python: write that field as an item, after['{word[1]}']"
 
     def _check_depth(self, tree: ast.Expression) -> None:
@@ -96,7 +112,7 @@ def _too_deep(column: int | None) -> ExpressionError:
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
 _SIGNS = (ast.Not, ast.USub, ast.UAdd)
-_PLAIN = (ast.BoolOp, ast.Compare, ast.IfExp, ast.List, ast.Tuple, ast.Subscript, ast.Slice)
+_PLAIN = (ast.BoolOp, ast.IfExp, ast.List, ast.Tuple, ast.Subscript, ast.Slice)
 _WORDS: dict[type[ast.AST], str] = {
     ast.Lambda: "lambda",
     ast.NamedExpr: "the assignment `:=`",
@@ -191,6 +207,15 @@ class ExpressionChecker:
         if not isinstance(node.op, _OPERATORS):
             self._refuse(node, f"{_word(node.op)} is not allowed in an expression")
         self.check(node.right)
+
+    def _Compare(self, node: ast.Compare) -> None:  # noqa: N802
+        self._children(node)
+        sides = [node.left, *node.comparators]
+        for (left, right), operator in zip(pairwise(sides), node.ops, strict=True):
+            if isinstance(operator, (ast.Is, ast.IsNot)) and not (_is_single(left) or _is_single(right)):
+                # whether two equal values are one object differs from one attempt to the next
+                close = "==" if isinstance(operator, ast.Is) else "!="
+                self._refuse(right, "`is` compares with None, True or False only", f"did you mean `{close}`?")
 
     def _UnaryOp(self, node: ast.UnaryOp) -> None:  # noqa: N802
         if not isinstance(node.op, _SIGNS):
@@ -303,6 +328,10 @@ class ExpressionChecker:
 def _reason(error: Exception) -> str:
     reason = error.args[0] if error.args else error
     return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+
+
+def _is_single(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool))
 
 
 def _word(node: ast.AST) -> str:
