@@ -118,6 +118,11 @@ _REFUSALS = (YAMLError, ValueError, OverflowError, RecursionError, AssertionErro
 
 _BEFORE_CONTENT = re.compile(r"(?:\s|#[^\n]*|---(?=\s))*")
 
+# as a shell has them: ${NAME:-default}
+_WITH_DEFAULT = re.compile(r"([A-Za-z_]\w*):?[-=?+]")
+# text that is copied from a web page has them
+_ODD_INDENT = re.compile("^ *[\u00a0\u2007\u202f\u3000\u200b]", re.MULTILINE)
+
 
 @dataclass
 class Document:
@@ -269,6 +274,8 @@ def _remedy(flaw: YamlFlaw, got: str | None) -> str | None:
         return flaw.reference.why.fix
     literal = f"${got}"
     name = flaw.reference.name
+    if name is not None and (shell := _WITH_DEFAULT.match(name)) is not None:
+        return f"write ${{{shell[1]}}} and set {shell[1]}: a reference has no default; or write {literal} literally"
     return f"write {literal} for a literal dollar" if name is None else f"set {name}, or write {literal} literally"
 
 
@@ -306,8 +313,27 @@ def _reason(error: MarkedYAMLError | ReaderError, text: str) -> tuple[int, str, 
         return index, "a tab where YAML wants spaces", "indent with spaces"
     if "expected ',' or" in problem and text[index - 1 : index + 1] == "${":
         return index - 1, "a reference in { } or [ ] needs quotes", 'put the whole text in quotes: "${NAME}"'
-    fix = 'put a text that holds ": " in quotes' if "mapping values" in problem else None
-    return index, problem, fix
+    if (space := _ODD_INDENT.search(text, 0, index)) is not None:
+        return space.end() - 1, "a space that YAML does not know, such as U+00A0", "indent with plain spaces"
+    return index, *_explained(problem, str(error.context))
+
+
+def _explained(problem: str, context: str) -> tuple[str, str | None]:
+    """Return a problem in words of a pipeline file's author, and what to do, if that is known."""
+    if "<block end>" in problem and "start>" in problem:
+        return (
+            "indented otherwise than the lines that it belongs to",
+            "give keys of one mapping, and items of one list, the same indentation",
+        )
+    if "mapping values" in problem:
+        return problem, 'put a text that holds ": " in quotes'
+    if "expected ',' or" in problem:
+        return problem, "put a comma between items; a text ends with the quote that it begins with, and only there"
+    if "undefined alias" in problem:
+        return problem, "define it before, with &; a text that begins with * needs quotes"
+    if "alias" in context:
+        return problem, "a text that begins with * needs quotes"
+    return problem, "put the text in quotes" if "cannot start any token" in problem else None
 
 
 def _index(node: Node) -> int:

@@ -85,6 +85,27 @@ def test_a_tab_is_named() -> None:
     assert (finding.message, finding.fix) == ("a tab where YAML wants spaces", "indent with spaces")
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("a: 1\nb:\n    c: 1\n   d: 2\n", (4, 4), "the same indentation"),
+        ("a:\n  - x\n - y\n", (3, 2), "the same indentation"),
+        ("a: {b: 'it's'}\n", (1, 12), "the quote that it begins with"),
+        ("a: {b: 1 c: 2}\n", (1, 11), "a comma between items"),
+        ("a: {cron: */5 * * * *}\n", (1, 11), "begins with * needs quotes"),
+        ("a: * * * * *\n", (1, 5), "begins with * needs quotes"),
+        ("a: @b\n", (1, 4), "put the text in quotes"),
+        ("a: *nope\n", (1, 4), "define it before"),
+        ("a:\n\u00a0 b: 1\n  c: 2\n", (2, 1), "plain spaces"),
+    ],
+)
+def test_a_mistake_of_syntax_says_what_to_do(text: str, place: tuple[int, int], said: str) -> None:
+    """It was the parser's own words alone, such as ``expected <block end>``."""
+    _, (finding,) = load(text)
+    assert (finding.code, finding.line, finding.column) == ("config.parse_error", *place)
+    assert finding.fix is not None and said in finding.fix
+
+
 @pytest.mark.parametrize("bad", ["a: [1\n", "- x\n", "a:\n\tb: 1\n", "b: 'open\n", "a: |\n  text\n b\n"])
 def test_a_bad_document_does_not_discard_the_others(bad: str) -> None:
     documents, findings = load(f"a: 1\n---\n{bad}---\na: 3\n")
@@ -161,6 +182,15 @@ def test_an_unset_variable_is_found_where_it_stands(text: str, column: int) -> N
     (finding,) = document.findings
     assert (finding.code, finding.line, finding.column) == ("config.env_unset", 1, column)
     assert (finding.path, finding.fix) == ("/a", f"set NOPE, or write ${finding.got} literally")
+
+
+@pytest.mark.parametrize("text", ["NOPE:-x", "NOPE-x", "NOPE:?no", "NOPE:=x"])
+def test_a_default_as_in_a_shell_is_no_part_of_a_name(text: str) -> None:
+    """The fix was to set a variable called ``NOPE:-x``."""
+    (document,), _ = load(f"a: ${{{text}}}")
+    (finding,) = document.findings
+    fix = f"write ${{NOPE}} and set NOPE: a reference has no default; or write $${{{text}}} literally"
+    assert (finding.code, finding.fix) == ("config.env_unset", fix)
 
 
 def test_a_variable_in_a_block_is_found_on_its_line() -> None:
