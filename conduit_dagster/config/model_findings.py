@@ -139,7 +139,8 @@ class Checker:
         code = error["type"] if error["type"].startswith("config.") else "config.field_invalid"
         expected, got = _expected(error), self._got(pointer, error)
         message = str(context.get("message") or _message(_name(pointer, location), expected))
-        fix = context.get("fix") or _spelling(error, got)
+        # a fix may be made of the value, which may be a secret where the file has a reference
+        fix = (None if _has_reference(got) else context.get("fix")) or _spelling(error, got)
         return self.document.finding(pointer, code, message, got=got, expected=expected, fix=fix)
 
     def _missing(self, pointer: str, name: str) -> Finding:
@@ -156,6 +157,10 @@ class Checker:
         if written is not None:
             return shown(written)
         return {list: "a list", Mapped: "a mapping"}.get(type(error["input"]))
+
+
+def _has_reference(written: str | None) -> bool:
+    return written is not None and "$" in written
 
 
 def section_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:

@@ -99,7 +99,7 @@ def _characters(text: str) -> str:
     if not _ID.fullmatch(text):
         fix = re.sub(r"[^A-Za-z0-9\-_:.]", "-", text)[:ID_BYTES]
         message, expected = "the id holds a character that is not allowed", "letters, digits and - _ : ."
-        raise refuse(message, expected=expected, fix=None if "$" in text else f"for example {fix}")
+        raise refuse(message, expected=expected, fix=f"for example {fix}")
     return text
 
 

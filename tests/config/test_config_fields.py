@@ -160,6 +160,20 @@ class TestOurFields:
     def test_a_trigger_in_the_wrong_form(self, text: str, fix: str) -> None:
         assert only(pipeline(f"    trigger: {text}\n")).fix == fix
 
+    @pytest.mark.parametrize(
+        ("old", "new", "value"),
+        [
+            (ENDS, f"    delivery: {{shutdown-timeout: $KEY}}\n{ENDS}", "42"),
+            (ENDS, f"    trigger: $KEY\n{ENDS}", "every 42m"),
+            ("id: orders\n", "id: $KEY\n", "4?2"),
+        ],
+    )
+    def test_a_fix_is_not_made_of_a_references_value(self, old: str, new: str, value: str) -> None:
+        """It told ``add a unit: 42s`` of a duration, and ``for example 4-2`` of an id."""
+        text = (HEAD + ENDS).replace(old, new)
+        [found] = [one for one in parse_text(text, "f.yaml", {"KEY": value}).findings if one.got == "$KEY"]
+        assert "4" not in str(found.fix)
+
     def test_an_item_of_a_list_is_named_by_its_list(self) -> None:
         finding = only(pipeline("    processors: [json.decode]\n"))
         assert finding.message == "an item of processors must be a mapping"
