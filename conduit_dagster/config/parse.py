@@ -50,6 +50,10 @@ class ParsedPipeline:
         """Return whether there is a finding at a place or below it."""
         return any(pointers.within(finding.path, self._full(pointer)) for finding in self.findings)
 
+    def has_finding_at(self, pointer: str) -> bool:
+        """Return whether there is a finding at exactly this place."""
+        return any(finding.path == self._full(pointer) for finding in self.findings)
+
     def holds_unset(self, pointer: str) -> bool:
         """Return whether a value at a place or below it contains an unset variable."""
         unset = (finding.path for finding in self.findings if finding.code in UNSET)

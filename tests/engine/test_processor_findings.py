@@ -89,3 +89,28 @@ def test_a_finding_shows_what_is_written_and_no_value_of_a_variable(finds: Finds
     [finding] = finds(processor)
     assert "${KEY}" in (finding.got or "")
     assert SECRET not in finding.render() + str(finding.as_json())
+
+
+@pytest.mark.parametrize(
+    "processor",
+    ["field.set, settings: [field, .Key]", "json.decode, settings: {field: [.Key]}", "json.decode, settings: .Key"],
+)
+def test_settings_that_are_no_settings_are_not_missing_as_well(finds: Finds, processor: str) -> None:
+    """One mistake was two errors, of which one said to add what is there."""
+    [finding] = finds(processor)
+    assert finding.code == "config.field_invalid"
+
+
+def test_a_setting_that_is_missing_beside_such_a_one_is_told(finds: Finds) -> None:
+    found = finds("json.decode, settings: {fields: [.Key]}")
+    assert sorted(finding.code for finding in found) == ["config.field_invalid", "setting.required"]
+
+
+@pytest.mark.parametrize("path", ["~/in.jsonl", "~"])
+def test_the_home_folder_as_a_shell_writes_it_is_told(tmp_path: Path, path: str) -> None:
+    """A destination made a folder called ``~`` in the project."""
+    (tmp_path / "pipelines").mkdir()
+    text = FILE.replace("./in.jsonl", f"'{path}'").replace("PROCESSOR", "json.encode, settings: {field: .Key}")
+    (tmp_path / "pipelines" / "p.yaml").write_text(text)
+    [finding] = open_catalogue(Project.find(tmp_path)).findings
+    assert (finding.code, finding.severity, finding.got, finding.line) == ("setting.home", "warning", path, 5)

@@ -160,6 +160,7 @@ class PluginRules(_Rules):
                 self._idle_setting(pointers.child(base, key), value, ignored)
             elif not any(fnmatch(key, pattern) for pattern in patterns):
                 self._unknown_setting(pointers.child(base, key), key, known, patterns)
+        self._check_home(pointers.child(base, "path"), settings.get("path", ""))
         try:
             model.model_validate(dict(settings))
         except ValidationError as error:
@@ -167,6 +168,11 @@ class PluginRules(_Rules):
                 # a rule between settings can't be checked while one of them is unknown
                 if flaw["loc"] or not self._parsed.holds_unset(base):
                     self._setting_finding(base, where, settings, dict(flaw))
+
+    def _check_home(self, pointer: str, path: str) -> None:
+        if path == "~" or path.startswith("~/"):
+            message, fix = "no shell reads this: ~ is a folder of that name in the project", 'write "${HOME}/…"'
+            self._add(pointer, "setting.home", message, severity="warning", got=self._parsed.written(pointer), fix=fix)
 
     def _idle_setting(self, pointer: str, value: str, why: str) -> None:
         # no warning for a setting whose value disables it in Conduit too
@@ -184,6 +190,8 @@ class PluginRules(_Rules):
         context = flaw.get("ctx") or {}
         key = str(flaw["loc"][0] if flaw["loc"] else context.get("at") or "")
         if flaw["type"] == "missing":
+            if self._parsed.has_finding(pointers.child(base, key)) or self._parsed.has_finding_at(base):
+                return  # it is there, as something that no setting can be
             self._add(where, "setting.required", f"the setting {key} is missing", fix=f"add settings.{key}")
             return
         pointer = pointers.child(base, key) if key in settings else (base if settings else where)
