@@ -194,6 +194,8 @@ def test_what_does_not_fit_a_record_raises(text: str, message: str) -> None:
         (".Payload.After.x == 1", 0, "after.x"),
         ("after.x is 5", 11, "`==`"),
         ("1 < 2 is not after.x", 13, "`!=`"),
+        ("'after.x > 1'", 0, "leave out the quotes"),
+        ("''", 0, "leave out the quotes"),
         ("after.x >", 9, None),
         ("after.x >=", 10, None),
         ("after.x == f'{afer}'", 11, "`after`"),
@@ -238,3 +240,9 @@ def test_is_compares_with_what_there_is_one_of(text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compile_condition(text, CLOCK)
+
+
+@pytest.mark.parametrize("text", ["True", "1", "after.x or 'a'", "['a']"])
+def test_other_conditions_of_one_value_are_taken(text: str) -> None:
+    """Conduit takes ``1`` for true."""
+    assert compile_condition(text, CLOCK)(Record("1", {}, {}))

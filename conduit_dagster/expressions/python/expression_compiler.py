@@ -321,6 +321,10 @@ def python_value(text: str, clock: Clock) -> Compiled:
 
 def _truth(bind: Bind, body: ast.expr) -> ast.expr:
     del bind
+    if isinstance(body, ast.Constant) and isinstance(body.value, str):
+        # a file's own quotes and those of a shell are easily written both
+        message = "the condition is a text in quotes: it is the same for every record"
+        raise ExpressionError(message, 0, "leave out the quotes within it")
     if isinstance(body, (ast.Compare, ast.UnaryOp)) and not isinstance(getattr(body, "op", None), (ast.USub, ast.UAdd)):
         return body
     return ast.IfExp(body, ast.Constant(True), ast.Constant(False))
