@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab.file_deliveries import make, next_one, prepared, publish_some, rows
 
-from conduit_dagster.connectors.file.destination import FileDestination
+from conduit_dagster.connectors.file.destination import FileDestination, stretches
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Delivery, Strategy, WriterTask
@@ -206,3 +206,26 @@ def test_a_deposed_owner_mends_nothing_behind_its_own_last_delivery(tmp_path: Pa
     with pytest.raises(ConduitError):
         old.target(known)
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("left", "missing"),
+    [
+        (8, [8, 24]),  # nothing of the second delivery
+        (13, [8, 24]),  # a torn line
+        (16, [16, 24]),  # one whole line
+        (23, None),  # all but the last line end
+    ],
+)
+def test_the_target_says_where_lines_are_missing(tmp_path: Path, left: int, missing: list[int] | None) -> None:
+    """For a reader of the output; also if the process dies between mending the file and storing the target."""
+    destination, path = once(tmp_path), tmp_path / "out.jsonl"
+    first, expected = next_one(destination, tmp_path, 1, [[0]], None)
+    destination.publish(first)
+    second, expected = next_one(destination, tmp_path, 2, [[1, 2]], expected)
+    destination.publish(second)
+    os.truncate(path, left)
+    once(tmp_path).target(expected)
+    _, expected = next_one(once(tmp_path), tmp_path, 3, [[3]], expected)
+    end = [] if missing is None else [(missing[0], "payload/json"), (missing[1], "")]
+    assert stretches(expected, 0, expected["length"]) == [*end, (expected["length"], "payload/json")]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.ordered_file import OrderedFile
+from conduit_dagster.connectors.file.ordered_file import MISSING, OrderedFile
 from conduit_dagster.connectors.file.path_destination import (
     PartsFolder,
     PathDestination,
@@ -144,6 +144,8 @@ def _document(line: bytes, whole: bool) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+NO_FORMAT: Final = ""
+"""Instead of a format: lines that at-most-once did not deliver, with line ends in their place."""
 _NEXT, _FORMATS, _FORMER = "format", "formats", "former"
 _HISTORY = (_NEXT, _FORMATS, _FORMER)
 _MOST_FORMER = 20
@@ -153,9 +155,20 @@ _MOST_FORMER = 20
 def _planned(target: Target, previous: Target, name: str) -> Target:
     """Return the target of a delivery in the format ``name``, with what earlier targets say of this and other paths."""
     every = list(outputs(previous))
+    target = dict(target)
+    missing: list[tuple[int, int]] = target.pop(MISSING, [])
     known = next((one.get(_FORMATS, []) for one in every if _goes_on(target, one)), [])
+    known = _without_lines(known or [[0, name]], missing) if missing else known
     former = [one for one in every if one["path"] != target["path"]][:_MOST_FORMER]
     return {**target, _NEXT: name, _FORMATS: known, **({_FORMER: former} if former else {})}
+
+
+def _without_lines(known: list[Any], missing: list[tuple[int, int]]) -> list[Any]:
+    """Return the formats with stretches of ``NO_FORMAT`` where lines are missing."""
+    for begin, end in missing:
+        before = next((name for _, name in reversed(known) if name != NO_FORMAT), NO_FORMAT)
+        known = [*takewhile(lambda one, begin=begin: one[0] < begin, known), [begin, NO_FORMAT], [end, before]]
+    return known
 
 
 def outputs(target: Target) -> Iterator[Target]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+import msgspec
+
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_state import TrackedFile
 from conduit_dagster.connectors.file.open_file import OpenFile, WritableFile
@@ -86,20 +88,46 @@ def _copy_read(source: IO[bytes], start: int, into: int, at: int, length: int) -
 _ZEROS = re.compile(rb"\0+")
 
 
-def mend(file: WritableFile, last: Target) -> None:
+def mend(file: WritableFile, last: Target) -> list[tuple[int, int]]:
     """Fill the range of the last delivery, ``base`` to ``length``, and make it durable; any process may repeat it.
+
+    Returns where lines are missing: from the first empty line of a part, or the torn line before it, to the part's end.
 
     Bytes beyond the file's end, and zero bytes that a power failure left in incomplete parts, become line ends: a torn
     line ends before the next delivery's first. Bytes outside the range and bytes already written are never touched.
     Raises ``OSError``; bytes filled by then stay, and a repeat continues.
     """
-    size, at = file.found.size, last["base"]
+    size, at, incomplete = file.found.size, last["base"], list[tuple[int, int]]()
     for length, sha256 in last["parts"]:
         if digest(file, at, length) != (length, sha256):
             _end_holes(file, at, min(length, size - at))
+            incomplete.append((at, length))
         at += length
     _fill(file, size, last["length"])
     os.fsync(file.descriptor)
+    begins = ((_first_missing(file, at, length), at + length) for at, length in incomplete)
+    return [(begin, end) for begin, end in begins if begin is not None]
+
+
+def _first_missing(file: OpenFile, at: int, length: int) -> int | None:
+    """Return where the first empty line of a part begins, or the line before it if that is torn; None without one."""
+    rest, place = b"\n", at
+    for piece in file.chunks(at, length):
+        data, begin = rest + piece, place - len(rest)
+        cut = data.find(b"\n\n")
+        if cut >= 0:
+            line = data[data.rfind(b"\n", 0, cut) + 1 : cut]
+            return begin + cut + 1 if _is_whole(line) else begin + cut - len(line)
+        rest, place = data[data.rfind(b"\n") :], place + len(piece)
+    return None
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line or b"null")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _end_holes(file: WritableFile, at: int, length: int) -> None:
@@ -125,6 +153,8 @@ class _Span(NamedTuple):
 
 
 _LINE_END = hashlib.sha256(b"\n").hexdigest()
+MISSING = "missing"
+"""Field of a target: ranges of the last delivery whose lines are missing (at-most-once)."""
 _IDENTITY = ("inode", "birth", "marked")
 """Fields that identify a target's file. ``marked`` (only without a birth time): an offset, and the mark up to it."""
 
@@ -168,9 +198,10 @@ class OrderedFile(PathLayout):
         kept = None if self._adopt else previous
         with self._open(kept["length"]) if kept else self._made() as file:
             self._sync_entry(file.found.inode)
-            size = self._end_of(previous, file) if previous else file.found.size
+            size, missing = self._end_of(previous, file) if previous else (file.found.size, [])
             gap = 0 if file.is_line_end(size) else 1
-            return {"path": self.place, **self._identity(file, size), "base": size + gap, "gap": gap}
+            made = {"path": self.place, **self._identity(file, size), "base": size + gap, "gap": gap}
+            return {**made, MISSING: missing} if missing else made
 
     def _identity(self, file: OpenFile, end: int) -> Target:
         """Return the fields that identify the file, if it ends at ``end``."""
@@ -182,18 +213,21 @@ class OrderedFile(PathLayout):
             }  # a frozen owner may still write over line ends that were filled in before it
         return {"inode": file.found.inode, "marked": [end, file.mark(end)]}
 
-    def _end_of(self, previous: Target, file: WritableFile) -> int:
-        """Return the end of the last delivery, mended if it may be torn; with ``adopt``, the end of a changed file."""
+    def _end_of(self, previous: Target, file: WritableFile) -> tuple[int, list[tuple[int, int]]]:
+        """Return the end of the last delivery, mended if it may be torn, and where lines of it are missing.
+
+        With ``adopt``, the end of a changed file.
+        """
         change = _change(previous, file)
         if change is not None:
             if not self._adopt:
                 raise self._changed(change, previous["length"])
-            return file.found.size
+            return file.found.size, []
         # mended before the next delivery is prepared, so that a file is never shorter than its last delivery's base,
         # and only in that delivery's own range, so that a deposed owner's late mending can't hit later bytes
         if "base" in previous and (file.found.size < previous["length"] or previous != self._whole):
-            mend(file, previous)
-        return previous["length"]
+            return previous["length"], mend(file, previous)
+        return previous["length"], []
 
     def _changed(self, what: str, after: int) -> FatalError:
         return FatalError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.file.destination import NO_FORMAT
 from conduit_dagster.connectors.file.file_state import FoundFile, TrackedFile
 from conduit_dagster.connectors.file.line_reader import Mark, read_lines, scan
 from conduit_dagster.connectors.file.open_file import MARK, FileChanged, OpenFile, open_found
@@ -238,7 +239,12 @@ class OutputReadMode:
             low = at.line_end if piece.name == at.file else Mark(0, 0)
             with self._open(piece, at, last) as opened:
                 for high, name in self._ends(opened, low, piece, share):
-                    detail = {"path": piece.path, "to": high.offset, "format": name}
+                    # one of no lines where all are missing: a range has a split
+                    if name == NO_FORMAT and (splits or piece is not pieces[-1] or high.offset < piece.length):
+                        low = high
+                        continue
+                    low = high if name == NO_FORMAT else low
+                    detail = {"path": piece.path, "to": high.offset, "format": name or self._format}
                     before = self._at(piece, opened, low, before)
                     count = high.line - low.line
                     splits.append(Split(before.as_json(), ordinal, count, high.offset - low.offset, detail))
@@ -248,10 +254,11 @@ class OutputReadMode:
     def _ends(self, opened: OpenFile, low: Mark, piece: Piece, share: int) -> Iterator[tuple[Mark, str]]:
         """Yield the ends of a file's splits, each with the format of its lines: it may have been edited in between.
 
-        Raises ``FatalError`` (``chain.not_readable``) for lines that can't be read back.
+        Lines that are missing, with line ends in their place, have ``NO_FORMAT``. Raises ``FatalError``
+        (``chain.not_readable``) for lines that can't be read back.
         """
         for upto, name in piece.stretches or [(piece.length, self._format)]:
-            if low.offset < upto and name not in READABLE:
+            if low.offset < upto and name not in (NO_FORMAT, *READABLE):
                 raise not_readable(":".join(self._log), self._reader, f"{piece.path}, line {low.line + 1}", name)
             for high in _cuts(opened, low, min(upto, piece.length), share) if low.offset < upto else ():
                 yield high, name
