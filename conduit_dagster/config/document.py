@@ -267,9 +267,15 @@ def _flaw(document: Document, flaw: YamlFlaw) -> Finding:
     return Finding(flaw.code, "error", file, line, column, flaw.pointer, flaw.message, got, expected, fix, trace)
 
 
+_REMEDIES = {
+    "config.key_duplicate": "remove one of them",
+    "config.tag_unknown": "leave it out; a variable is written ${NAME}, and a text that begins with ! in quotes",
+}
+
+
 def _remedy(flaw: YamlFlaw, got: str | None) -> str | None:
     if flaw.reference is None:
-        return "remove one of them" if flaw.code == "config.key_duplicate" else None
+        return _REMEDIES.get(flaw.code)
     if flaw.reference.why is not None:
         return flaw.reference.why.fix
     literal = f"${got}"

@@ -131,6 +131,8 @@ MAX_ALIASED = 100_000
 
 _YAML = "tag:yaml.org,2002:"
 _MERGE, _NULL = f"{_YAML}merge", f"{_YAML}null"
+_PLAIN = ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge", "value")
+_PLAIN_TAGS = {f"{_YAML}{name}" for name in _PLAIN}
 _HALF = re.compile("[\ud800-\udfff]")
 _REPLACED = "\ufffd"
 
@@ -192,6 +194,10 @@ class TreeBuilder:
     def build(self, node: Node, where: str = "") -> Any:
         """Return the data under a node: text, None, a list or a :class:`Mapped`."""
         self.nodes[where] = node
+        if node.tag not in _PLAIN_TAGS:
+            # its author expects what another program makes of it, such as the value of a variable
+            name = node.tag.replace(_YAML, "!!")
+            self.flaws.append(YamlFlaw("config.tag_unknown", where, node, f"the tag {name} means nothing here"))
         if not isinstance(node, CollectionNode):
             self._join_halves(node, where)
             self._count()

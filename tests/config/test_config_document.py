@@ -149,6 +149,18 @@ def test_scalars_keep_their_spelling() -> None:
     assert document.tree == {"a": "1.50", "b": "true", "c": "007", "d": None, "e": "", "f": None}
 
 
+@pytest.mark.parametrize("value", ["!env HOME", "!!python/object:os.system x", "!!binary aGk=", "!x {a: 1}", "!<x> 1"])
+def test_a_tag_of_another_program_is_a_finding(value: str) -> None:
+    """It was left out without a word: the text HOME instead of what the variable holds."""
+    assert only(f"a: {value}")[0] == "config.tag_unknown"
+
+
+def test_yaml_s_own_tags_are_taken() -> None:
+    (document,), findings = load("a: !!str 1\nb: !!int 2\nc: ! x\nd: !!map {e: 2001-01-01}\nf: =\n")
+    assert findings == []
+    assert document.tree == {"a": "1", "b": "2", "c": "x", "d": {"e": "2001-01-01"}, "f": "="}
+
+
 def test_an_escaped_pair_of_halves_is_one_character() -> None:
     """As in JSON, which is YAML; also in a key."""
     (document,), findings = load(r'{"a\ud83d\ude00": "x\ud83d\ude00"}')
