@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import msgspec
 import urllib3
+from typing_extensions import override
 from urllib3.util import Retry, Timeout
 
 from conduit_dagster.lazy_property import lazy_property
@@ -21,6 +22,8 @@ from conduit_dagster.timed_responses import TimedPoolManager
 
 _TYPE = "application/vnd.schemaregistry.v1+json"
 _SECONDS = 10.0
+_LONGEST_PAUSE: Final = 3.0
+"""Seconds. A registry that asks for a longer pause is an outage, and the step is repeated."""
 _SHOWN: Final = 200
 _BUSY: Final = (408, 425, 429)
 _LOGIN: Final = (401, 403, 407)
@@ -54,6 +57,17 @@ learn(_Text, _Number, _Version, _Failure)
 _AnswerT = TypeVar("_AnswerT", _Text, _Number, _Version)
 
 
+class _Repeats(Retry):
+    """Repetition of requests whose pause lasts some seconds at most, whatever an answer's ``Retry-After`` says: a task
+    would be silent for hours."""
+
+    @override
+    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+        """Return the seconds of the pause that the answer asks for."""
+        wanted = super().get_retry_after(response)
+        return None if wanted is None else min(wanted, _LONGEST_PAUSE)
+
+
 class Access(NamedTuple):
     """Credentials and certificates for a registry."""
 
@@ -83,7 +97,7 @@ class ConfluentRegistry:
     def _pool(self) -> TimedPoolManager:
         return TimedPoolManager(
             ssl_context=_tls(self._access) if self._url.startswith("https:") else None,
-            retries=Retry(total=2, backoff_factor=0.1),
+            retries=_Repeats(total=2, backoff_factor=0.1),
             timeout=Timeout(total=_SECONDS),
         )
 

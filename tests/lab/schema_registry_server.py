@@ -13,7 +13,7 @@ from lab.http_server import QuietHandler
 
 class RegistryServer(ThreadingHTTPServer):
     """Server over a registry in a folder. ``answer`` and ``page`` replace its own answers, ``pages`` those of
-    some paths."""
+    some paths; ``headers`` go with each."""
 
     daemon_threads = True
 
@@ -23,6 +23,7 @@ class RegistryServer(ThreadingHTTPServer):
         self.answer: int | None = None
         self.page: bytes | None = None
         self.pages: dict[str, Any] = {}
+        self.headers: dict[str, str] = {}
         self.seen: list[tuple[str, str]] = []
 
     def url(self, login: str = "") -> str:
@@ -38,10 +39,10 @@ class _Handler(QuietHandler):
         text = json.loads(self.body)["schema"] if self.command == "POST" else None
         self.server.seen.append((self.path, self.headers.get("Authorization", "")))
         if self.server.page is not None:
-            self.answer(self.server.answer or 200, self.server.page)
+            self.answer(self.server.answer or 200, self.server.page, **self.server.headers)
             return
         if self.path in self.server.pages:
-            self.answer(200, json.dumps(self.server.pages[self.path]).encode())
+            self.answer(200, json.dumps(self.server.pages[self.path]).encode(), **self.server.headers)
             return
         status, body = self.server.answer, dict[str, Any](message="no")
         if status is None:
@@ -49,7 +50,7 @@ class _Handler(QuietHandler):
                 status, body = 200, self._found(self.path.strip("/").split("/"), text)
             except UnknownSchemaError:
                 status, body = 404, {"error_code": 40403, "message": "Schema not found"}
-        self.answer(status, json.dumps(body).encode())
+        self.answer(status, json.dumps(body).encode(), **self.server.headers)
 
     def _found(self, path: list[str], text: str | None) -> dict[str, Any]:
         kept = self.server.kept

@@ -6,6 +6,7 @@ import base64
 import json
 import ssl
 import subprocess
+import time
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,17 @@ def test_a_registry_that_fails_is_no_records_fault(
     with pytest.raises(kind) as error:
         encode(Record("1", {}, {"a": 1}), registry_server.url("user:secret@"))
     assert error.value.code == code and "secret" not in f"{error.value} {error.value.place}"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_registry_that_asks_for_a_long_pause_is_an_outage(registry_server: RegistryServer, status: int) -> None:
+    """The task would wait for an hour or two, without a word."""
+    registry_server.answer, registry_server.headers = status, {"Retry-After": "3600"}
+    begun = time.monotonic()
+    with pytest.raises(TransientError) as error:
+        decode(Record("1", {}, WIRE + b"\x02"), registry_server.url())
+    assert error.value.code == "schemas.unreachable" and str(status) in error.value.message
+    assert time.monotonic() - begun < 60
 
 
 @pytest.mark.parametrize("status", [409, 422])
