@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message
-from lab.kafka_lab import BY_COLLECTION, KafkaLab, numbered
+from lab.kafka_lab import ALL, BY_COLLECTION, KafkaLab, numbered
 from lab.kafka_listeners import with_login
 from lab.kafka_rights import AUTHORIZER, grant, revoke_all
 from lab.kafka_server import KafkaServer, running_kafka
@@ -132,6 +132,35 @@ def test_a_source_that_is_checked_says_that_it_may_not_read(guarded: KafkaLab) -
         source.check()
     assert error.value.code == "kafka.no_right" and f"--topic {topic} --operation Read" in (error.value.fix or "")
     until_granted(guarded, source.check)
+    source.close()
+
+
+def test_a_topic_of_a_pattern_whose_rights_are_revoked_is_not_said_to_be_deleted(guarded: KafkaLab) -> None:
+    """Brokers leave it out of their list of topics. What comes meanwhile is read once it may be."""
+    prefix = f"orders-{secrets.token_hex(4)}"
+    topics = [guarded.server.topic(name=f"{prefix}-{number}") for number in range(2)]
+    for topic in topics:
+        grant(guarded.server, f"{ACLS} --topic {topic} --operation Read --operation Describe")
+        guarded.server.send(topic, [(b"k", b"1")])
+    source = guarded.source(f"^{prefix}-.*", **login(guarded))
+    position, records = until_granted(guarded, lambda: guarded.step(source, source.initial()))
+    assert len(records) == 2
+    revoke_all(guarded.server)
+    grant(guarded.server, f"{ACLS} --topic {topics[0]} --operation Read --operation Describe")
+    guarded.server.send(topics[1], [(b"k", b"2")])
+    refused: list[FatalError] = []
+
+    def is_refused() -> bool:
+        try:
+            source.latest(position, ALL)
+        except FatalError as error:
+            refused.append(error)
+        return bool(refused)
+
+    wait_until(is_refused, "the broker knows of the revocation")
+    assert refused[0].code == "kafka.no_right" and f"--topic {topics[1]} " in (refused[0].fix or "")
+    position, records = until_granted(guarded, lambda: guarded.step(source, position))
+    assert [record.after for record in records] == [b"2"]
     source.close()
 
 
