@@ -190,8 +190,9 @@ class _ClaimReader:
         if self._cluster.stable_end(self._topic, partition) >= end:
             silent = KafkaError(KafkaError._TIMED_OUT)
             return self._errors.verdict(silent, f"{self._topic} can be read to {at} of {end}", self._topic)
-        message = f"{self._topic} can be read to {at} of {end}: a transaction of another pipeline is open"
-        fix = "wait for that one; if its run died, start it again or wait for its transaction-timeout"
+        message = f"{self._topic} can be read to {at} of {end}: a transaction of another pipeline is open, or one hangs"
+        fix = "wait for that one; if its run died, start it again or wait for its transaction-timeout. Brokers that "
+        fix += "lost their __transaction_state never end it: " + self._errors.hanging(self._topic)
         return self._errors.outage(message, "kafka.open_transaction", fix)
 
 

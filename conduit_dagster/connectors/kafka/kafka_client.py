@@ -295,6 +295,12 @@ class KafkaErrors:
         fix = "read the others: conduit-dagster positions rewind PIPELINE CONNECTOR --to JSON, which is what positions "
         fix += "show has, with the broker's end offset as the next one, or --to-start; or accept their loss: set "
         return self.fatal(message, "kafka.truncated", fix + "on-gone: skip", topic)
+    def hanging(self, topic: str) -> str:
+        """Return the commands that find and end transactions which no broker ends."""
+        tool = f"kafka-transactions.sh --bootstrap-server {self._place}"
+        end = f"{tool} abort --topic {topic} --partition N --start-offset OFFSET"
+        return f"{tool} find-hanging --topic {topic}, and {end}"
+
 
     def no_topic(self, topic: str) -> ConduitError:
         """Return the error for a missing topic."""

@@ -155,6 +155,7 @@ def test_an_open_transaction_of_another_pipeline_does_not_hide_a_hash(lab: Kafka
         with pytest.raises(TransientError, match="a transaction of another pipeline is open") as error:
             again.holds(delivery)
         assert error.value.code == "kafka.open_transaction"
+        assert f"find-hanging --topic {deliveries}" in (error.value.fix or "")
         producer.abort_transaction(30)
     assert again.holds(delivery)
     again.publish(delivery)
