@@ -70,7 +70,8 @@ _TRANSIENT: Final = {
     "delta": "contended failed",
     "file": "disk_failed disk_full error is_folder link_loop missing moved name_too_long no_permission not_folder "
     "read_only stale too_big too_many_open unreachable",
-    "kafka": "behind fenced open_transaction server topic_deleted transaction_timeout unreachable",
+    "kafka": "behind clock delivery_timeout fenced no_coordinator open_transaction out_of_sync server topic_deleted "
+    "topic_remade transaction_timeout unreachable",
     "lease": "held lost",
     "log": "second_attempt",
     "parquet": "missing unreadable",

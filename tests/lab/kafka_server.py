@@ -169,6 +169,13 @@ class KafkaServer:
         """Increase the partitions of a topic to ``partitions``."""
         self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(_PATIENCE)
 
+    def limit(self, client: str, **quotas: int) -> None:
+        """Set quotas of a client id, such as ``producer_byte_rate``."""
+        limits = ",".join(f"{name}={value}" for name, value in quotas.items())
+        words = ["--bootstrap-server", self.servers, "--alter", "--entity-type", "clients", "--entity-name", client]
+        if self._java("kafka.admin.ConfigCommand", *words, "--add-config", limits).wait(200) != 0:
+            raise RuntimeError(f"no quota could be set:\n{self._log.read_text()[-3000:]}")
+
     # -- records ------------------------------------------------------------------------------------------------
 
     def send(self, topic: str, rows: Sequence[Row], partition: int = -1, **more: Any) -> None:

@@ -289,3 +289,6 @@ class KafkaDestination(StagedDestination):
         own = [name for name in refused if name in (self.settings.deliveries_topic, fixed)]
         named = (name for name in refused if name not in own and places_of(delivery, name))
         return next(iter(own), "") or next(named, "")
+            limit = self.settings.message_timeout
+            if not self._errors.has_lost_line(limit + self.settings.timeout) and self._cluster.answers():
+                return self._errors.too_slow(what, limit)

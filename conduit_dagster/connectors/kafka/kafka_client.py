@@ -246,6 +246,11 @@ class KafkaErrors:
         return self.fatal(text, "kafka.tls" if self._settings.tls_enabled else "kafka.refused", fix)
 
     def overdue(self, what: str, limit: float) -> ConduitError:
+    def has_lost_line(self, seconds: float) -> bool:
+        """Return whether a connection has failed in the last seconds."""
+        times = [noted[0] for noted in (self._line, self._security) if noted is not None]
+        return any(time.monotonic() - one <= seconds for one in times)
+
         """Return the error for a transaction that brokers have ended, because it was open for too long."""
         text = f"{what}: it took longer than transaction-timeout ({limit:g}s), and the brokers have undone it"
         more = "up to the brokers' transaction.max.timeout.ms; for later steps lower delivery.batch-size"
@@ -259,6 +264,13 @@ class KafkaErrors:
 
     def deliveries_deleted(self, topic: str) -> ConduitError:
         """Return the error for a topic of deliveries that was deleted during a run."""
+    def too_slow(self, what: str, limit: float) -> ConduitError:
+        """Return the error for brokers that answer, but take messages too slowly."""
+        text = f"{what}: the brokers answer, but have not taken all messages within {limit:g}s"
+        fix = "raise deliveryTimeout and transaction-timeout, of which the shorter one counts; for later steps lower "
+        fix += "delivery.batch-bytes; and look whether the brokers are busy, or a quota (producer_byte_rate) slows them"
+        return self.outage(text, "kafka.delivery_timeout", fix)
+
         message = f"the topic {topic} was deleted, and with it the hashes of what was delivered"
         fix = "run again, which creates it, and stops if a step could have been written that is not recorded yet"
         return self.fatal(message, "kafka.no_topic", fix, topic)
