@@ -255,6 +255,9 @@ class KafkaDestination(StagedDestination):
             # of small messages, too, a batch may be larger than its topic allows
             limit = "; set batchBytes to 1,024 less than its max.message.bytes" if _DATA[code] == "too_large" else ""
             return BatchRefusedError(f"{failed.topic}: {text}{limit}")
+        if (remade := self._remade(code, failed.topic)) is not None:
+            self._topics.forget_all()
+            return self._errors.topic_remade(remade)
         if code in NO_TOPIC and failed.topic == self.settings.deliveries_topic:
             self._topics.forget(failed.topic)
             return self._errors.deliveries_deleted(failed.topic)
@@ -269,6 +272,16 @@ class KafkaDestination(StagedDestination):
             return Rejected(*nacks[0], more=nacks[1:] or None)
         return self._unwritten(failed, "messages can't be written", failed.topic)
 
+    def _remade(self, code: int, topic: str) -> str | None:
+        """Return the topic that was deleted and created again, empty if it is not known which; None for another
+        error."""
+        if code not in (*NO_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError._MSG_TIMED_OUT):
+            return None
+        remade = self._topics.remade()
+        if code == KafkaError._MSG_TIMED_OUT or topic in self._topics.missing():
+            return next(iter(remade), None)
+        return next(iter(remade), topic)
+
     def _unwritten(self, failed: SendError, what: str, topic: str) -> Exception:
         """Return the error for messages that are not a record's fault."""
         if failed.error.code() == KafkaError._MSG_TIMED_OUT:
@@ -277,6 +290,9 @@ class KafkaDestination(StagedDestination):
             if failed.is_late and self._cluster.answers():
                 # of a process that was frozen, say: its messages time out before it learns of the transaction's end
                 return self._errors.overdue(what, self.settings.transaction_timeout)
+            limit = self.settings.message_timeout
+            if not self._errors.has_lost_line(limit + self.settings.timeout) and self._cluster.answers():
+                return self._errors.too_slow(what, limit)
         return self._errors.verdict(failed.error, what, topic)
 
     def _topic_at_fault(self, code: int, delivery: Delivery) -> str:
@@ -289,6 +305,3 @@ class KafkaDestination(StagedDestination):
         own = [name for name in refused if name in (self.settings.deliveries_topic, fixed)]
         named = (name for name in refused if name not in own and places_of(delivery, name))
         return next(iter(own), "") or next(named, "")
-            limit = self.settings.message_timeout
-            if not self._errors.has_lost_line(limit + self.settings.timeout) and self._cluster.answers():
-                return self._errors.too_slow(what, limit)

@@ -239,6 +239,11 @@ class KafkaErrors:
         since, error = noted or (0.0, None)
         return error if time.monotonic() - since <= self._settings.timeout + 5 else None
 
+    def has_lost_line(self, seconds: float) -> bool:
+        """Return whether a connection has failed in the last seconds."""
+        times = [noted[0] for noted in (self._line, self._security) if noted is not None]
+        return any(time.monotonic() - one <= seconds for one in times)
+
     def unfit(self, error: Any) -> ConduitError:
         """Return the error for settings that the client library rejects."""
         text = f"no client can be made: {kafka_error(error).str()}"
@@ -246,24 +251,12 @@ class KafkaErrors:
         return self.fatal(text, "kafka.tls" if self._settings.tls_enabled else "kafka.refused", fix)
 
     def overdue(self, what: str, limit: float) -> ConduitError:
-    def has_lost_line(self, seconds: float) -> bool:
-        """Return whether a connection has failed in the last seconds."""
-        times = [noted[0] for noted in (self._line, self._security) if noted is not None]
-        return any(time.monotonic() - one <= seconds for one in times)
-
         """Return the error for a transaction that brokers have ended, because it was open for too long."""
         text = f"{what}: it took longer than transaction-timeout ({limit:g}s), and the brokers have undone it"
         more = "up to the brokers' transaction.max.timeout.ms; for later steps lower delivery.batch-size"
         fix = f"raise transaction-timeout, {more}"
         return self.outage(text, "kafka.transaction_timeout", fix)
 
-    def topic_deleted(self, topic: str) -> ConduitError:
-        """Return the error for a topic that was deleted after it was found, and that may be created."""
-        fix = "the next attempt creates it; with create-topics: never it is yours to create"
-        return self.outage(f"the topic {topic} was deleted while it was written to", "kafka.topic_deleted", fix)
-
-    def deliveries_deleted(self, topic: str) -> ConduitError:
-        """Return the error for a topic of deliveries that was deleted during a run."""
     def too_slow(self, what: str, limit: float) -> ConduitError:
         """Return the error for brokers that answer, but take messages too slowly."""
         text = f"{what}: the brokers answer, but have not taken all messages within {limit:g}s"
@@ -271,6 +264,19 @@ class KafkaErrors:
         fix += "delivery.batch-bytes; and look whether the brokers are busy, or a quota (producer_byte_rate) slows them"
         return self.outage(text, "kafka.delivery_timeout", fix)
 
+    def topic_deleted(self, topic: str) -> ConduitError:
+        """Return the error for a topic that was deleted after it was found, and that may be created."""
+        fix = "the next attempt creates it; with create-topics: never it is yours to create"
+        return self.outage(f"the topic {topic} was deleted while it was written to", "kafka.topic_deleted", fix)
+
+    def topic_remade(self, topic: str) -> ConduitError:
+        """Return the error for a topic that was deleted and created again; it is not known which one without a name."""
+        which = f"the topic {topic}" if topic else "a topic"
+        message = f"{which} was deleted and created again while it was written to"
+        return self.outage(message, "kafka.topic_remade", "the next attempt writes to the new one")
+
+    def deliveries_deleted(self, topic: str) -> ConduitError:
+        """Return the error for a topic of deliveries that was deleted during a run."""
         message = f"the topic {topic} was deleted, and with it the hashes of what was delivered"
         fix = "run again, which creates it, and stops if a step could have been written that is not recorded yet"
         return self.fatal(message, "kafka.no_topic", fix, topic)
@@ -281,6 +287,12 @@ class KafkaErrors:
         fix = "look for its records at the destination: if they are missing, set on-deliveries-gone: resend and run "
         fix += "again; if they are there, then first conduit-dagster offsets mark PIPELINE CONNECTOR OFFSET"
         return self.fatal(message, "kafka.deliveries_gone", fix, topic)
+
+    def hanging(self, topic: str) -> str:
+        """Return the commands that find and end transactions which no broker ends."""
+        tool = f"kafka-transactions.sh --bootstrap-server {self._place}"
+        end = f"{tool} abort --topic {topic} --partition N --start-offset OFFSET"
+        return f"{tool} find-hanging --topic {topic}, and {end}"
 
     def no_coordinator(self, what: str) -> ConduitError:
         """Return the error for a timeout of transactions whose brokers answer otherwise."""
@@ -307,12 +319,6 @@ class KafkaErrors:
         fix = "read the others: conduit-dagster positions rewind PIPELINE CONNECTOR --to JSON, which is what positions "
         fix += "show has, with the broker's end offset as the next one, or --to-start; or accept their loss: set "
         return self.fatal(message, "kafka.truncated", fix + "on-gone: skip", topic)
-    def hanging(self, topic: str) -> str:
-        """Return the commands that find and end transactions which no broker ends."""
-        tool = f"kafka-transactions.sh --bootstrap-server {self._place}"
-        end = f"{tool} abort --topic {topic} --partition N --start-offset OFFSET"
-        return f"{tool} find-hanging --topic {topic}, and {end}"
-
 
     def no_topic(self, topic: str) -> ConduitError:
         """Return the error for a missing topic."""

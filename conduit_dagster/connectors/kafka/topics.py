@@ -10,6 +10,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from conduit_dagster.connectors.kafka.kafka_client import KafkaErrors
 from conduit_dagster.connectors.kafka.kafka_cluster import Cluster
+from conduit_dagster.connectors.kafka.kafka_position import NO_ID, is_recreated
 from conduit_dagster.connectors.kafka.settings import KafkaDestinationSettings
 from conduit_dagster.connectors.kafka.staged_messages import StagedChunk
 from conduit_dagster.record import Nack
@@ -26,14 +27,16 @@ class TargetTopics:
 
     def __init__(self, settings: KafkaDestinationSettings, errors: KafkaErrors, cluster: Cluster) -> None:
         self._settings, self._errors, self._cluster = settings, errors, cluster
-        self._found: set[str] = set()
+        self._found: dict[str, str] = {}
+        """Known topics, with their ids: ``NO_ID`` of one that was created here."""
 
     def check_deliveries(self) -> None:
         """Create the topic of deliveries if it is missing. Raises ``FatalError`` if it is not a compacted one."""
         name = self._settings.deliveries_topic
         if name in self._found:
             return
-        is_new = not self._cluster.describe([name]) and self._cluster.create(NewTopic(name, 1, config=_DELIVERIES))
+        found = self._cluster.describe([name])
+        is_new = not found and self._cluster.create(NewTopic(name, 1, config=_DELIVERIES))
         policy = "compact" if is_new else self._cluster.config(name, "cleanup.policy")
         if policy != "compact":
             # retention would remove hashes, and their deliveries would be written twice
@@ -43,7 +46,7 @@ class TargetTopics:
                 f"--entity-name {name} --add-config cleanup.policy=compact"
             )
             raise self._errors.fatal(message, "kafka.not_compacted", fix, name)
-        self._found.add(name)
+        self._found[name] = found[name][0] if found else NO_ID
 
     def check_fixed(self, name: str | None) -> None:
         """Check the fixed topic of all records. Raises ``FatalError`` if it is missing and must not be created."""
@@ -80,11 +83,12 @@ class TargetTopics:
         return Nack("kafka.no_topic", f"there is no topic {name}")
 
     def _is_there(self, name: str) -> bool:
-        if not self._cluster.describe([name]):
+        found = self._cluster.describe([name])
+        if not found:
             if self._settings.create_topics == "never":
                 return False
             self._cluster.create(NewTopic(name))
-        self._found.add(name)
+        self._found[name] = found[name][0] if found else NO_ID
         return True
 
     def require_rights(self, fixed: str | None, with_deliveries: bool) -> None:
@@ -103,13 +107,18 @@ class TargetTopics:
         found = self._cluster.describe(known)
         return [name for name in known if name not in found]
 
+    def remade(self) -> list[str]:
+        """Return those of the known topics that were deleted and created again since they were looked up."""
+        found = self._cluster.describe(sorted(self._found))
+        return [name for name, (now, _) in found.items() if is_recreated(self._found[name], now)]
+
     def out_of_sync(self, first: str) -> str:
         """Return in words a partition that lacks a replica in sync, of topic ``first`` if it has one; else empty."""
         return self._cluster.out_of_sync(sorted(self._found, key=lambda name: (name != first, name)))
 
     def forget(self, name: str) -> None:
         """Forget a topic, so that it is looked up again."""
-        self._found.discard(name)
+        self._found.pop(name, None)
 
     def forget_all(self) -> None:
         """Forget all topics: until the next attempt any of them may be deleted."""

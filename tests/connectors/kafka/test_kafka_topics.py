@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 import pytest
-from lab.kafka_lab import BY_COLLECTION, KafkaLab
+from lab.kafka_lab import BY_COLLECTION, KafkaLab, numbered
 
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -92,3 +92,23 @@ def test_a_topic_that_is_deleted_during_a_run_is_an_outage(lab: KafkaLab) -> Non
     assert error.value.code == "kafka.topic_deleted"
     lab.deliver(destination, second)
     assert [value["i"] for value in lab.server.values(topic)] == [1]
+
+
+@pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("creates", ["auto", "never"])
+def test_a_topic_that_is_made_anew_during_a_run_is_written_to(lab: KafkaLab, strategy: str, creates: str) -> None:
+    """By the next attempt, with the partitions that it has now."""
+    topic = lab.server.topic(6)
+    destination = lab.destination(topic, strategy=strategy, create_topics=creates, deliveryTimeout="10s")
+    lab.deliver(destination, numbered(50))
+    lab.server.delete(topic)
+    lab.server.topic(2, name=topic)
+    delivery = lab.stage(destination, numbered(40))
+    with pytest.raises(TransientError, match="was deleted and created again") as error:
+        destination.publish(delivery)
+    assert error.value.code == "kafka.topic_remade"
+    before = len(lab.server.read(topic))
+    destination.publish(delivery)
+    found = [value["i"] for value in lab.server.values(topic)]
+    assert set(found) == set(range(40)) and len(found) == 40 + before
+    assert before == 0 or strategy == "at-least-once"
