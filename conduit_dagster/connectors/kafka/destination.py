@@ -249,7 +249,7 @@ class KafkaDestination(StagedDestination):
             # a client that learns of the deletion by itself holds the messages back
             code, failed.topic = KafkaError.UNKNOWN_TOPIC_OR_PART, ""
         failed.topic = failed.topic or self._topic_at_fault(code, delivery)
-        if code in _DATA:
+        if code in _DATA and self._is_of_records(code, failed.topic):
             if delivery.records == 1:
                 return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}"))
             # of small messages, too, a batch may be larger than its topic allows
@@ -271,6 +271,11 @@ class KafkaDestination(StagedDestination):
             nacks = [Refusal(place, Nack(f"kafka.{name}", f"{failed.topic}: {text}")) for place in places[:1_000]]
             return Rejected(*nacks[0], more=nacks[1:] or None)
         return self._unwritten(failed, "messages can't be written", failed.topic)
+
+    def _is_of_records(self, code: int, topic: str) -> bool:
+        """Return whether a record can be at fault: not for a hash, and not for the time that the client gave it."""
+        is_clock = code == KafkaError.INVALID_TIMESTAMP and self.settings.timestamp == "broker"
+        return not is_clock and not (self._is_exact and topic == self.settings.deliveries_topic)
 
     def _remade(self, code: int, topic: str) -> str | None:
         """Return the topic that was deleted and created again, empty if it is not known which; None for another

@@ -113,11 +113,16 @@ SILENT: Final = (
 _REFUSED: Final = {
     KafkaError.INVALID_TRANSACTION_TIMEOUT: "lower transaction-timeout, or raise the brokers' "
     "transaction.max.timeout.ms",
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes: with 1 KB it takes a delivery's hash",
     KafkaError.POLICY_VIOLATION: "create the topic by hand, as the cluster's policy wants it",
     KafkaError.INVALID_REPLICATION_FACTOR: "create the topic by hand, with a replication factor that the cluster has",
     KafkaError.UNSUPPORTED_VERSION: "the brokers are too old: Kafka 2.5 or newer is needed",
 }
 
+_CLOCK: Final = (
+    "set the clock of this machine and those of the brokers: their message.timestamp.after.max.ms (1 h since Kafka 4) "
+    "and message.timestamp.before.max.ms say how far apart they may be; nothing was lost"
+)
 _FORGOTTEN: Final = (
     "the transactional id was idle for longer than the brokers' transactional.id.expiration.ms, or another run has "
     "taken it over since: the next attempt has it again; nothing was lost"
@@ -213,6 +218,8 @@ class KafkaErrors:
             return self.outage(text, "kafka.fenced", fix)
         if code == KafkaError.INVALID_PRODUCER_ID_MAPPING:
             return self.outage(text, "kafka.server", _FORGOTTEN)
+        if code == KafkaError.INVALID_TIMESTAMP:
+            return self.outage(f"{text}: {topic}" if topic else text, "kafka.clock", _CLOCK)
         if code in _REFUSED:
             return self.fatal(text, "kafka.refused", _REFUSED[code], topic)
         if code == KafkaError._SSL:
