@@ -251,7 +251,9 @@ class KafkaDestination(StagedDestination):
         failed.topic = failed.topic or self._topic_at_fault(code, delivery)
         if code in _DATA and self._is_of_records(code, failed.topic):
             if delivery.records == 1:
-                return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}"))
+                # brokers do not say what is wrong with it
+                hint = "; a compacted topic takes no message without a key" if _DATA[code] == "invalid_record" else ""
+                return Rejected(0, Nack(f"kafka.{_DATA[code]}", f"{failed.topic}: {text}{hint}"))
             # of small messages, too, a batch may be larger than its topic allows
             limit = "; set batchBytes to 1,024 less than its max.message.bytes" if _DATA[code] == "too_large" else ""
             return BatchRefusedError(f"{failed.topic}: {text}{limit}")

@@ -174,6 +174,14 @@ def test_a_staged_message_is_refused_once_batch_bytes_is_lowered(lab: KafkaLab, 
     assert refused.value.nack.code == "kafka.too_large"
 
 
+def test_a_message_without_a_key_for_a_compacted_topic_says_so(lab: KafkaLab) -> None:
+    """Brokers say only that they failed to validate it."""
+    destination = lab.destination(lab.server.topic(cleanup_policy="compact"))
+    with pytest.raises(Rejected) as error:
+        destination.publish(lab.stage(destination, [Record(1, {}, {"i": 1})]))
+    assert error.value.nack.code == "kafka.invalid_record" and "without a key" in error.value.nack.message
+
+
 def test_many_messages_with_little_room(lab: KafkaLab, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than the client may hold at a time, by number and by bytes: none is lost, none overtakes another."""
     monkeypatch.setattr("conduit_dagster.connectors.kafka.message_sender._WAITING", 500)
