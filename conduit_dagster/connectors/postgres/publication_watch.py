@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import structlog
 
 from conduit_dagster.connectors.postgres.connection import Connection, exists
-from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot
+from conduit_dagster.connectors.postgres.publication import Publication
 from conduit_dagster.connectors.postgres.settings import TableName
 
 _SECONDS = 10.0
@@ -20,9 +20,9 @@ log = structlog.get_logger("conduit.postgres")
 class PublicationWatch:
     """Looks now and then whether all tables of a run are still published, as they are when it begins."""
 
-    def __init__(self, slot: ReplicationSlot, copies: bool) -> None:
+    def __init__(self, publication: Publication, copies: bool) -> None:
         """``copies``: such tables are copied again."""
-        self._slot, self._after = slot, ", copies follow" if copies else ""
+        self._publication, self._after = publication, ", copies follow" if copies else ""
         self._tables: Sequence[TableName] = ()
         self._looked = 0.0
 
@@ -38,7 +38,9 @@ class PublicationWatch:
         if not self._tables or time.monotonic() - self._looked < _SECONDS:
             return False
         self._looked = time.monotonic()
-        lost = [str(table) for table in self._slot.unpublished(connection, self._tables) if exists(connection, table)]
+        lost = [
+            str(table) for table in self._publication.unpublished(connection, self._tables) if exists(connection, table)
+        ]
         if lost:
             log.warning(f"tables are no longer published: changes of theirs are missing{self._after}", tables=lost)
-        return bool(lost) or self._slot.leaves_out_changes(connection)
+        return bool(lost) or self._publication.leaves_out_changes(connection)

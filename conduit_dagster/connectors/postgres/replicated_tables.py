@@ -13,6 +13,7 @@ import psycopg
 from conduit_dagster.connectors.postgres.awaited_standbys import AwaitedStandbys
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copy_snapshot import OpenTransactions
+from conduit_dagster.connectors.postgres.publication import Publication
 from conduit_dagster.connectors.postgres.publication_watch import PublicationWatch
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import TableName
@@ -45,10 +46,11 @@ class ReplicatedTables:
         self._session = session
         self._settings = session.settings
         self._errors = session.errors
-        self._slot = ReplicationSlot(session.settings, session.errors, session.owner)
+        self._publication = Publication(session.settings, session.errors, session.owner)
+        self._slot = ReplicationSlot(session.settings, session.errors, self._publication)
         self._timelines = TimelineCheck(session.settings, session.errors, session.application)
         self._copies = TableCopies(session.settings, session.errors, f"{session.application}:copy")
-        self._watch = PublicationWatch(self._slot, session.settings.snapshot_mode == "initial")
+        self._watch = PublicationWatch(self._publication, session.settings.snapshot_mode == "initial")
         self._standbys = AwaitedStandbys(session.settings, session.errors, self._slot)
         self._forget()
 
@@ -84,7 +86,7 @@ class ReplicatedTables:
             return
         self._slot.require_logical(connection, look)
         self._slot.require_rights(connection, self._session.server.user, look.exists)
-        self._slot.require_published(connection, tables)
+        self._publication.require_published(connection, tables)
         self._require_replication()
         if look.is_lost:
             raise self._errors.slot_lost()
@@ -152,11 +154,11 @@ class ReplicatedTables:
             if not start.lsn:
                 # tables are copied for hours before a task connects, and the slot keeps the WAL from now on
                 self._require_replication()
-            self._slot.publish(connection, tables, is_read=bool(start.lsn))
+            self._publication.publish(connection, tables, is_read=bool(start.lsn))
             self._watch.begin(tables)
             if not start.lsn:
                 position = position.at(self._slot.create(connection)).on(look.timeline)
-            is_open = self._settings.named_tables is None and self._slot.is_open(connection)
+            is_open = self._settings.named_tables is None and self._publication.is_open(connection)
             position = msgspec.structs.replace(position, everything=is_open)
             position = position.with_shapes(self._shapes(connection))
         if self._copies.begin(connection, tables, position):
@@ -178,12 +180,14 @@ class ReplicatedTables:
             return set(start.copied)
         self._require_kept(look, start)
         # dropped and created again, or left out of the setting ``tables`` meanwhile
-        gone = {*map(str, self._slot.unpublished(connection, tables))} | (start.copied.keys() - {*map(str, tables)})
+        gone = {*map(str, self._publication.unpublished(connection, tables))} | (
+            start.copied.keys() - {*map(str, tables)}
+        )
         return start.copied.keys() & (gone | self._recreated(connection, start, tables))
 
     def _recreated(self, connection: Connection, start: PostgresPosition, tables: Sequence[TableName]) -> set[str]:
         """Return the tables that are other ones than those copied, and whose first rows the stream may lack."""
-        listed = {str(table) for table in self._slot.listed(connection).intersection(tables)}
+        listed = {str(table) for table in self._publication.listed(connection).intersection(tables)}
         oids = self._oids(connection, tables, start)
         return {table for table in listed & oids.keys() if start.oids.get(table, oids[table]) != oids[table]}
 
