@@ -15,6 +15,7 @@ from psycopg import sql
 from conduit_dagster.connectors.postgres.changes import Catalog, Changes, ReadAs, StreamRange
 from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
+from conduit_dagster.connectors.postgres.partitions import is_sent_in_part
 from conduit_dagster.connectors.postgres.pgoutput import Columns, Relation, ReplicationStream
 from conduit_dagster.connectors.postgres.row_values import Decode, OwnType, decoder_of, set_session
 from conduit_dagster.connectors.postgres.settings import TableName
@@ -32,7 +33,6 @@ from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSe
 from conduit_dagster.connectors.postgres.source_tables import (
     OWN_TABLES,
     columns_by_oid,
-    is_sent_in_part,
     key_by_oid,
     kind_of,
     literals,

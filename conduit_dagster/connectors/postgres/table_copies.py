@@ -9,6 +9,12 @@ import msgspec
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copied_rows import CopyOperation, TablePart
 from conduit_dagster.connectors.postgres.copy_snapshot import CopySnapshot, KeyedTable
+from conduit_dagster.connectors.postgres.partitions import (
+    partitioned_tables,
+    partitions_not_logged,
+    partitions_with_own_key,
+    unidentified_partitions,
+)
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
@@ -22,14 +28,10 @@ from conduit_dagster.connectors.postgres.source_tables import (
     key_of,
     labels_of,
     oid_of,
-    partitioned_tables,
-    partitions_not_logged,
-    partitions_with_own_key,
     published_tables,
     rows_of,
     tables_with_generated_keys,
     tables_without_identity,
-    unidentified_partitions,
 )
 from conduit_dagster.sdk import Limit, Split
 
