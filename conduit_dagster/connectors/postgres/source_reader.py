@@ -5,40 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import msgspec
 import psycopg
-from psycopg import sql
 
 from conduit_dagster.connectors.postgres.changes import Catalog, Changes, ReadAs, StreamRange
-from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
+from conduit_dagster.connectors.postgres.connection import Connection, connect
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
-from conduit_dagster.connectors.postgres.partitions import is_sent_in_part
-from conduit_dagster.connectors.postgres.pgoutput import Columns, Relation, ReplicationStream
-from conduit_dagster.connectors.postgres.row_values import Decode, OwnType, decoder_of, set_session
+from conduit_dagster.connectors.postgres.pgoutput import Relation, ReplicationStream
+from conduit_dagster.connectors.postgres.row_values import set_session
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors, is_unreadable
 from conduit_dagster.connectors.postgres.source_position import (
     PostgresPosition,
     Region,
-    RowKey,
     SeenChanges,
     StreamPoint,
     format_lsn,
     parse_position,
 )
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
-from conduit_dagster.connectors.postgres.source_tables import (
-    OWN_TABLES,
-    columns_by_oid,
-    key_by_oid,
-    kind_of,
-    literals,
-    names_then,
-    shape_of,
-)
+from conduit_dagster.connectors.postgres.source_tables import OWN_TABLES, shape_of
+from conduit_dagster.connectors.postgres.stream_catalog import StreamCatalog
 from conduit_dagster.connectors.postgres.wal_history import open_stream
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
@@ -118,7 +107,7 @@ class SplitReader:
 
     def _rows(self, begin: PostgresPosition, detail: CopyDetail, options: ReadOptions) -> Iterator[Block]:
         part = detail.part
-        with closing(self._session()) as connection, _TypeCatalog(self._session, self._errors) as catalog:
+        with closing(self._session()) as connection, StreamCatalog(self._session, self._errors) as catalog:
             self._see(connection, detail.snapshot)
             decoders = [catalog.decoder(oid) for _, oid in part.columns]
             rows = RowRecords(part, decoders, ReadAs(self._labels, options.keys >= Keys.POSITIONS))
@@ -140,7 +129,7 @@ class SplitReader:
 
     def _changes(self, begin: PostgresPosition, detail: StreamDetail, options: ReadOptions) -> Iterator[Block]:
         start, end = begin.point, detail.end
-        with _TypeCatalog(self._session, self._errors) as catalog, self._stream(start, end) as stream:
+        with StreamCatalog(self._session, self._errors) as catalog, self._stream(start, end) as stream:
             seen = SeenChanges(begin, catalog.not_behind)
 
             def describe(relation: Relation) -> None:
@@ -178,7 +167,7 @@ class SplitReader:
         if known is not None and known != shape_of(columns):
             raise self._errors.schema_changed(relation.name, relation.names)
 
-    def _is_read(self, table: str, begin: PostgresPosition, catalog: _TypeCatalog) -> bool:
+    def _is_read(self, table: str, begin: PostgresPosition, catalog: StreamCatalog) -> bool:
         names = self._settings.named_tables
         if names is not None:
             return table in map(str, names)
@@ -281,116 +270,3 @@ def _completing(position: Callable[[int], str]) -> Callable[[int, Record], None]
 
 
 learn(CopyDetail, StreamDetail)
-
-
-_TYPE = """
-    SELECT t.typtype, t.typname, t.typbasetype,
-           CASE WHEN t.typcategory = 'A' AND t.typdelim = ',' THEN t.typelem ELSE 0 END
-    FROM pg_type t WHERE t.oid = %s
-"""
-
-
-class _Order(NamedTuple):
-    places: list[int]
-    """Index in the stream's key of each column of the table's index, in index order."""
-    types: list[str]
-    """SQL types, with the collations that order them."""
-
-
-class _TypeCatalog:
-    """Cached catalog queries. Connects at the first query; most tables need none."""
-
-    def __init__(self, connect: Callable[[], Connection], errors: SourceErrors) -> None:
-        self._connect = connect
-        self._errors = errors
-        self._relations: dict[str, Relation] = {}
-        self._orders: dict[str, _Order] = {}
-        self._connection: Connection | None = None
-        self._types: dict[int, OwnType | None] = {}
-        self._ordered: dict[tuple[str, tuple[str, ...], tuple[str, ...]], bool] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._connection is not None:
-            self._connection.close()
-
-    def decoder(self, oid: int) -> Decode:
-        """Return the decoder of a type. Raises ``psycopg.Error``."""
-        return decoder_of(oid, self._own_type)
-
-    def _own_type(self, oid: int) -> OwnType | None:
-        if oid not in self._types:
-            row = self._asked().execute(_TYPE, (oid,)).fetchone()
-            self._types[oid] = None if row is None else OwnType(*row)
-        return self._types[oid]
-
-    def keys(self, oid: int, sent: Columns) -> list[str]:
-        """Return the key columns of a table by their names in a change; empty if it was dropped, or has lost columns
-        since of which one may be in the key."""
-        live = columns_by_oid(self._asked(), oid)
-        then = names_then(sent, live)
-        key = [column.name for column in key_by_oid(self._asked(), oid)]
-        found = [then[name] for name in key if name in then]
-        # without a column that is gone, the key would be that of several rows
-        is_whole = len(found) == len(key) or {name for name, _ in sent} <= {name for name, _ in live}
-        return found if is_whole else []
-
-    def is_sent_in_part(self, oid: int) -> bool:
-        """Return whether old rows of a table may lack columns, although its replica identity is full."""
-        return is_sent_in_part(self._asked(), oid)
-
-    def has_table(self, table: TableName) -> bool:
-        """Return whether there is a table of this name now."""
-        return kind_of(self._asked(), table) != "missing"
-
-    def describe(self, relation: Relation) -> None:
-        """Store the relation of a table. Keys of the stream are in the order of its columns."""
-        self._relations[relation.name] = relation
-        self._orders.pop(relation.name, None)
-        self._ordered.clear()
-
-    def not_behind(self, table: str, key: RowKey, bound: RowKey) -> bool:
-        """Return whether a key of the stream is less than or equal to one of a copy, in the order of the table's
-        key. Raises ``FatalError`` for one that can't be compared, being another key or having a label that is gone."""
-        places, types = self._order(table)
-        values = tuple(key[place] for place in places)
-        asked = (table, values, tuple(bound))
-        if asked not in self._ordered:
-            self._ordered[asked] = self._is_not_behind(asked, types)
-        return self._ordered[asked]
-
-    def _is_not_behind(self, asked: tuple[str, tuple[str, ...], tuple[str, ...]], types: list[str]) -> bool:
-        table, values, bound = asked
-        if len(values) != len(bound):
-            raise self._errors.order_changed(table)
-        statement = sql.SQL("SELECT ({}) <= ({})").format(literals(values, types), literals(bound, types))
-        try:
-            return bool(value_of(self._asked(), statement))
-        except psycopg.DataError:
-            raise self._errors.order_changed(table) from None
-
-    def _order(self, table: str) -> _Order:
-        """Return the order of a table's copy: that of its index, which has its own column order and collations."""
-        if table not in self._orders:
-            relation = self._relations[table]
-            live = key_by_oid(self._asked(), relation.oid)
-            told = {relation.names[place]: self._type_name(relation.types[place]) for place in relation.key}
-            if len(live) == len(told) and all(column.has_type(told.get(column.name, "")) for column in live):
-                places = [relation.key_names.index(column.name) for column in live]
-                self._orders[table] = _Order(places, [column.compared_as for column in live])
-            else:
-                # the table was dropped, or has another key or one of another type: use the order of the stream
-                self._orders[table] = _Order(list(range(len(told))), list(told.values()))
-        return self._orders[table]
-
-    def _type_name(self, oid: int) -> str:
-        return str(value_of(self._asked(), "SELECT format_type(%s::int8::oid, -1)", (oid,)))
-
-    def _asked(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._connect()
-        return self._connection
