@@ -5,12 +5,9 @@ After a refusal, all rows that the database refuses are searched for; nothing of
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from itertools import chain, groupby
 from secrets import token_hex
-from typing import Final, NamedTuple
 
 import psycopg
 from psycopg import errors, sql
@@ -22,6 +19,7 @@ from conduit_dagster.connectors.postgres.connection import Connection, transacti
 from conduit_dagster.connectors.postgres.deferred_references import records_at_fault
 from conduit_dagster.connectors.postgres.merge import Merge
 from conduit_dagster.connectors.postgres.new_rows import DirectCopy
+from conduit_dagster.connectors.postgres.refused_row_search import RowSearch
 from conduit_dagster.connectors.postgres.regrouped_lines import Placed, narrowed_lines, widened_lines
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import (
@@ -32,11 +30,10 @@ from conduit_dagster.connectors.postgres.sqlstates import (
     is_about_table,
     is_outage,
 )
-from conduit_dagster.connectors.postgres.staged_rows import MOVES
 from conduit_dagster.connectors.postgres.table_changes import create_table, empty_tables
-from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, Slice, batches
+from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, batches
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import NACKED_TOGETHER, Claim, Delivery, Refusal, Rejected
+from conduit_dagster.sdk import Claim, Delivery, Refusal, Rejected
 
 
 class TablePublisher:
@@ -128,7 +125,7 @@ class TablePublisher:
             with self._about(batch.group.table, batch.slices[0].place):
                 self._batch(connection, batch, _Progress(0, lambda: None))
 
-        search = _RowSearch(connection, write)
+        search = RowSearch(connection, write)
         try:
             with transaction(connection, self._settings, force_rollback=True):
                 with self._claims.told():
@@ -280,113 +277,3 @@ class _Progress:
         half, self._half = self._half, None
         if half is not None:
             half()
-
-
-_WIDEST: Final = 1_000
-
-
-class _RowSearch:
-    """Search within one transaction: windows of rows one after another, each after a savepoint.
-
-    Accepted rows stay, so that each row is checked with those before it in place, as a unique index requires. A window
-    is twice as wide as the distance to the last refused row, and grows while rows are accepted: about two writes per
-    refused row. The search ends with as many rows as the engine nacks together.
-    """
-
-    def __init__(self, connection: Connection, write: Callable[[CopyBatch], None]) -> None:
-        """``write`` writes a batch and raises ``RowError`` for its first refused row."""
-        self._connection, self._write = connection, write
-        self._width = _WIDEST
-        self.found: list[RowError] = []
-        """The errors of refused rows, in the order of the batches."""
-
-    def run(self, batches: Iterable[CopyBatch]) -> None:
-        """Search these batches. Raises any error of ``write`` other than ``RowError``; :attr:`found` is kept."""
-        for batch in batches:
-            self._batch(batch)
-            if len(self.found) >= NACKED_TOGETHER:
-                return
-
-    def _batch(self, batch: CopyBatch) -> None:
-        lines, waiting = _lines(batch), deque[_Line]()
-        while len(self.found) < NACKED_TOGETHER:
-            window = self._window(waiting, lines)
-            if not window:
-                return
-            for _ in range(self._passed(batch, [line.slice for line in window])):
-                waiting.popleft()
-
-    def _window(self, waiting: deque[_Line], lines: Iterator[_Line]) -> list[_Line]:
-        """Return the next rows, which stay in ``waiting``. Consecutive changes of keys stay together."""
-        window: list[_Line] = []
-        for line in chain(tuple(waiting), _kept(lines, waiting)):
-            goes_on = line.moves and bool(window) and window[-1].moves
-            # such rows may exchange their keys
-            if len(window) >= self._width and not (goes_on and len(window) < self._width + _WIDEST):
-                break
-            window.append(line)
-        return window
-
-    def _passed(self, batch: CopyBatch, window: Sequence[Slice]) -> int:
-        """Write a window up to its first refused row; return the number of rows done, including the refused one."""
-        error = self._refused(batch, window)
-        if error is None:
-            self._width = min(_WIDEST, self._width * 2)
-            return len(window)
-        places = [one.place for one in window]
-        # a merge may not check rows in order: without the rows after it, an earlier row may be the first refused
-        while (number := places.index(error.place)) and (earlier := self._refused(batch, window[:number])):
-            error = earlier
-        self._width = min(_WIDEST, 2 * (number + 1))
-        self.found.append(error)
-        return number + 1
-
-    def _refused(self, batch: CopyBatch, window: Sequence[Slice]) -> RowError | None:
-        try:
-            with self._connection.transaction():
-                self._write(batch._replace(slices=_joined(window)))
-        except RowError as error:
-            return error
-        return None
-
-
-class _Line(NamedTuple):
-    slice: Slice
-    moves: bool
-    """Whether the line gives a row a new key."""
-
-
-def _kept(lines: Iterator[_Line], waiting: deque[_Line]) -> Iterator[_Line]:
-    for line in lines:
-        waiting.append(line)
-        yield line
-
-
-def _lines(batch: CopyBatch) -> Iterator[_Line]:
-    """Yield each line of a batch as a slice of its own."""
-    for url, slices in groupby(batch.slices, lambda one: one.url):
-        with storage.open_read(url) as file:
-            for one in slices:
-                file.seek(one.offset)
-                offset = one.offset
-                for number in range(one.records):
-                    line = file.readline()
-                    moves = batch.group.moves and line[:1].decode() in MOVES
-                    yield _Line(Slice(url, offset, len(line), 1, one.place + number), moves)
-                    offset += len(line)
-
-
-def _joined(lines: Sequence[Slice]) -> list[Slice]:
-    """Join consecutive lines into slices, which are read at once."""
-    found: list[Slice] = []
-    for line in lines:
-        last = found[-1] if found else None
-        if last and (last.url, last.offset + last.bytes, last.place + last.records) == (
-            line.url,
-            line.offset,
-            line.place,
-        ):
-            found[-1] = last._replace(bytes=last.bytes + line.bytes, records=last.records + line.records)
-        else:
-            found.append(line)
-    return found
