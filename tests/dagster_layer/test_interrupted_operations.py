@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 from dagster_layer.project_folder import TAKES_ALL, Folder
 from lab.kills import at
+from lab.waiting import wait_until
 
 from conduit_dagster.assets import interruptible
 from conduit_dagster.assets.interruptible import Interruptible
@@ -31,9 +32,21 @@ def folder(folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def interrupted(folder: Folder, job: str, point: str, config: dict[str, Any], **more: Any) -> dg.ExecuteInProcessResult:
-    """A run of the job that gets a signal at a point of the protocol."""
+    """A run of the job that gets a signal at a point of the protocol, and goes on once it has noticed that."""
     definition = folder.definitions.resolve_job_def(job)
-    with at(point, lambda: os.kill(os.getpid(), signal.SIGINT)):
+    enter, entered = Interruptible.__enter__, list[Interruptible]()
+
+    def noted(running: Interruptible) -> Interruptible:
+        entered.append(running)
+        return enter(running)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        # the main thread, which Python calls of a signal, may wait for the work meanwhile
+        wait_until(lambda: not entered[-1].goes_on(), "the signal has come")
+
+    with pytest.MonkeyPatch.context() as patch, at(point, interrupt):
+        patch.setattr(Interruptible, "__enter__", noted)
         return definition.execute_in_process({"ops": config}, folder.instance, raise_on_error=False, **more)
 
 
