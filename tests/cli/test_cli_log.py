@@ -152,13 +152,18 @@ def test_without_a_log_they_say_what_that_means(run, lab: Lab, script: Script, c
 # -- compaction -----------------------------------------------------------------------------------------------------
 
 
-def test_compaction_keeps_the_last_entry_and_a_dry_run_counts(run, lab: Lab) -> None:
-    """C15 and C16: with imported segments, because a run compacts those that it closes itself."""
+def with_segments(run: Any, lab: Lab) -> None:
+    """Import a log of two whole segments: a run compacts those that it closes itself."""
     logged(lab, 9_000)
     assert lab.run().error is None
     run("log", "export", "p", "all.log")
     fresh(lab, **{"log-segment-size": "10KB"})
     run("log", "import", "p", "all.log")
+
+
+def test_compaction_keeps_the_last_entry_and_a_dry_run_counts(run, lab: Lab) -> None:
+    """C15 and C16."""
+    with_segments(run, lab)
     (row,) = result(run("log", "compact", "p", "--json"))["logs"]
     assert (row["segments"], row["entries"]) == (0, 0)  # nobody has acknowledged anything
     assert lab.run().error is None
@@ -175,11 +180,7 @@ def test_compaction_keeps_the_last_entry_and_a_dry_run_counts(run, lab: Lab) -> 
 
 @pytest.mark.parametrize("killed", [1, 2])
 def test_what_a_killed_compaction_removed_is_in_the_history(run, lab: Lab, killed: int) -> None:
-    logged(lab, 9_000)
-    assert lab.run().error is None
-    run("log", "export", "p", "all.log")
-    fresh(lab, **{"log-segment-size": "10KB"})
-    run("log", "import", "p", "all.log")
+    with_segments(run, lab)
     assert lab.run().error is None
     with crashing("after-compact-swap", killed):
         run("log", "compact", "p")
@@ -197,11 +198,7 @@ def test_c18_reading_from_what_is_gone_gives_the_next_surviving_entry(run, lab: 
 
 def test_a_frozen_compaction_tells_that_its_lease_is_lost(run, lab: Lab) -> None:
     """Files that the next owner had replaced were told as missing, with the command that gives their entries up."""
-    logged(lab, 9_000)
-    assert lab.run().error is None
-    run("log", "export", "p", "all.log")
-    fresh(lab, **{"log-segment-size": "10KB"})
-    run("log", "import", "p", "all.log")
+    with_segments(run, lab)
     assert lab.run().error is None
 
     def compact_elsewhere() -> None:

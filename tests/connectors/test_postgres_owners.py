@@ -14,14 +14,11 @@ from lab.waiting import wait_until
 
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Delivery
 
 
-def test_a_fence_ends_the_transaction_of_a_frozen_owner(lab: PostgresLab) -> None:
-    """The new owner publishes the same delivery at once; the old one thaws to an error, and to a finished delivery."""
-    lab.execute("CREATE TABLE t (id int, v text)")
-    old, new, other = lab.destination(), lab.destination(), lab.destination("another")
-    for epoch, one in ((1, old), (1, other)):
-        one.fence(epoch)
+def taken_over(lab: PostgresLab, old: PostgresDestination, new: PostgresDestination) -> Delivery:
+    """Return a delivery that the new owner has published, whole, while the old one was in the middle of it."""
     delivery = lab.stage(old, [create(i, v="x" * 1_000) for i in range(3_000)])
 
     def take_over() -> None:
@@ -31,6 +28,16 @@ def test_a_fence_ends_the_transaction_of_a_frozen_owner(lab: PostgresLab) -> Non
     with at_half(take_over), pytest.raises(TransientError):
         old.publish(delivery)
     assert len(lab.rows()) == 3_000
+    return delivery
+
+
+def test_a_fence_ends_the_transaction_of_a_frozen_owner(lab: PostgresLab) -> None:
+    """The new owner publishes the same delivery at once; the old one thaws to an error, and to a finished delivery."""
+    lab.execute("CREATE TABLE t (id int, v text)")
+    old, new, other = lab.destination(), lab.destination(), lab.destination("another")
+    for epoch, one in ((1, old), (1, other)):
+        one.fence(epoch)
+    delivery = taken_over(lab, old, new)
     old.publish(delivery)
     assert len(lab.rows()) == 3_000
 
@@ -55,15 +62,7 @@ def test_a_fence_finds_the_owner_whose_user_has_a_role_of_another_name(lab: Post
     lab.url = urlsplit(owner)._replace(netloc=f"guest:welcome@127.0.0.1:{urlsplit(owner).port}").geturl()
     old, new = lab.destination(), lab.destination(lock_timeout="10s")
     old.fence(1)
-    delivery = lab.stage(old, [create(i, v="x" * 1_000) for i in range(3_000)])
-
-    def take_over() -> None:
-        new.fence(2)
-        new.publish(delivery)
-
-    with at_half(take_over), pytest.raises(TransientError):
-        old.publish(delivery)
-    assert len(lab.rows()) == 3_000
+    taken_over(lab, old, new)
     new.close()
     lab.url = owner
     lab.execute("DROP OWNED BY keeper, guest; DROP ROLE guest, keeper")

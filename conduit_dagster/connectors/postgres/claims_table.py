@@ -120,11 +120,10 @@ class Claims(NamedTuple):
         new = {row[0] for row in connection.execute(sql.SQL(_PUT_ALL).format(table), values)}
         if new:
             self._refuse_pruned(connection, first)
-        else:
-            self.state(connection, first)
         if len(new) == len(deliveries):
             return list[Claimed](repeat(state, len(deliveries)))
-        query = sql.SQL("SELECT hash, state FROM {} WHERE hash = ANY(%s)").format(table)
+        # locked as in state()
+        query = sql.SQL("SELECT hash, state FROM {} WHERE hash = ANY(%s) FOR UPDATE").format(table)
         known: dict[str, Claimed] = {row[0]: row[1] for row in connection.execute(query, (hashes,))}
         # a hash that was deleted between the two statements is inserted on its own
         return [known.get(one.hash) or self.put(connection, one, state) or state for one in deliveries]
