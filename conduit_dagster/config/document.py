@@ -73,7 +73,7 @@ def source_of(text: str, file: str) -> ConfigText:
     return ConfigText(file, text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n"))
 
 
-_MISSING = "check the path, or what it links to; conduit-dagster init makes a project with pipelines"
+_MISSING = "check the path, or what it links to; conduit-dagster pipelines list shows each pipeline's file"
 _REFUSED = "check the path and its permissions"
 
 
