@@ -19,7 +19,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq.abc import PGresult
 
 from conduit_dagster.connectors.postgres.connection import NO_LIMITS
-from conduit_dagster.connectors.postgres.row_values import SESSION, ReadRow
+from conduit_dagster.connectors.postgres.row_values import SET_SESSION, ReadRow
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_position import format_lsn, parse_lsn
 from conduit_dagster.record import Document
@@ -165,12 +165,8 @@ class ReplicationStream:
 
     def start(self, slot: str, publication: str, start: int) -> None:
         """Start streaming the slot, from transactions that commit at ``start`` or later. Raises ``psycopg.Error``."""
-        for name, value in SESSION.items():
-            if name != "client_encoding":
-                self._execute(f"SET {name} = '{value}'")
         # a slow consumer reads nothing for long, and answers nothing
-        self._execute("SET wal_sender_timeout = 0")
-        self._execute(NO_LIMITS)
+        self._execute(f"{SET_SESSION}; SET wal_sender_timeout = 0; {NO_LIMITS}")
         escaped = publication.replace('"', '""').replace("'", "''")
         options = f"proto_version '2', publication_names '\"{escaped}\"'"
         self._execute(f"START_REPLICATION SLOT {slot} LOGICAL {format_lsn(start)} ({options})")

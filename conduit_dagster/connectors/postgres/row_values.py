@@ -9,30 +9,19 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.record import Document
 
 Decode = Callable[[bytes], Any]
 """Decoder of a column's text."""
 
-SESSION: Final = {
-    "DateStyle": "ISO, YMD",
-    "TimeZone": "UTC",
-    "IntervalStyle": "iso_8601",
-    "lc_monetary": "C",
-    "bytea_output": "hex",
-    "extra_float_digits": "1",
-    "client_encoding": "UTF8",
-    "row_security": "off",
-    "client_min_messages": "warning",
-}
-"""Session settings that produce the text format decoded here, and the warnings that a reader needs."""
-
-
-def set_session(connection: Connection) -> None:
-    """Apply :data:`SESSION`. Raises ``psycopg.Error``."""
-    for key, value in SESSION.items():
-        connection.execute("SELECT set_config(%s, %s, false)", (key, value))
+SET_SESSION: Final = """
+    SELECT set_config(name, value, false) FROM (
+        VALUES ('DateStyle', 'ISO, YMD'), ('TimeZone', 'UTC'), ('IntervalStyle', 'iso_8601'), ('lc_monetary', 'C'),
+            ('bytea_output', 'hex'), ('extra_float_digits', '1'), ('client_encoding', 'UTF8'), ('row_security', 'off'),
+            ('client_min_messages', 'warning')
+    ) own (name, value)
+"""
+"""Sets a session to the text format decoded here, and to the warnings that a reader needs: in one round trip."""
 
 
 _json = msgspec.json.Decoder().decode

@@ -14,7 +14,7 @@ from conduit_dagster.connectors.postgres.changes import Catalog, Changes, ReadAs
 from conduit_dagster.connectors.postgres.connection import Connection, connect
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
 from conduit_dagster.connectors.postgres.pgoutput import Relation, ReplicationStream
-from conduit_dagster.connectors.postgres.row_values import set_session
+from conduit_dagster.connectors.postgres.row_values import SET_SESSION
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors, is_unreadable
 from conduit_dagster.connectors.postgres.source_position import (
@@ -72,7 +72,7 @@ def as_json(detail: CopyDetail | StreamDetail) -> dict[str, Any]:
 def open_session(settings: PostgresSourceSettings, errors: SourceErrors, name: str) -> Connection:
     """Connect, with session settings for the text format decoded here. Raises a ``ConduitError``."""
     connection = connect(settings, errors, name)
-    set_session(connection)
+    connection.execute(SET_SESSION)
     return connection
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application, value_of
-from conduit_dagster.connectors.postgres.row_values import set_session
+from conduit_dagster.connectors.postgres.row_values import SET_SESSION
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo, typed_name
 from conduit_dagster.connectors.postgres.slot_owner import SlotOwner
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
@@ -41,7 +41,7 @@ class SourceSession:
     def _prepared(self, connection: Connection) -> Connection:
         """Return the connection with the same text format as in tasks, whatever the database's settings are."""
         if self._known is not connection:
-            set_session(connection)
+            connection.execute(SET_SESSION)
             self._known = connection
         return connection
 
