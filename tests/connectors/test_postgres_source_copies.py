@@ -318,3 +318,26 @@ def test_planning_a_copy_reads_no_large_values(reading: PostgresReading) -> None
     reading.end_sources()
     wait_until(lambda: reading.execute(counts)[0][0] > indexed, "the server has counted what was read")
     assert reading.execute(counts)[0][1] == toasted
+
+
+def test_parts_have_one_size_whichever_table_they_are_of(reading: PostgresReading) -> None:
+    """A table of two rows was two parts, each with connections of its own."""
+    reading.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY)")
+    reading.execute("INSERT INTO a SELECT generate_series(1, 10); INSERT INTO b VALUES (1), (2)")
+    source = reading.source()
+    end = source.latest(source.initial(), Limit(100, WIDE))
+    splits = source.split(source.initial(), end, 3)
+    assert [split.records for split in splits] == [4, 4, 2, 2]
+    assert len(records_of(source, source.initial(), end, 3)) == 12
+
+
+def test_a_step_copies_some_of_very_many_tables(reading: PostgresReading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its splits names all tables: with three thousand in a step, that was hundreds of megabytes."""
+    monkeypatch.setattr("conduit_dagster.connectors.postgres.table_copies._MOST_TABLES", 2)
+    for table in "abc":
+        reading.execute(f"CREATE TABLE {table} (id int PRIMARY KEY); INSERT INTO {table} VALUES (1)")
+    source = reading.source()
+    first = source.latest(source.initial(), Limit(100, WIDE))
+    assert list(first["copied"]) == ["public.a", "public.b"]
+    records, _ = drained(source, first)
+    assert [record.collection for record in records] == ["c"]

@@ -111,6 +111,17 @@ class Cut(NamedTuple):
     """Key of the last row before the cut, as text; None: the end of the table."""
 
 
+class KeyRange(NamedTuple):
+    """The rows of a table between two keys."""
+
+    table: KeyedTable
+    after: list[str] | None
+    """Key before the first row, as text; None: the beginning of the table."""
+    upto: list[str] | None
+    """Key of the last row; None: the end of the table."""
+    rows: int
+
+
 class CopySnapshot:
     """A transaction that holds one snapshot of the database for as long as a run copies tables.
 
@@ -151,11 +162,14 @@ class CopySnapshot:
         row = self._one(_WIDTH, table, after, sizes=sql.SQL(" + ").join(sizes))
         return max(1, int(str(row[0]))) if row else 1
 
-    def cuts(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None, n: int) -> list[Cut]:
-        """Return at most ``n`` cuts that divide a range of a table into about equal parts, the last one at its end."""
-        total = count_rows(self.connection, table, after, upto)
-        every = max(1, -(-total // n))
-        inner = [Cut(rows, self._at(table, after, upto, rows - 1)) for rows in range(every, total, every)]
+    def counted(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None) -> KeyRange:
+        """Return the rows after one key, up to another."""
+        return KeyRange(table, after, upto, count_rows(self.connection, table, after, upto))
+
+    def cuts(self, copied: KeyRange, rows: int) -> list[Cut]:
+        """Return the cuts that divide a range into parts of this many rows, the last one at its end."""
+        table, after, upto, total = copied
+        inner = [Cut(at, self._at(table, after, upto, at - 1)) for at in range(rows, total, rows)]
         return [*inner, Cut(total, upto)]
 
     def _at(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None, skip: int) -> list[str] | None:

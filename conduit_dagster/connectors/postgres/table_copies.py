@@ -8,7 +8,7 @@ import msgspec
 
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.copied_rows import CopyOperation, TablePart
-from conduit_dagster.connectors.postgres.copy_snapshot import CopySnapshot, KeyedTable
+from conduit_dagster.connectors.postgres.copy_snapshot import CopySnapshot, KeyedTable, KeyRange
 from conduit_dagster.connectors.postgres.partitions import (
     partitioned_tables,
     partitions_not_logged,
@@ -34,6 +34,9 @@ from conduit_dagster.connectors.postgres.source_tables import (
     tables_without_identity,
 )
 from conduit_dagster.sdk import Limit, Split
+
+_MOST_TABLES = 100
+"""Tables of a step at most: each of its splits holds a position, which names all tables that are copied so far."""
 
 
 class TableCopies:
@@ -119,9 +122,7 @@ class TableCopies:
     def further(self, position: PostgresPosition, limit: Limit) -> PostgresPosition:
         """Return the position after the next rows; ``position`` itself if everything is copied."""
         left = limit.records
-        for table in self._tables:
-            if position.is_copied(str(table)):
-                continue
+        for table in [table for table in self._tables if not position.is_copied(str(table))][:_MOST_TABLES]:
             snapshot = self._held()
             keyed, after = self._ordered(snapshot.connection, table), position.copied_upto(str(table))
             rows = min(left, max(1, limit.bytes // self._width(snapshot, keyed, after)))
@@ -179,28 +180,34 @@ class TableCopies:
             raise self._errors.snapshot_gone()
         # a range planned by an earlier run is read again only for comparison with the digest of what was published
         snapshot = self._held()
+        ranges = {table: self._range(snapshot, start, end, table) for table in tables}
+        # parts of one size, of any table: each has a connection of its own, which takes as long as a thousand rows
+        rows = max(1, -(-sum(one.rows for one in ranges.values()) // n))
         splits: list[Split] = []
         begin = msgspec.structs.replace(
             start, snapshots=end.snapshots, everything=end.everything, shapes=end.shapes
         ).in_stream_of(end)
         ordinal = 0
-        for table in tables:
-            keyed = self._ordered(snapshot.connection, TableName.parse(table))
+        for table, copied in ranges.items():
+            keyed, after, done = copied.table, copied.after, 0
             key = [column.name for column in key_of(snapshot.connection, keyed.name)]
             columns, operation = self._columns(snapshot.connection, keyed.name), self._operation(table, start)
-            after, upto = start.copied_upto(table), end.copied_upto(table)
             # a step may be cut in the middle of the table
             begin = begin.with_order(table, order_facts(snapshot.connection, keyed))
-            name, width, rows = end.copied[table][-1].snapshot, self._width(snapshot, keyed, after), 0
-            for cut in snapshot.cuts(keyed, after, upto, n):
+            name, width = end.copied[table][-1].snapshot, self._width(snapshot, keyed, after)
+            for cut in snapshot.cuts(copied, rows):
                 part = TablePart(keyed.name, columns, key, keyed.order, operation, after, cut.upto, keyed.rows)
                 detail = CopyDetail(part, snapshot.exported, name)
-                count = cut.rows - rows
+                count = cut.rows - done
                 splits.append(Split(begin.to_json(), ordinal, count, count * width, as_json(detail)))
                 begin = begin.with_region(table, Region(cut.upto, name))
-                after, rows, ordinal = cut.upto, cut.rows, ordinal + count
+                after, done, ordinal = cut.upto, cut.rows, ordinal + count
             begin = begin.with_order(table, end.orders.get(table))
         return splits
+
+    def _range(self, snapshot: CopySnapshot, start: PostgresPosition, end: PostgresPosition, table: str) -> KeyRange:
+        keyed = self._ordered(snapshot.connection, TableName.parse(table))
+        return snapshot.counted(keyed, start.copied_upto(table), end.copied_upto(table))
 
     def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:
         """Return whether a range copies rows under a snapshot that this run does not hold."""
