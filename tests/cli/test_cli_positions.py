@@ -267,6 +267,7 @@ def many_parquet_files(lab: Lab, first: int, stop: int) -> None:
     lab.pipeline(connectors=[rows, destination()], delivery={"batch-size": 2}, **{"dead-letter-queue": queue()})
 
 
+@pytest.mark.slow
 def test_files_that_were_read_completely_are_counted_and_read_again_after_a_rewind(
     run, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +294,7 @@ def test_files_that_were_read_completely_are_counted_and_read_again_after_a_rewi
     assert lab.run().progress.read == 13
 
 
+@pytest.mark.slow
 def test_parquet_files_that_were_read_are_counted_and_read_again_after_a_rewind(
     run, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

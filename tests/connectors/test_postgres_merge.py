@@ -217,6 +217,7 @@ def test_each_row_has_its_own_columns_however_many_sets_there_are(lab: PostgresL
     assert lab.rows() == [(n, *(held[n].get(name, 7) for name in names)) for n in held if n % 3]
 
 
+@pytest.mark.slow
 def test_many_batches_of_one_transaction_hold_few_locks(lab: PostgresLab) -> None:
     """A server has room for some thousand: a larger number of batches must not fill it."""
     lab.execute("CREATE TABLE t (id int, a int); CREATE UNIQUE INDEX ON t (id)")

@@ -72,6 +72,7 @@ def test_all_refused_rows_are_named_in_order_and_the_others_go_in_at_once(lab: P
     assert lab.rows() == [(1, 0), (2, 0), (3, 0), (4, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2, 7])
 def test_a_delivery_with_many_refused_rows_names_the_first_thousand(lab: PostgresLab, every: int) -> None:
     """Later ones are for the next attempt, which begins after them."""

@@ -81,6 +81,7 @@ def ran(folder: Folder, spark: Any) -> Folder:
     return folder
 
 
+@pytest.mark.slow
 def test_a_partition_is_sent_again_at_once_to_one_destination_or_to_all(ran: Folder) -> None:
     ran.append(range(4, 5))
     assert _backfill(ran, _today(), destinations=["copy"]).success

@@ -54,6 +54,7 @@ def is_free(folder: Folder) -> bool:
     return all(row["owner"] is None for row in pipeline_rows(folder.store).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before-prepare", "after-publish"])
 def test_a_replay_ends_after_its_step(folder: Folder, point: str) -> None:
     folder.numbers()
@@ -73,6 +74,7 @@ def test_a_replay_ends_after_its_step(folder: Folder, point: str) -> None:
 LOGGED = "    delivery: {log: records, batch-size: 30, log-retention: {time: 3d, partitions: daily}}\n"
 
 
+@pytest.mark.slow
 def test_a_backfill_ends_after_its_step_and_the_next_run_sends_the_rest(folder: Folder) -> None:
     folder.numbers(queue=TAKES_ALL)
     path = folder.root / "pipelines" / "numbers.yaml"

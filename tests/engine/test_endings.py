@@ -300,6 +300,7 @@ def test_a_drain_by_hand_leaves_it_stopped_by_the_user(lab: Lab) -> None:
         assert (row["status"], row["reason"]) == ("stopped", "user")
 
 
+@pytest.mark.slow
 def test_a_cancelled_sender_and_that_of_the_next_run_do_not_send_side_by_side(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_an_engine_process_that_is_killed_is_replaced() -> None:
     assert engine_pid() != pid
 
 
+@pytest.mark.slow
 def test_a_record_at_which_the_process_is_killed_is_tried_again() -> None:
     """Whoever killed it: the record is not blamed the first time."""
     script = f"function process(r) {{ {NATIVE} return r }}"

@@ -140,6 +140,7 @@ def test_the_users_conf_has_the_last_word_and_digests_hide_it() -> None:
     assert "hidden" not in str(digests(conf))
 
 
+@pytest.mark.slow
 def test_a_parent_without_workers_ends_by_itself(socket_folder: Path) -> None:
     """Addressed as the JVM does; see ``test_worker_daemon``. Its imports take longer than two of its checks."""
     environment = {

@@ -48,6 +48,7 @@ def open_at_once(url: str, count: int) -> list[str]:
     return [process.communicate()[0].strip() for process in processes]
 
 
+@pytest.mark.slow
 def test_a_new_store_may_be_opened_by_many_processes_at_once(database_url: str) -> None:
     """One creates the tables; and none needs Alembic for it."""
     assert open_at_once(database_url, 6) == ["0 False"] * 6

@@ -144,6 +144,7 @@ def test_an_older_store_is_migrated_by_one_of_many(old: sa.Engine, database_url:
     assert (version(old), more(old)) == (NEXT, ["yes"])
 
 
+@pytest.mark.slow
 def test_a_migration_that_is_killed_has_changed_nothing(old: sa.Engine, database_url: str, next_version: Path) -> None:
     process = start(database_url, next_version, "import time; time.sleep(600)")
     assert process.stdout is not None and process.stdout.readline() == "half\n"
@@ -168,6 +169,7 @@ WAITED_FOR = """
 """
 
 
+@pytest.mark.slow
 def test_a_migration_may_take_longer_than_any_other_answer(postgres_url: str, next_version: Path) -> None:
     """An index of a large table is one statement: each attempt was undone after the same time. Others wait for it."""
     open_database(postgres_url).dispose()

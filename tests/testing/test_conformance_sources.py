@@ -112,6 +112,7 @@ class TestParquetLists(SourceConformance):
         return made
 
 
+@pytest.mark.slow
 class TestPostgresRows(SourceConformance):
     """Each instance has its own snapshot, of tables that nobody changes."""
 
@@ -127,6 +128,7 @@ class TestPostgresRows(SourceConformance):
         return lambda: postgres.source(snapshotMode="initial_only")
 
 
+@pytest.mark.slow
 class TestPostgresChanges(SourceConformance):
     """A server's log grows by itself: here before each instance."""
 

@@ -48,6 +48,7 @@ def test_each_is_a_test(tmp_path: Path) -> None:
     assert not (tmp_path / ".conduit").exists()
 
 
+@pytest.mark.slow
 def test_a_file_with_mistakes_fails(tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text(PIPELINE.replace("json.decode", "json.decoed"))
     code, out = pytest_in(tmp_path)

@@ -268,6 +268,7 @@ def test_elsewhere_than_on_linux_nobody_forks(nursery: Nursery, monkeypatch: pyt
         nursery.spawn()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", sorted(protocol.MODULES))
 def test_what_a_role_imports_starts_no_thread(role: str) -> None:
     """A thread would not survive the fork, and what it held would be locked for ever. jemalloc's own, which Arrow
