@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import dagster as dg
@@ -33,14 +34,13 @@ def is_own(run: dg.DagsterRun, bound: BoundPipeline) -> bool:
 def origin_of(context: dg.AssetExecutionContext, bound: BoundPipeline, project: Project) -> RunOrigin:
     """Return why this run was started, and how its failure is handled.
 
-    Only the pipeline's own job is restarted: a user who materialises its assets waits for an end.
+    Only the pipeline's own job is restarted: a user who materialises its assets waits for an end. A restart that was
+    pending when that began comes all the same.
     """
-    run = context.run
-    policy, part_of = None, run.job_name
-    if is_own(run, bound):
-        policy, part_of = Policy.of(bound.config.recovery, project.settings.recovery), ""
+    run, policy = context.run, Policy.of(bound.config.recovery, project.settings.recovery)
     since_ns, automatic = created_ns(context.instance, run.run_id), automatic_start(run, bound.config.status)
-    return RunOrigin(policy, run.run_id, restart_of(run), since_ns=since_ns, automatic=automatic, part_of=part_of)
+    origin = RunOrigin(policy, run.run_id, restart_of(run), since_ns=since_ns, automatic=automatic)
+    return origin if is_own(run, bound) else replace(origin, recovery=None, pending=policy, part_of=run.job_name)
 
 
 def automatic_start(run: dg.DagsterRun, status: str) -> AutomaticStart | None:

@@ -190,9 +190,9 @@ class _Member:
         self._stop = StopFlag()
         self._bound, self._once = bound, once
         drain = once or bound.config.trigger.kind != "continuous"
-        # --once waits for the end, and a failure is final: no recovery
-        run = f"{ONCE if once else 'run-'}{secrets.token_hex(6)}"
-        origin = RunOrigin(None if once else _policy(project, bound), run)
+        # --once waits for the end, and a failure is final; a restart that was pending is left to who would make it
+        run, policy = f"{ONCE if once else 'run-'}{secrets.token_hex(6)}", _policy(project, bound)
+        origin = RunOrigin(None if once else policy, run, pending=policy)
         self._options = RunOptions.of(project, drain, origin, listener_of(project))
 
     def obey(self, stop: StopFlag) -> None:

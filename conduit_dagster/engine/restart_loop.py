@@ -130,7 +130,7 @@ class RestartLoop:
             # an operator's command may have the lease for a moment: the restart stays due
             is_held = pending is not None and _is_held(result)
             restart = pending if is_held else result.restart
-            if restart is None:
+            if restart is None or origin.recovery is None:
                 return result
             if not is_held:
                 self._announce(result, restart)

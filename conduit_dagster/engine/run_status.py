@@ -44,7 +44,7 @@ class RunOrigin:
     """Why a run was started, and how its failure is handled."""
 
     recovery: Policy | None = None
-    """None: a failure is final."""
+    """None: a failure is final, but see ``pending``."""
     run: str = ""
     """The run's id in the history."""
     restart: int | None = None
@@ -57,6 +57,8 @@ class RunOrigin:
     """None: a user launched it."""
     part_of: str = ""
     """Name of the Dagster job whose run this is a part of; empty if the run is the pipeline's own."""
+    pending: Policy | None = None
+    """Of a run without recovery: how its failure is handled where it takes the place of a pending restart."""
 
 
 WITHOUT_RECOVERY = RunOrigin()
@@ -82,7 +84,8 @@ class RunStatusWriter:
         """
         origin = self._origin
         past, since, automatic = origin.past, origin.since_ns, origin.automatic
-        start = RunStart(origin.run, file, digest, origin.restart, past, drains, since, automatic)
+        takes_over = origin.recovery is None and origin.pending is not None
+        start = RunStart(origin.run, file, digest, origin.restart, past, drains, since, automatic, takes_over)
         state = self._store.status.begin(start)
         if state is None:
             return False
@@ -143,7 +146,7 @@ class RunStatusWriter:
         origin = self._origin
         try:
             void = self._store.voiding(self._cut)
-            failed = self._store.status.failed(error_json(error), origin.recovery, origin.run, void)
+            failed = self._store.status.failed(error_json(error), self._policy, origin.run, void)
         except LeaseLost as lost:
             # any error here came after the takeover, or because of it
             return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
@@ -154,6 +157,12 @@ class RunStatusWriter:
             return unrecorded(self._id, error, origin.recovery, self._state.past, self.progress)
         restart = None if failed.wait is None else PendingRestart.of(failed.wait, failed.failure)
         return RunResult(self._id, failed.status, "", error, self.progress, restart)
+
+    @property
+    def _policy(self) -> Policy | None:
+        """How a failure is handled. Only a run that took the place of a pending restart began with a count of them."""
+        origin = self._origin
+        return origin.recovery or (origin.pending if self._state.past.attempt else None)
 
     @property
     def _cut(self) -> int | None:

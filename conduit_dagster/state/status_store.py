@@ -49,6 +49,8 @@ class RunStart:
     """When the run was launched, or began to take its lease: a stop that was requested later ends it. None: none."""
     automatic: AutomaticStart | None = None
     """None: a user launched it."""
+    takes_over: bool = False
+    """Whether it takes the place of a restart that is pending, with its count."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class StatusStore:
     def begin(self, start: RunStart) -> RecoveryState | None:
         """Begin the run; return None if it is a restart that is no longer wanted (CASES B10, B11).
 
-        A requested start resets the restart count; a restart continues it, and stays ``recovering`` until it has proved
-        to work.
+        A requested start resets the restart count; a restart, or a run that takes the place of a pending one, continues
+        it, and stays ``recovering`` until it has proved to work.
         """
 
         def work(connection: sa.Connection) -> RecoveryState | None:
@@ -91,8 +93,9 @@ class StatusStore:
         return self._transactions.run(work, **({"file": start.file} if start.file else {}))
 
     def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState | None:
-        fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
         before = recovery_state(connection, self._id)
+        past = before.past if start.takes_over and before.restart_at_ns else start.past
+        fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": past}
         if start.run and before.reported == start.run:
             return None  # it took too long to begin, and counts as failed: its restart takes its place
         after_launch = start.automatic is not None and start.automatic.asked_ns != before.asked_ns
@@ -107,7 +110,7 @@ class StatusStore:
         is_unasked = start.drains and before.run and before.asked != "start"
         stays_stopped = is_unasked and self._standing(connection)[1] == "user"
         write_recovery(connection, self._id, **fresh, cause=None)
-        status = PipelineStatus.RECOVERING if start.past.attempt else PipelineStatus.RUNNING
+        status = PipelineStatus.RECOVERING if past.attempt else PipelineStatus.RUNNING
         self._set(connection, status, "user" if stays_stopped else "")
         provision(connection, self._id, start.file, before.run == "")
         self._event(connection, "started", run=start.run)

@@ -45,12 +45,13 @@ def keeper(
     observe: Callable[[StepReport, RunProgress], None] = lambda step, progress: None,
     drain: bool = True,
     listen: Listen = ignore_run,
+    pending: Policy | None = None,
 ) -> Iterator[RestartLoop]:
     catalogue = lab.catalogue()
     bound = catalogue.get("p")
     assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
     project = catalogue.project
-    origin = RunOrigin(policy, "run-1")
+    origin = RunOrigin(policy, "run-1", pending=pending)
     options = RunOptions(project.staging_url, drain=drain, log=project.log_url, origin=origin, listen=listen)
     database = open_store(project.state_url, project.home)
     try:
