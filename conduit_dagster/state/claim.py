@@ -50,6 +50,8 @@ ACCEPTED: Final = "accepted-older"
 """Name, in the table of facts, of the highest generation that may be a lost store's: the time when an older store was
 last accepted.
 """
+_SET_BACK: Final = "set-back"
+"""Name, in the table of facts, of the pipeline whose run found the store set back, until the store is accepted."""
 _BACKUP = f"restore the store from a backup, {WITHOUT_OLD}, or correct CONDUIT_STATE_URL or state.url; {ACCEPT}"
 _IN_DAGSTER = " (for Dagster, once: conduit-dagster pipelines start PIPELINE --accept-new-state)"
 
@@ -82,6 +84,11 @@ class StoreClaim:
         path = storage.local_path(url)
         return path is not None and path.is_relative_to(self._home)
 
+    def mark_set_back(self, connection: sa.Connection, pipeline: str) -> None:
+        """Have this store refused, to all homes, until it is accepted: a run of the pipeline found it set back."""
+        self.require(connection)
+        put(connection, meta, [{"name": _SET_BACK, "value": pipeline}])
+
     def note(self, connection: sa.Connection) -> int:
         """Return the store's age within a transaction, for :meth:`remember` after its commit."""
         return int(connection.execute(_AGE).scalar_one())
@@ -111,12 +118,16 @@ def claim_of(engine: sa.Engine) -> StoreClaim | None:
 
 
 def is_kept(engine: sa.Engine) -> bool:
-    """Return whether a claimed store is still the one that was opened; True while it is unreachable."""
+    """Return whether a claimed store is still the one that was opened, and was not found set back since.
+
+    True while it is unreachable.
+    """
     claim = claim_of(engine)
     try:
         if claim is not None:
             with reading(engine) as connection:
                 claim.require(connection)
+                return _found_set_back(connection) is None
     except SQLAlchemyError as error:
         return loss_of(error) is None
     except FatalError:
@@ -183,19 +194,26 @@ def _stored(engine: sa.Engine, fresh: str, create: bool) -> str | None:
 
 def _check_age(engine: sa.Engine, home: Path, own: str, accept_new: bool) -> None:
     known = _known_age(home, own)
-    if not known:
-        return
     with reading(engine) as connection:
-        age = int(connection.execute(_AGE).scalar_one())
-    if age >= known:
+        age, found_by = int(connection.execute(_AGE).scalar_one()), _found_set_back(connection)
+    if age >= known and found_by is None:
         return
+    if not accept_new and found_by is not None:
+        raise _older(engine, f"was set back to an older state during a run of pipeline {found_by}")
     if not accept_new:
-        raise _older(engine, home, age, known)
+        counts = f"it counts {age} heartbeats, expected at least {known} ({home / _AGE_FILE})"
+        raise _older(engine, f"is older than its last run: {counts}")
     # before the home forgets: a kill between the two must not leave offsets under the generations of the lost store
     with engine.begin() as connection:
         highest = connection.execute(sa.select(sa.func.max(generations.c.generation))).scalar() or 0
         put(connection, meta, [{"name": ACCEPTED, "value": str(max(number_of_now(), highest))}])
+        connection.execute(sa.delete(meta).where(meta.c.name == _SET_BACK))
     (home / _AGE_FILE).unlink(missing_ok=True)
+
+
+def _found_set_back(connection: sa.Connection) -> str | None:
+    """Return the pipeline whose run found the store set back; None if none did since it was last accepted."""
+    return connection.execute(sa.select(meta.c.value).where(meta.c.name == _SET_BACK)).scalar_one_or_none()
 
 
 def number_of_now() -> int:
@@ -254,10 +272,9 @@ def _lost(url: str, home: Path, own: str) -> FatalError:
     )
 
 
-def _older(engine: sa.Engine, home: Path, age: int, known: int) -> FatalError:
+def _older(engine: sa.Engine, what: str) -> FatalError:
     return FatalError(
-        f"the state store is older than its last run: it counts {age} heartbeats, expected at least {known}"
-        f" ({home / _AGE_FILE}). What was done since would be done again",
+        f"the state store {what}. What was done since would be done again",
         code="state.older",
         place=place_of(engine),
         fix="put the newest file back, with its own -wal file if it has one; if this backup is the newest one: "

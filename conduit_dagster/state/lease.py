@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +46,7 @@ class Lease:
         self._claim = claim_of(engine)
         self._last_beat = 0
         """The last heartbeat known to be committed: the store must never fall back behind it."""
+        self._is_set_back = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"lease-{pipeline}", daemon=True)
         self._thread.start()
@@ -98,9 +100,7 @@ class Lease:
             self._claim.require(connection)
         mine = sa.select(pipelines.c.epoch).where(pipelines.c.pipeline == self.pipeline)
         epoch = connection.execute(mine).scalar_one_or_none()
-        if epoch is None:
-            return replaced(place_of(self._engine), "was emptied")
-        if epoch < self.epoch:
+        if epoch is None or epoch < self.epoch:
             return self._back()
         return LeaseLost(
             f"another process has taken over pipeline {self.pipeline}",
@@ -110,7 +110,15 @@ class Lease:
         )
 
     def _back(self) -> FatalError:
+        self._is_set_back = True
         return replaced(place_of(self._engine), "was set back to an older state")
+
+    def tell_set_back(self) -> None:
+        """Have a store that was found set back refused from now on: its age alone may not tell, or not any more."""
+        if self._is_set_back and self._claim is not None:
+            with suppress(SQLAlchemyError, ConduitError), self._engine.begin() as connection:
+                self._claim.mark_set_back(connection, self.pipeline)
+                self._is_set_back = False
 
     def abandon(self, last: Callable[[sa.Connection], None]) -> None:
         """Give the pipeline up in one transaction, although a thread of this process may still be working on it.
@@ -127,6 +135,7 @@ class Lease:
         """Stop the heartbeat and free the pipeline for the next run immediately."""
         self._ended.set()
         self._thread.join()
+        self.tell_set_back()
         try:
             with self._engine.begin() as connection:
                 beat = self._heartbeat(connection, owner="")
@@ -316,7 +325,10 @@ class Transactions:
         """
         once = _Once(self._lease, work, values)
         with self._turn:
-            return self._patiently(lambda: once.attempt(self._engine))
+            try:
+                return self._patiently(lambda: once.attempt(self._engine))
+            finally:
+                self._lease.tell_set_back()
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
         """Return the result of ``work``, run on a consistent snapshot. Does not check the lease."""

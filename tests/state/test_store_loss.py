@@ -317,6 +317,30 @@ def test_a_store_that_lost_the_last_transaction_ends_the_run(database_url: str, 
     engine.dispose()
 
 
+@pytest.mark.parametrize("home", ["home", "another"])
+def test_a_store_that_a_run_found_set_back_is_refused_until_it_is_accepted(
+    database_url: str, tmp_path: Path, home: str
+) -> None:
+    """The home hears of the store's age every few seconds only, and other pipelines go on counting."""
+    engine = open_store(database_url, tmp_path / "home")
+    lease = acquire(engine, "p", 10.0)
+    transactions = Transactions(engine, lease)
+    transactions.run(lambda _: None)
+    with engine.begin() as connection:
+        connection.execute(sa.update(tables.pipelines).values(heartbeat=tables.pipelines.c.heartbeat - 1))
+    assert refused(lambda: transactions.run(lambda _: None)).code == "state.replaced"
+    lease.release()
+    assert not is_kept(engine), "a daemon that has it open finds out as well"
+    engine.dispose()
+    for _ in range(3):
+        error = refused(lambda: open_store(database_url, tmp_path / home))
+        assert error.code == "state.older"
+        assert "during a run of pipeline p" in error.message
+    open_store(database_url, tmp_path / home, accept_new=True).dispose()
+    for name in ("home", "another"):
+        used(database_url, tmp_path / name)
+
+
 # -- rights ---------------------------------------------------------------------------------------------------------
 
 
