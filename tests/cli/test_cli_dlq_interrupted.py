@@ -6,13 +6,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from lab.dlq_lab import build, delivered, done, failure, letters, mended, positions
+from lab.dlq_lab import BAD, build, delivered, done, failure, letters, mended, positions
 from lab.kills import at, crashing
 from lab.operating import error, result
 from lab.scripted import Script, scripted
 from lab.support import Lab
 
 from conduit_dagster.engine.operate.letters import parse_id
+from conduit_dagster.state.lease import LeaseLost
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 
@@ -53,6 +54,19 @@ def test_what_is_running_is_left_alone(run, lab: Lab, verb: str) -> None:
         assert len(letters(run)) == 3 and done(run, "replay", "p")["replayed"] == 3
     assert lab.run().error is None
     assert letters(run) == [] and delivered(lab) == Counter(range(21))
+
+
+@pytest.mark.parametrize("point", ["after-replay", "after-prepare"])
+def test_a_replay_that_was_frozen_until_a_run_had_ended_it_says_so(lab: Lab, point: str) -> None:
+    """What it meets then, such as rows or staged files that are gone, is no error of its own."""
+    build(lab)
+    assert lab.run().error is None
+    mended(lab)
+    with pytest.raises(LeaseLost), at(point, lambda: lab.run(lease_seconds=0.3)):
+        lab.replay()
+    assert lab.run().error is None
+    open_ = set(BAD) if point == "after-replay" else set[int]()
+    assert delivered(lab) == Counter(set(range(20)) - open_)
 
 
 @pytest.mark.parametrize("point", ["mid-replay", "after-replay"])

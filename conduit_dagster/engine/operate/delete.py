@@ -18,7 +18,7 @@ from conduit_dagster.engine.log_source import JoinSource
 from conduit_dagster.engine.operate.folder_listing import FolderListing
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import never_ran, refused
-from conduit_dagster.engine.operate.pipeline_lock import take_lease
+from conduit_dagster.engine.operate.pipeline_lock import owner_first, take_lease
 from conduit_dagster.engine.operate.source_positions import logs_of
 from conduit_dagster.engine.operate.subject import Subject
 from conduit_dagster.engine.registering import attach_kept, attach_logs, reads_same, unit_of
@@ -141,7 +141,8 @@ def _locked(subject: Subject) -> Generator[_Held]:
             attach_kept(compiled, store)
             attach_logs(compiled, store, options.log_url)
         logs = {log.source: log.state() for log in logs_of(database, subject.id, options.log_url)}
-        yield _Held(subject, compiled, database, store, store.load(), logs)
+        with owner_first(store):
+            yield _Held(subject, compiled, database, store, store.load(), logs)
     finally:
         if compiled is not None:
             close_sources(compiled)

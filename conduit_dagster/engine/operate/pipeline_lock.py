@@ -24,14 +24,14 @@ from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.step_context import SourceAcks
-from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.connect import end_jobs_of, owner_tag, whereabouts
 from conduit_dagster.spark.sql.query import open_with
 from conduit_dagster.state.connector_registrations import Generations, unmarked
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.delivery_store import EVERYTHING, set_offsets
-from conduit_dagster.state.lease import Lease, LeaseHeldByCommand, acquire
+from conduit_dagster.state.lease import Lease, LeaseHeldByCommand, LeaseLost, acquire
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.store import PipelineStore
@@ -117,7 +117,8 @@ def owned(
             closing.callback(close_connectors, bound.compiled)
             attach_kept(bound.compiled, store)
             jobs = Jobs(lambda: _alone(spark(), store), bound.id, store.epoch)
-            yield PipelineLock(store, options, by, bound, jobs, closing)
+            with owner_first(store):
+                yield PipelineLock(store, options, by, bound, jobs, closing)
     finally:
         lease.release()
 
@@ -129,9 +130,31 @@ def owned_store(pipeline: str, database: sa.Engine, options: RunOptions, by: str
         raise never_ran(pipeline)
     lease = take_lease(pipeline, database, options)
     try:
-        yield StoreLock(PipelineStore(database, lease, options.patience), options, by)
+        store = PipelineStore(database, lease, options.patience)
+        with owner_first(store):
+            yield StoreLock(store, options, by)
     finally:
         lease.release()
+
+
+@contextmanager
+def owner_first(store: PipelineStore) -> Generator[None]:
+    """Raise ``LeaseLost`` in place of the error of a command that was frozen: it met the work of the next owner.
+
+    Likewise the ``FatalError`` of a store that was lost meanwhile.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ConduitError) and error.code.startswith(("lease.", "state.")):
+            raise
+        try:
+            store.transactions.run(lambda connection: None)
+        except (LeaseLost, FatalError):
+            raise
+        except (ConduitError, SQLAlchemyError):
+            pass  # the store does not answer
+        raise
 
 
 def _alone(spark: SparkSession, store: PipelineStore) -> SparkSession:
