@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -36,6 +38,8 @@ _RIGHTS = (
     " CONDUIT_STATE_URL or state.url"
 )
 _REACH = "check that the store runs and can be reached and written, and CONDUIT_STATE_URL or state.url in conduit.yaml"
+_LOCKED = frozenset({5, 6})  # SQLITE_BUSY and LOCKED
+_UNLOCK = "end what keeps it locked, such as an SQL shell or a backup: fuser %s lists the processes that have it open"
 _PASS_ON = (
     "name the server itself in CONDUIT_STATE_URL or state.url, or let PgBouncer take the parameter:"
     " ignore_startup_parameters = options"
@@ -83,11 +87,12 @@ def loss_of(error: BaseException) -> Literal["damaged", "tables"] | None:
 
 
 def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> ConduitError:
-    """Return the error for the user. ``doing``: what failed; ``engine``: the store, if known.
+    """Return the error for the user. ``doing``: what failed; ``engine``: the store, by default that of the error.
 
     Fatal for a lost store (``state.damaged``, ``state.replaced``) and for a statement that it refuses, which it would
     refuse again (``state.unusable``); otherwise ``state.unreachable``.
     """
+    engine = engine or _engines.get(error)
     loss, place = loss_of(error), None if engine is None else place_of(engine)
     if loss == "damaged":
         return _damaged(place, error)
@@ -102,8 +107,23 @@ def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> C
         f"{doing}: {cause_of(error)}" + (f" ({trouble.what})" if trouble else ""),
         code="state.unreachable",
         place=place,
-        fix=f"{trouble.fix if trouble else _REACH}; nothing was lost, run again",
+        fix=f"{trouble.fix if trouble else _unlock(engine, error) or _REACH}; nothing was lost, run again",
     )
+
+
+def _unlock(engine: sa.Engine | None, error: BaseException) -> str | None:
+    file = None if engine is None else sqlite_file(engine.url)
+    code = getattr(getattr(error, "orig", None), "sqlite_errorcode", 0)
+    return None if file is None or code & 0xFF not in _LOCKED else _UNLOCK % shlex.quote(str(file))
+
+
+_engines: WeakKeyDictionary[BaseException, sa.Engine] = WeakKeyDictionary()
+"""The store of each database error: what reports one does not always have the engine."""
+
+
+def _note_engine(context: sa.ExceptionContext) -> None:
+    if context.sqlalchemy_exception is not None and context.engine is not None:
+        _engines[context.sqlalchemy_exception] = context.engine
 
 
 def _migrated(engine: sa.Engine) -> FatalError | None:
@@ -206,6 +226,7 @@ def make_engine(url: str) -> sa.Engine:
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         engine = sa.create_engine(parsed)
+        event.listen(engine, "handle_error", _note_engine)
         configure_sqlite(engine)
         return engine
     ours = {name: value for name, value in _CONNECT.items() if name not in parsed.query}
@@ -218,6 +239,7 @@ def make_engine(url: str) -> sa.Engine:
         what = "a state store in PostgreSQL"
         raise not_installed(what, "postgres", error, code="state.not_installed", place=_SETTING) from None
     event.listen(engine, "do_connect", _connect_timed)
+    event.listen(engine, "handle_error", _note_engine)
     return engine
 
 

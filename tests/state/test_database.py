@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -13,12 +15,14 @@ from lab.small_disk import fill, mounted
 from lab.waiting import at_once
 from sqlalchemy.exc import OperationalError
 
+from conduit_dagster.cli.verb import unforeseen
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.state import tables
+from conduit_dagster.state import sqlite_store, tables
 from conduit_dagster.state.claim import claim_store, open_store
 from conduit_dagster.state.database import make_engine, open_database, reading, unreachable
 from conduit_dagster.state.history import events, record_event
 from conduit_dagster.state.lease import Transactions, acquire
+from conduit_dagster.state.recovery_state import record_request
 from conduit_dagster.state.row_statements import insert_if_absent
 
 # waits for its input to close, so that all of them open the store at the same moment
@@ -373,3 +377,19 @@ def test_a_disk_that_is_full_or_read_only_is_named(tmp_path: Path) -> None:
             open_database(url)
     found = [(one.value.code, (one.value.fix or "").partition(" ")[0]) for one in (full, unwritable)]
     assert found == [("state.unreachable", "free"), ("state.unreachable", "mount")]
+
+
+def test_a_request_to_a_store_that_another_process_keeps_locked_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a request is no transaction of a lease, whose errors have the store's place: a command tells it."""
+    monkeypatch.setattr(sqlite_store, "_BUSY_MS", 1)
+    engine = open_database(f"sqlite:///{tmp_path}/state.db")
+    with closing(sqlite3.connect(tmp_path / "state.db")) as shell:
+        shell.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(OperationalError) as caught:
+            record_request(engine, "p", "stop", "me")
+    engine.dispose()
+    error = unforeseen(caught.value)
+    assert (error.code, error.place) == ("state.unreachable", f"sqlite:///{tmp_path}/state.db")
+    assert f"fuser {tmp_path}/state.db" in str(error.fix)
