@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from lab.chain_lab import downstream, readers, runs, upstream
-from lab.operating import error, result
+from lab.operating import error, events, result
 from lab.support import Lab
 
-from conduit_dagster.state.lease import acquire
+from conduit_dagster.engine.operate import consumer_lag
+from conduit_dagster.state.lease import Lease, acquire
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 
@@ -58,6 +61,22 @@ def test_one_whose_pipeline_is_gone_is_dropped_too(run, chain: Lab) -> None:
     assert "p:in" in run("offsets", "list", "a").out
     assert run("offsets", "drop", "a", "p:in").code == 0
     assert readers(chain) == {}
+
+
+@pytest.mark.parametrize("words", [("pipelines", "delete", "p", "--force"), ("offsets", "drop", "a", "p:in")])
+def test_one_that_another_command_drops_or_deletes_meanwhile_is_unknown(
+    run, chain: Lab, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """As where this command is frozen before it has the lease."""
+
+    def later(*args: Any, **more: Any) -> Lease:
+        monkeypatch.setattr(consumer_lag, "acquire", acquire)
+        assert run(*words).code == 0
+        return acquire(*args, **more)
+
+    monkeypatch.setattr(consumer_lag, "acquire", later)
+    assert error(run("offsets", "drop", "a", "p:in", "--json"))["code"] == "usage.unknown_reader"
+    assert len(events(chain, "reader_dropped")) == ("drop" in words)
 
 
 def test_unknown_readers_and_running_ones(run, chain: Lab) -> None:

@@ -192,8 +192,7 @@ def drop_reader(
     Raises ``FatalError`` (``usage.*``), ``TransientError`` (``lease.held`` if the reader's pipeline runs).
     """
     if not (known := {reader.name: reader for reader in readers(database, pipeline)}):
-        message = f"no other pipeline reads a log of {pipeline}"
-        raise refused("usage.unknown_reader", message, f"conduit-dagster offsets list {pipeline} shows who reads it")
+        raise _unknown(pipeline, f"no other pipeline reads a log of {pipeline}")
     reader = known[chosen("reader", name, known, pipeline)]
     if not dry_run:
         reader = _dropped(database, reader, by, lease_seconds)
@@ -203,12 +202,18 @@ def drop_reader(
     return {**facts, "unread": max(0, end - reader.offset)}
 
 
+def _unknown(pipeline: str, message: str) -> ConduitError:
+    return refused("usage.unknown_reader", message, f"conduit-dagster offsets list {pipeline} shows who reads it")
+
+
 def _dropped(database: sa.Engine, reader: ReadingSource, by: str, lease_seconds: float) -> ReadingSource:
     lease = _lease(database, reader, lease_seconds)
 
     def work(connection: sa.Connection) -> ReadingSource:
         # its offset now that no other process can move it
-        now = next((one for one in readers_of(connection, *reader.of) if one.name == reader.name), reader)
+        now = next((one for one in readers_of(connection, *reader.of) if one.name == reader.name), None)
+        if now is None:
+            raise _unknown(reader.of[0], f"{reader.name} was dropped or deleted meanwhile")
         drop(connection, now, by)
         return now
 
