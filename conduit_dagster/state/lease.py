@@ -135,14 +135,15 @@ class Lease:
         """Stop the heartbeat and free the pipeline for the next run immediately."""
         self._ended.set()
         self._thread.join()
-        self.tell_set_back()
         try:
             with self._engine.begin() as connection:
                 beat = self._heartbeat(connection, owner="")
+                self._is_set_back |= beat is not None and beat <= self._last_beat
                 age = 0 if self._claim is None else self._claim.note(connection)
         except (SQLAlchemyError, ConduitError):
             return  # the next owner waits until the lease times out
         self._remember(beat, age)
+        self.tell_set_back()
 
 
 @cache
