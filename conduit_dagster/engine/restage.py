@@ -45,6 +45,8 @@ class Restaged:
         except FatalError as error:
             if error.code == MISCOUNTED:
                 raise differs(plan, missing[0]) from error
+            if error.code in _LOG_LOST:
+                raise _log_lost(plan, missing[0], error) from error
             raise
         return [self._same(plan, old, staged) for old in missing]
 
@@ -145,8 +147,26 @@ def _lost(plan: Plan, error: FatalError) -> FatalError:
         node=error.node,
         place=error.place,
         fix="put back what the step read, a file or a copy of it named with .1 at its end, and run again; "
-        "on-gone: skip leaves out no prepared step",
+        f"on-gone: skip leaves out no prepared step. Where it is gone for good, {_given_up('the destination')}",
     )
+
+
+_LOG_LOST = ("log.missing", "log.corrupt")
+
+
+def _log_lost(plan: Plan, old: StagedDelivery, error: FatalError) -> FatalError:
+    """Return the error with a fix that can be followed: a pipeline with a prepared step can't be rewound."""
+    return FatalError(
+        f"step {plan.step} was prepared, its staging is gone, and so is what it read: {error.message}",
+        code=error.code,
+        node=error.node,
+        place=error.place,
+        fix=f"put the file back from a copy; without one, {_given_up(f'the destination {old.consumer}')}",
+    )
+
+
+def _given_up(destination: str) -> str:
+    return f"give {destination} another id, and it does without the step's records: see docs/recovery.md"
 
 
 def differs(plan: Plan, old: StagedDelivery) -> FatalError:
@@ -157,7 +177,7 @@ def differs(plan: Plan, old: StagedDelivery) -> FatalError:
         code="delivery.rebuild_differs",
         place=old.staging,
         fix="put the pipeline file, the plugins, the source and the version back as they were, run, then change them; "
-        "or give the destination another id, and it does without the step's records: see docs/recovery.md",
+        f"or {_given_up('the destination')}",
     )
 
 

@@ -111,6 +111,21 @@ def test_a_log_whose_folder_was_deleted_is_named(lab: Lab, crashes: Crashes) -> 
     assert lab.documents("out.jsonl") == ROWS
 
 
+def test_a_log_that_is_gone_under_a_prepared_step_is_given_up_as_the_fix_says(lab: Lab, crashes: Crashes) -> None:
+    """The fix was a rewind, which a prepared step refuses, with the fix to run it first."""
+    build(lab, log="records", **{"batch-size": 150})
+    crashes(lab, "after-prepare")
+    shutil.rmtree(lab.root / ".conduit" / "staging" / "p")
+    shutil.rmtree(lab.root / ".conduit" / "log" / "p")
+    result = lab.run()
+    failed(result, "log.missing", fatal=True)
+    assert result.error is not None and "give the destination out another id" in (result.error.fix or "")
+    another = destination("out2", "./out.jsonl")
+    lab.pipeline(connectors=[source(), another], processors=[DECODE], delivery={"log": "records"})
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS[150:]
+
+
 def test_a_lost_file_of_what_is_delivered_stops_no_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ended each run whose log rolled, and its fix would have delivered again what was delivered."""
     build(lab, log="records", **{"batch-size": 50, "log-segment-size": 1})

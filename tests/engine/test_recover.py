@@ -248,6 +248,30 @@ def test_a_lost_destination_file_is_adopted_where_the_settings_say_so(lab: Lab, 
     assert lab.documents("out.jsonl") == ROWS
 
 
+@pytest.mark.parametrize("point", ["after-prepare", "after-done"])
+def test_a_destination_file_from_a_backup_goes_on_as_the_fix_says(
+    lab: Lab, crash: Callable[[str], None], point: str
+) -> None:
+    """``exactly-once`` refuses ``if-changed: adopt``, so that the fix led nowhere: it takes one run of another."""
+    once = {"delivery": {"strategy": "exactly-once", "batch-size": 3}}
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE], **once)
+    crash(point)
+    copy = lab.root / "copy"
+    copy.write_bytes((lab.root / "out.jsonl").read_bytes())
+    copy.replace(lab.root / "out.jsonl")
+    refused = lab.run()
+    assert code_of(refused) == "file.changed"
+    assert refused.error is not None and "delivery.strategy: at-least-once for that run" in (refused.error.fix or "")
+    adopting = destination()
+    adopting["settings"]["if-changed"] = "adopt"
+    lab.pipeline(connectors=[source(), adopting], processors=[DECODE])
+    assert lab.run().error is None
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE], **once)
+    lab.write("in.jsonl", [{"i": 6}], mode="a")
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 6}]
+
+
 def test_nothing_is_left_in_staging(lab: Lab, crash: Callable[[str], None]) -> None:
     """After a successful run, whatever earlier runs left there."""
     build(lab)

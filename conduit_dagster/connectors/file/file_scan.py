@@ -310,7 +310,8 @@ class FileScan:
             f"bytes {begin} to {file.size} of {file.name} are gone: deleted, cut off or replaced unread",
             code="file.range_gone",
             place=self._path,
-            fix=f"put the file back, or a copy of it named {file.name}.1; or set on-gone: skip to lose them",
+            fix=f"move the file back; or put a copy of it there, named {file.name}.1 (as {file.name} it would be "
+            "another file, which is read from its beginning); or set on-gone: skip to lose them",
         )
 
     def _missing(self) -> TransientError:

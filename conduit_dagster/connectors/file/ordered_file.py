@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import msgspec
 
@@ -159,6 +159,9 @@ _IDENTITY = ("inode", "birth", "marked")
 """Fields that identify a target's file. ``marked`` (only without a birth time): an offset, and the mark up to it."""
 
 
+_FOR_ONE_RUN: Final = ", with delivery.strategy: at-least-once for that run: exactly-once refuses it"
+
+
 class OrderedFile(PathLayout):
     """Ordered file: each delivery follows the last one, and a repeat rewrites the same bytes in the same place.
 
@@ -234,7 +237,8 @@ class OrderedFile(PathLayout):
             f"{self._path} {what} since this pipeline last wrote to it",
             code="file.changed",
             place=f"{self._path}, after byte {after}",
-            fix="put the file back as it was, or set if-changed: adopt to go on after what is there",
+            fix="move the file back as it was (a copy is another file), or set if-changed: adopt to go on after what "
+            f"is there{_FOR_ONE_RUN if self._context.strategy == 'exactly-once' else ''}",
         )
 
     def holds(self, delivery: Delivery) -> bool:

@@ -215,7 +215,7 @@ class FileSource(Source):
                 f"{file.name}, up to byte {file.offset}, is gone or was changed while it was to be read",
                 code="file.range_gone",
                 place=self._path,
-                fix=f"put the file back, or a copy of it named {file.name}.1; or set on-gone: skip to lose it",
+                fix=f"move the file back; or put a copy of it there, named {file.name}.1; or on-gone: skip loses it",
             )
         return opened
 

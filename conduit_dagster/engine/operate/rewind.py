@@ -171,7 +171,8 @@ def require_no_step(lock: PipelineLock, state: PipelineState) -> None:
             "positions.step_open",
             f"step {found[0].plan.step} of pipeline {lock.id} is prepared and not done: it is never planned anew",
             "run it once first: conduit-dagster run --once; conduit-dagster offsets list"
-            f" {shlex.quote(lock.id)} shows what keeps failing, and offsets mark skips it",
+            f" {shlex.quote(lock.id)} shows what keeps failing, and offsets mark skips it; where that can't be, "
+            "another id for its destination gives the step up: see docs/recovery.md",
         )
 
 
