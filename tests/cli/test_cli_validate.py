@@ -148,6 +148,16 @@ def test_lint_fails_on_advice_when_it_is_strict(run, project: Path, pipeline) ->
     assert run("lint", "a.yaml", "--strict").code == 2
 
 
+@pytest.mark.parametrize("plugin", ["file", "kafka"])
+def test_a_misspelled_setting_of_conduits_sdk_is_told(run: Any, project: Path, plugin: str) -> None:
+    """It was passed over in silence, and the records were written in another format."""
+    lab = Lab(project)
+    settings = {"file": {"path": "./out.jsonl"}, "kafka": {"servers": "b:9092", "topic": "t"}}[plugin]
+    lab.pipeline(connectors=[source(), destination(plugin=plugin, settings={**settings, "sdk.record.formt": "x"})])
+    [finding] = run("validate", "pipelines/p.yaml", "--json").envelope["result"]["findings"]
+    assert (finding["code"], finding["fix"]) == ("setting.unknown", "did you mean sdk.record.format?")
+
+
 def test_settings_of_conduits_sdk_that_do_nothing_are_told(run: Any, project: Path) -> None:
     """Each by its name, with the reason; not those that are off in Conduit as well."""
     lab = Lab(project)

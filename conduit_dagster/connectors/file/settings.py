@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -65,8 +65,6 @@ class FileSourceSettings(ConnectorSettings):
 
 class FileDestinationSettings(ConnectorSettings):
     """Writes lines into one ordered file, or into a folder of parts."""
-
-    open_keys: ClassVar[tuple[str, ...]] = ("sdk.*",)
 
     path: str
     """The file to write. With a trailing slash, or if it is a folder, every step becomes a folder of parts."""

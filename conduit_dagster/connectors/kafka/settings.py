@@ -195,8 +195,6 @@ class _Pattern(ConnectorSettings):
 class KafkaDestinationSettings(KafkaSettings):
     """Writes records as messages."""
 
-    open_keys: ClassVar[tuple[str, ...]] = ("sdk.*",)
-
     topic: Annotated[str, AfterValidator(_template)] = '{{ index .Metadata "opencdc.collection" }}'
     """The topic, or a Go template that returns its name for each record."""
     format: str = Field("opencdc/json", alias="sdk.record.format")
