@@ -219,6 +219,7 @@ def test_a_damaged_archive_is_named_and_nothing_is_lost(run, lab: Lab) -> None:
     part.write_bytes(whole[:100] + b"x" + whole[101:])
     found = failure(run, "replay", "p")
     assert found["code"] == "dead_letters.damaged" and part.name in found["place"]
+    assert f"conduit-dagster dlq discard p --part {part.name} --note" in found["fix"], "it said NAME"
     part.unlink()
     assert failure(run, "replay", "p")["code"] == "dead_letters.damaged"
     assert failure(run, "show", "p/1.0")["code"] == "dead_letters.damaged"

@@ -305,7 +305,8 @@ def damaged(url: str, what: str) -> FatalError:
         f"a file of the archive of dead letters {what}",
         code="dead_letters.damaged",
         place=url,
-        fix="put it back as it was, or give its letters up: dlq discard PIPELINE --part NAME --note WHY",
+        fix="put it back as it was, or give its letters up: "
+        f"conduit-dagster dlq discard PIPELINE --part {url.rpartition('/')[2]} --note WHY",
     )
 
 
