@@ -13,6 +13,11 @@ _PATTERN: Final = frozenset("*?[")
 _MISSING: Final = "there is no such file or folder"
 _OBJECT_STORES: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
 _TAKEN: Final = ("PreconditionFailed", "412")
+_NO_REASON: Final = "400"
+"""What S3's client takes for the code of an answer without a body, as to HEAD: also where credentials have expired."""
+_UNSAID: Final = (
+    "the store gives no reason in this answer; often the credentials have expired, or the bucket is in another region"
+)
 _LOGIN: Final = ("Credential", "Token", "Unauthorized", "Forbidden")
 _AWAY: Final = ("Connect", "Timeout", "HTTPClientError")
 
@@ -43,12 +48,22 @@ def store_error(error: Exception, url: str) -> StoreError:
         return (NoSuchBucketError if "bucket" in said else NoSuchFileError)(errno.ENOENT, said, shown)
     if isinstance(error, FileExistsError):
         return FileThereError(errno.EEXIST, text, shown)
+    if _answered(error) == _NO_REASON:
+        text = f"{text}: {_UNSAID}"
     return StoreError(_number(error), text or type(error).__name__, shown)
 
 
+def _answered(error: Exception) -> str:
+    """Return the code of S3's answer that its client made an error of; empty if there was none."""
+    answer = getattr(error.__cause__, "response", None)
+    return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else ""
+
+
 def _number(error: Exception) -> int:
-    names = [kind.__name__ for kind in type(error).__mro__]
-    if isinstance(error, PermissionError) or any(word in names[0] for word in _LOGIN):
+    names, code = [kind.__name__ for kind in type(error).__mro__], _answered(error)
+    if isinstance(error, PermissionError) or any(word in name for name in (names[0], code) for word in _LOGIN):
+        return errno.EACCES
+    if code == _NO_REASON:
         return errno.EACCES
     if isinstance(error, OSError) and error.errno:
         return error.errno
@@ -143,9 +158,7 @@ def remove_stored(fs: Any, name: str) -> None:
 
 def _refused_name(error: Exception) -> FileExistsError | None:
     """Return the error of a new file whose name is taken; s3fs knows it only where S3's answer repeats the header."""
-    answer = getattr(error.__cause__, "response", None)
-    is_taken = isinstance(answer, dict) and answer.get("Error", {}).get("Code") in _TAKEN
-    return FileExistsError(str(error)) if is_taken else None
+    return FileExistsError(str(error)) if _answered(error) in _TAKEN else None
 
 
 class _StoredFile(io.RawIOBase):

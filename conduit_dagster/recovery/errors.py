@@ -105,6 +105,7 @@ def coded(
     return kind(message, code=code, place=place, fix=fix, node=node)
 
 
+_UNKNOWN = "file.error"
 _OS_ERRORS = {
     errno.ENOSPC: ("file.disk_full", "no space is left", "free some space and run again; nothing was lost"),
     errno.EDQUOT: (
@@ -157,16 +158,25 @@ _OS_ERRORS = {
         ),
     ),
 }
-_STORE_LOGIN = "check the credentials in the environment, such as AWS_SECRET_ACCESS_KEY, and what they may do"
+_STORE_LOGIN = (
+    "check the credentials in the environment, such as AWS_SECRET_ACCESS_KEY, what they may do, and the machine's clock"
+)
+_STORE_ANSWER = (
+    "nothing if it passes by itself, as too many requests do: the run starts again; else correct what the store names, "
+    "such as the region (AWS_DEFAULT_REGION)"
+)
 
 
 def from_os_error(error: OSError, doing: str) -> TransientError:
     """Convert an ``OSError`` to an error that names the attempted action, the place and the fix."""
-    code, why, fix = _OS_ERRORS.get(error.errno or 0, ("file.error", error.strerror or str(error), None))
+    code, why, fix = _OS_ERRORS.get(error.errno or 0, (_UNKNOWN, error.strerror or str(error), None))
     place = str(error.filename) if error.filename else None
     if isinstance(error, StoreError):
         why = error.strerror or why
-        fix = _STORE_LOGIN if error.errno == errno.EACCES else fix
+        if error.errno == errno.EACCES:
+            fix = _STORE_LOGIN
+        elif error.errno == errno.EIO or fix is None:  # a store has no disk of ours
+            code, fix = _UNKNOWN, _STORE_ANSWER
     return TransientError(f"{doing}: {why}", code=code, place=place, fix=fix)
 
 

@@ -36,7 +36,7 @@ _DEEPEST: Final = 2
 """Levels of folders, such as those of a partitioned dataset, in which Parquet files are looked for."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|Os \{ code: (\d+)")
 _REQUEST: Final = "Error performing "
-_REFUSED: Final = ("privileges", "403 Forbidden", "Unauthenticated", "<Code>ExpiredToken")
+_REFUSED: Final = ("privileges", "403 Forbidden", "Unauthenticated", "<Code>ExpiredToken", "<Code>InvalidToken")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _MARKS = re.compile(r"\x1b\[[0-9;]*m|\u21b3")
 """Colours and arrows of the library's messages."""
