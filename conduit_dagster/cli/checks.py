@@ -61,7 +61,7 @@ def all_checks(deep: bool, paths: Sequence[str] = ()) -> Iterator[Check]:
     project = Project.find(Path.cwd())
     checks: list[Callable[[Project], Check]] = [_python, _packages, _extras, _settings, _java]
     checks += [_spark] if deep else []
-    checks += [_state, _staging, _disk, _pipelines, _failures, _clock, _launches]
+    checks += [_state, _staging, _log, _disk, _pipelines, _failures, _clock, _launches]
     checks += [partial(_files, paths)] if paths else []
     checks += [partial(_sources, paths), partial(_destinations, paths)] if deep or paths else []
     lost = ""
@@ -190,21 +190,29 @@ def _staging(project: Project) -> Check:
     from conduit_dagster.state.claim import require_known_place
 
     require_known_place(project)
-    folder = local_path(project.staging_url)
-    if folder is None:
-        return _stored("staging", project.staging_url)
-    return _creatable("staging", folder, str(folder))
+    return _kept("staging", project.staging_url)
+
+
+def _log(project: Project) -> Check:
+    return _kept("log", project.log_url)
+
+
+def _kept(name: str, url: str) -> Check:
+    folder = local_path(url)
+    return _stored(name, url) if folder is None else _creatable(name, folder, str(folder))
 
 
 def _stored(name: str, url: str) -> Check:
     """Check whether a file can be created and removed at a URL."""
     file = storage.join(url, f"~doctor-{secrets.token_hex(8)}")
+    doing = f"{url} can't be written"
     try:
         storage.make_folder(url)
         storage.put_new(file, b"doctor")
+        doing = f"what is written to {url} can't be removed"
         storage.remove(file)
     except OSError as error:
-        known = from_os_error(error, f"{url} can't be written")
+        known = from_os_error(error, doing)
         return Check(name, "fail", known.message, known.fix)
     return Check(name, "ok", url)
 

@@ -22,6 +22,7 @@ from conduit_dagster.commit_log.segment_files import LogDamagedError, PartFile, 
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written, shown
 from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk.staging import discard_file
 from conduit_dagster.state.catch_ups import held_from
 from conduit_dagster.state.delivery_store import EVERYTHING, ByConsumer, offsets_of
 from conduit_dagster.state.log_store import LogPart, LogStore
@@ -220,7 +221,7 @@ class Compactor:
                 if shown(name) in named:
                     self._folder.publish_name(segment, shown(name))
                 else:
-                    storage.remove(storage.join(self._folder.segment(segment), name))
+                    discard_file(storage.join(self._folder.segment(segment), name))
         return closed, offsets
 
     def _closed(self, connection: sa.Connection) -> tuple[list[list[LogPart]], ByConsumer]:
@@ -270,7 +271,7 @@ class Compactor:
         reached("after-compact-swap", self._folder.pipeline)
         self._folder.publish_name(new.segment, new.name)
         for part in old:
-            storage.remove(storage.join(self._folder.segment(part.segment), part.name))
+            discard_file(storage.join(self._folder.segment(part.segment), part.name))
             reached("mid-compact-remove", self._folder.pipeline)
         return then
 

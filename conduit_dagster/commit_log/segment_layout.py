@@ -10,8 +10,8 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.record import Mode
+from conduit_dagster.sdk.staging import discard_file
 from conduit_dagster.state.log_store import LogPart
-from conduit_dagster.storage import remove
 
 
 class Last(msgspec.Struct, frozen=True):
@@ -101,10 +101,14 @@ class LogFolder:
         length = storage.size(old)
         if length is None:
             return
-        if storage.size(new) == length:  # a copy whose original was not removed
-            remove(old)
-        else:
-            storage.rename(old, new)
+        if storage.size(new) != length:
+            try:
+                storage.rename(old, new)
+                return
+            except OSError:
+                if storage.size(new) != length:
+                    raise
+        discard_file(old)  # a copy's original: a store copies, and may have been killed or refused to remove it
 
     def segments(self) -> list[int]:
         """Return the first offsets of all segments that have a folder, also of those that the manifest lacks."""

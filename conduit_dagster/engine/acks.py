@@ -12,6 +12,7 @@ import msgspec
 from conduit_dagster import storage
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Nack
+from conduit_dagster.sdk.staging import discard_file
 
 
 class AckOrigin(NamedTuple):
@@ -186,7 +187,7 @@ class AckFile:
             storage.remove(self._url(number))
             raise
         if self._last is not None:
-            storage.remove(self._url(self._last))
+            discard_file(self._url(self._last))
         self._last, self._written = number, acked
 
     def _url(self, number: int) -> str:

@@ -20,6 +20,7 @@ import msgspec
 from conduit_dagster import storage
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk.processor import Entries, StatefulProcessor
+from conduit_dagster.sdk.staging import discard_file
 from conduit_dagster.sink import Sink
 from conduit_dagster.state.steps import ProcessorState, ProcessorStatePart
 
@@ -179,7 +180,7 @@ class ProcessorStateFiles:
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
-            storage.remove(storage.join(self.folder, name))
+            discard_file(storage.join(self.folder, name))
 
 
 def _names(states: Iterable[Mapping[str, ProcessorState]]) -> set[str]:

@@ -275,11 +275,25 @@ def discard_folder(url: str) -> None:
     try:
         storage.remove_folder(url)
     except OSError as error:
-        parent = url.rpartition("/")[0]
-        if parent not in _told:
-            import structlog  # a hundred modules, for what hardly ever happens
+        _tell("folder", url, url.rpartition("/")[0], error)
 
-            _told.add(parent)
-            structlog.get_logger("conduit.storage").warning(
-                "a folder that is no longer needed can't be removed", folder=url, cause=str(error), fix=_OWNER
-            )
+
+def discard_file(url: str) -> None:
+    """Remove a file that is no longer needed. One that stays is no error: a process warns once per folder of folders.
+
+    Object stores may allow to write and refuse to remove.
+    """
+    try:
+        storage.remove(url)
+    except OSError as error:
+        _tell("file", url, url.rsplit("/", 2)[0], error)
+
+
+def _tell(kind: str, url: str, parent: str, error: OSError) -> None:
+    if parent not in _told:
+        import structlog  # a hundred modules, for what hardly ever happens
+
+        _told.add(parent)
+        structlog.get_logger("conduit.storage").warning(
+            f"a {kind} that is no longer needed can't be removed", cause=str(error), fix=_OWNER, **{kind: url}
+        )

@@ -17,6 +17,7 @@ from lab.delta_deliveries import make, stage
 from lab.kills import at, crashing
 from lab.modules import ROOT
 from lab.recovery_lab import in_background, keeper, names
+from lab.s3_lost_answers import refusing_removals
 from lab.s3_server import NoS3Error, S3Server
 from lab.support import DECODE, Crashes, Lab, destination, queue
 from lab.waiting import wait_until
@@ -173,6 +174,31 @@ def _staging_check(capsys: pytest.CaptureFixture[str]) -> Any:
     main(["doctor", "--json"])
     checks = json.loads(capsys.readouterr().out)["result"]["checks"]
     return next(check for check in checks if check["name"] == "staging")
+
+
+def test_a_store_that_lets_nothing_be_removed_holds_up_nothing(
+    lab: Lab, s3: S3Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each run ended where the log was compacted, with `p failed: Access Denied`."""
+    store = pytest.importorskip("s3fs").S3FileSystem
+    (lab.root / "conduit.yaml").write_text(f"state: {{staging: ./staging, log: '{s3.url(lab.root.name)}/log'}}\n")
+    with refusing_removals(s3.address) as address, monkeypatch.context() as patched:
+        patched.setenv("AWS_ENDPOINT_URL", address)
+        store.clear_instance_cache()
+        assert lab.run().error is None
+        patched.chdir(lab.root)
+        assert "a file that is no longer needed can't be removed" in capsys.readouterr().out
+        main(["doctor", "--json"])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["result"]["checks"]}
+    assert (checks["staging"]["level"], checks["log"]["level"]) == ("ok", "fail")
+    assert "what is written to" in checks["log"]["message"] and "can't be removed" in checks["log"]["message"]
+    store.clear_instance_cache()
+    assert lab.run().error is None
+    twice = [key for key in s3.keys(f"{lab.root.name}/log") if "/_" in key]
+    assert all(f"segment={2 * EACH:020d}/" in key for key in twice), "only what is still written to"
+    rows = DeltaTable(s3.url(lab.root.name, "table")).to_pyarrow_table().column("i").to_pylist()
+    assert sorted(rows) == GOOD
+    assert [row["i"] for row in lab.documents("out.jsonl")] == GOOD
 
 
 def test_a_bucket_that_is_missing_is_said_and_not_made(lab: Lab, s3: S3Server) -> None:

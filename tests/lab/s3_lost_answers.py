@@ -1,4 +1,7 @@
-"""A proxy before an S3 server that loses answers: the server has done what was asked, and the client does not know."""
+"""A proxy before an S3 server that loses answers: the server has done what was asked, and the client does not know.
+
+Or one that lets nothing be removed, as for a user who may only read and write.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from http.server import ThreadingHTTPServer
 from .http_server import QuietHandler, serving
 
 _LOST = b"<?xml version='1.0'?><Error><Code>InternalError</Code><Message>we lost it</Message></Error>"
+_REFUSED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 _OWN = {"connection", "transfer-encoding", "content-length"}
 
 
@@ -32,6 +36,11 @@ class LossyProxy(ThreadingHTTPServer):
         """Its HTTP address."""
         return f"http://127.0.0.1:{self.server_port}"
 
+    def refuses(self, method: str, path: str) -> bool:
+        """Return whether this request is not passed on."""
+        del method, path
+        return False
+
     def loses(self, method: str, path: str) -> bool:
         """Return whether the answer to this request is lost; that to its repetition is not."""
         with self._lock:
@@ -41,15 +50,30 @@ class LossyProxy(ThreadingHTTPServer):
             return True
 
 
+class _KeepingProxy(LossyProxy):
+    """Refuses each removal; loses nothing."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, lambda method, path: False)
+
+    def refuses(self, method: str, path: str) -> bool:
+        """Return whether objects are to be removed."""
+        return method == "DELETE" or (method == "POST" and path.endswith("?delete"))
+
+
 class _Forwards(QuietHandler):
     protocol_version = "HTTP/1.1"
     server: LossyProxy
 
     def respond(self) -> None:
         """Pass a request on, and its answer back, unless that is lost."""
+        body = self.body
+        if self.server.refuses(self.command, self.path):
+            self.answer(403, _REFUSED)
+            return
         behind = http.client.HTTPConnection(self.server.server_name_behind, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN}
-        behind.request(self.command, self.path, self.body, headers)
+        behind.request(self.command, self.path, body, headers)
         answer = behind.getresponse()
         body = answer.read()
         behind.close()
@@ -70,3 +94,10 @@ def losing_answers(address: str, loses: Callable[[str, str], bool]) -> Generator
     """Serve a proxy before the server at ``address``."""
     with serving(LossyProxy(address, loses)) as proxy:
         yield proxy
+
+
+@contextmanager
+def refusing_removals(address: str) -> Generator[str]:
+    """Serve a proxy before the server at ``address`` that removes nothing; yield its address."""
+    with serving(_KeepingProxy(address)) as proxy:
+        yield proxy.address

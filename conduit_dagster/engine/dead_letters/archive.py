@@ -22,6 +22,7 @@ from conduit_dagster.json_values import writable
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
+from conduit_dagster.sdk.staging import discard_file
 from conduit_dagster.sink import Sink
 from conduit_dagster.state.steps import LetterPart
 
@@ -253,7 +254,7 @@ class Archive:
     def remove(self, names: Iterable[str]) -> None:
         """Remove files that no index names."""
         for name in names:
-            storage.remove(storage.join(self.folder, name))
+            discard_file(storage.join(self.folder, name))
 
     @contextmanager
     def _opened(self, part: str) -> Generator[Any]:
