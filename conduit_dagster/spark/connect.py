@@ -33,6 +33,12 @@ TRIES, MOST_BACKOFF_MS = 8, 5_000
 
 _FROZEN = "see what stopped the server; the project's own ends by: conduit-dagster spark stop"
 _ELSEWHERE = "check spark.url, and that a Spark Connect server runs there, which takes SPARK_CONNECT_AUTHENTICATE_TOKEN"
+_EXPIRED = (
+    "[INVALID_HANDLE.SESSION_",
+    # the server was restarted: what one thread is told of it, closes PySpark's client for all
+    "[NO_ACTIVE_SESSION]",
+    "Received incorrect server side session identifier",
+)
 _LAST_CALL = 2.0
 """Seconds for a call that ends a job or the session, instead of PySpark's ten minutes."""
 _opened = threading.Event()
@@ -63,7 +69,8 @@ def open_connect(settings: SparkSettings, renews: bool = True) -> SparkSession:
 
 def has_expired(error: Exception) -> bool:
     """Return whether Spark reports that the server does not know the session, or no longer."""
-    return "[INVALID_HANDLE.SESSION_" in str(error)
+    text = str(error)
+    return any(part in text for part in _EXPIRED)
 
 
 def has_opened() -> bool:
