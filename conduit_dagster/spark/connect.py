@@ -34,7 +34,8 @@ TRIES, MOST_BACKOFF_MS = 8, 5_000
 _FROZEN = "see what stopped the server; the project's own ends by: conduit-dagster spark stop"
 _ELSEWHERE = "check spark.url, and that a Spark Connect server runs there, which takes SPARK_CONNECT_AUTHENTICATE_TOKEN"
 _EXPIRED = (
-    "[INVALID_HANDLE.SESSION_",
+    # also in [RESPONSE_ALREADY_RECEIVED], where the server was restarted behind the first rows of an answer
+    "INVALID_HANDLE.SESSION_",
     # the server was restarted: what one thread is told of it, closes PySpark's client for all
     "[NO_ACTIVE_SESSION]",
     "Received incorrect server side session identifier",

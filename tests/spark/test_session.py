@@ -222,65 +222,6 @@ def test_a_connect_server_runs_jobs(connect_server: ConnectServer, tmp_path: Pat
     assert done.stderr == ""
 
 
-_EXPIRED = """
-import sys
-from conduit_dagster.engine.run_jobs import Jobs
-from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.session import SparkSettings, close_session, open_session
-from conduit_dagster.spark.sql.sql_session import sql_session
-
-def attempt(of):
-    spark = open_session(SparkSettings(sys.argv[1]), "child")
-    session = of(spark)
-    try:
-        print(Jobs(spark, "p").run(lambda: session.range(3).count(), session))
-    except TransientError as error:
-        print(error.code)
-    return session
-
-for of in (sql_session, lambda spark: spark):
-    attempt(of).client.release_session()
-    if of is sql_session:
-        attempt(of)
-    attempt(of)
-close_session(open_session(SparkSettings(sys.argv[1]), "child"))
-"""
-
-
-@pytest.mark.slow
-def test_a_session_that_expired_at_a_connect_server_is_replaced(connect_server: ConnectServer) -> None:
-    """A released one: its server answers as for one that was not used for too long. Opening a session checks it."""
-    done = _run(_EXPIRED, connect_server.url, env=connect_server.env)
-    assert done.stdout.split() == ["3", "spark.session_lost", "3", "3", "3"], done.stderr
-
-
-_RESTARTED = """
-import sys
-from conduit_dagster.engine.run_jobs import Jobs
-from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.session import SparkSettings, close_session, open_session
-
-for _ in range(2):
-    spark = open_session(SparkSettings(sys.argv[1]), "child")
-    print(Jobs(spark, "p").run(spark.range(3).count))
-    # a server that was restarted has another one: what a thread is told of it, closes the client for the others
-    spark.client._server_session_id = "00000000-0000-0000-0000-000000000000"
-    for _ in range(2):
-        try:
-            Jobs(spark, "p").run(spark.range(3).count)
-        except TransientError as error:
-            print(error.code)
-close_session(open_session(SparkSettings(sys.argv[1]), "child"))
-"""
-
-
-@pytest.mark.slow
-def test_a_connect_server_that_was_restarted_is_told_as_such(connect_server: ConnectServer) -> None:
-    """It was `spark.job_failed`, then `spark.unreachable`: No active Spark session found. Please create a new one."""
-    done = _run(_RESTARTED, connect_server.url, env=connect_server.env)
-    assert done.stdout.split() == ["3", "spark.session_lost", "spark.session_lost"] * 2, done.stderr
-
-
 _REFUSED = """
 import sys
 from conduit_dagster.recovery.errors import TransientError
