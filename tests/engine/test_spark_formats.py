@@ -330,6 +330,14 @@ def test_a_url_that_spark_does_not_open_says_which_settings_it_may_be(lab: Lab) 
     assert 'scheme "s3"' in error.message and "state.log must be URLs that Spark opens" in (error.fix or "")
 
 
+def test_a_driver_that_java_does_not_find_by_itself_is_to_be_named(lab: Lab) -> None:
+    """Also where its jar is there; the fix was to correct the options of the format."""
+    build(lab, given("jdbc", url="jdbc:nothing://localhost/x", dbtable="t"), destination())
+    error = lab.run().error
+    assert error is not None and error.code == "spark.format_failed"
+    assert "No suitable driver" in error.message and "driver: org.postgresql.Driver" in (error.fix or "")
+
+
 @pytest.mark.parametrize(
     ("source", "code", "words"),
     [

@@ -68,6 +68,9 @@ def has_session() -> bool:
 
 _OWN_OPTIONS: Final = "correct the settings that are the format's own options, or start again once the cause is gone"
 _FIXES: Final = {
+    # Java looks for drivers by themselves only among the jars that its process began with
+    "No suitable driver": "name the driver's class, such as driver: org.postgresql.Driver, and its package in "
+    "conduit.yaml, such as spark.conf: {spark.jars.packages: org.postgresql:postgresql:42.7.7}",
     "No FileSystem for scheme": "with spark:FORMAT, paths, state.staging and state.log must be URLs that Spark opens, "
     "such as s3a:// in place of s3://",
     "Relative path in absolute URI": "Spark reads no folder in which a file's name has a colon, nor a glob there: "
