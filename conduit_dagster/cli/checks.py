@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import secrets
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from conduit_dagster import storage
+from conduit_dagster.cli.place_checks import Check, creatable, kept, nearest
 from conduit_dagster.cli.verb import count
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue, open_catalogue
@@ -31,26 +27,10 @@ from conduit_dagster.storage import local_path
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-Level = Literal["ok", "warn", "fail"]
-
 _PYTHON: Final = (3, 11)
 _PACKAGES: Final = ("conduit-dagster", "pyspark", "dagster", "pyarrow", "pandas", "pydantic", "SQLAlchemy")
 _LITTLE: Final = 1_000_000_000
 _TOO_LITTLE: Final = 100_000_000
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the report."""
-
-    name: str
-    level: Level
-    message: str
-    fix: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return asdict(self)
 
 
 def all_checks(deep: bool, paths: Sequence[str] = ()) -> Iterator[Check]:
@@ -169,7 +149,7 @@ def _state(project: Project) -> Check:
         project_store(project).dispose()  # raises if the store is lost
         tried = sa.update(meta).where(sa.false()).values(value="")  # fails where the store can only be read
     if (file := sqlite_file(engine.url)) is not None:
-        folder = _creatable("state", file.parent, shown)
+        folder = creatable("state", file.parent, shown)
         # SQLite opens a file that it may not write for reading, and its transactions begin all the same
         if folder.level != "ok" or not file.exists():
             return folder
@@ -190,64 +170,15 @@ def _staging(project: Project) -> Check:
     from conduit_dagster.state.claim import require_known_place
 
     require_known_place(project)
-    return _kept("staging", project.staging_url)
+    return kept("staging", project.staging_url)
 
 
 def _log(project: Project) -> Check:
-    return _kept("log", project.log_url)
-
-
-def _kept(name: str, url: str) -> Check:
-    folder = local_path(url)
-    return _stored(name, url) if folder is None else _creatable(name, folder, str(folder))
-
-
-def _stored(name: str, url: str) -> Check:
-    """Check whether a file can be created and removed at a URL."""
-    file = storage.join(url, f"~doctor-{secrets.token_hex(8)}")
-    doing = f"{url} can't be written"
-    try:
-        storage.make_folder(url)
-        storage.put_new(file, b"doctor")
-        doing = f"what is written to {url} can't be removed"
-        storage.remove(file)
-    except OSError as error:
-        known = from_os_error(error, doing)
-        return Check(name, "fail", known.message, known.fix)
-    return Check(name, "ok", url)
-
-
-def _creatable(name: str, folder: Path, shown: str) -> Check:
-    """Check whether a file can be created in a folder, or, if the folder is missing, whether that can be created."""
-    there = _nearest(folder)
-    if not there.is_dir():
-        return Check(name, "fail", f"{shown}: {there} is not a folder", "choose another path in conduit.yaml")
-    if not _is_writable(there):
-        return Check(
-            name,
-            "fail",
-            f"{there} can't be written",
-            f"chown -R $USER {shlex.quote(str(there))}, or choose another path",
-        )
-    return Check(name, "ok", shown if there == folder else f"{shown} (the first run makes it)")
-
-
-def _is_writable(folder: Path) -> bool:
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return False
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-def _nearest(path: Path) -> Path:
-    return next(folder for folder in (path, *path.parents) if folder.exists())
+    return kept("log", project.log_url)
 
 
 def _disk(project: Project) -> Check:
-    folder = _nearest(local_path(project.staging_url) or project.home)
+    folder = nearest(local_path(project.staging_url) or project.home)
     free = shutil.disk_usage(folder).free
     message = f"{free / 1e9:.1f} GB free at {folder}"
     if free >= _LITTLE:

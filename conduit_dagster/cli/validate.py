@@ -12,7 +12,7 @@ from conduit_dagster.recovery.errors import FatalError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.cli.checks import Check
+    from conduit_dagster.cli.place_checks import Check
     from conduit_dagster.config.findings import Finding
     from conduit_dagster.engine.bound_pipeline import Catalogue
 

@@ -240,7 +240,7 @@ class TestFiles:
     def test_missing(self, tmp_path: Path) -> None:
         finding = self.refused(tmp_path / "none.yaml")
         assert (finding.code, "No such file" in finding.message) == ("config.file_unreadable", True)
-        assert finding.fix.endswith("conduit-dagster pipelines list shows each pipeline's file")
+        assert str(finding.fix).endswith("conduit-dagster pipelines list shows each pipeline's file")
 
     def test_a_folder(self, tmp_path: Path) -> None:
         assert self.refused(tmp_path).message == "a folder, not a file"
