@@ -279,6 +279,7 @@ class RecordMaker:
             made[CREATED_AT] = str(time_[1] * 1_000_000)
         if self._offsets:
             made["kafka.offset"] = str(message.offset())
-        for name, value in headers or ():
+        # the last one of each name, which may be text where an earlier one is not
+        for name, value in dict(headers or ()).items():
             made |= header_metadata(name, value)
         return made

@@ -48,6 +48,19 @@ def test_a_record_has_what_the_message_has(lab: KafkaLab) -> None:
     assert (second.key, second.after) == (None, None)
 
 
+def test_a_header_that_is_repeated_is_its_last_one(lab: KafkaLab) -> None:
+    """Also where one of them is text and the other is not, which have different keys in a record's metadata."""
+    topic, copy = lab.server.topic(), lab.server.topic()
+    repeated: list[tuple[str, bytes]] = [("a", b"1"), ("a", b"\xff"), ("a", b"3"), ("b", b"1"), ("b", b"\xff")]
+    lab.server.send(topic, [(b"k", b"v")], headers=repeated)
+    source = lab.source(topic)
+    records = lab.step(source, source.initial())[1]
+    found = {name: value for name, value in records[0].metadata.items() if name.startswith("kafka.header.")}
+    assert found == {"kafka.header.a": "3", "kafka.header.b.base64": "/w=="}
+    lab.deliver(lab.destination(copy), records)
+    assert [message.headers() for message in lab.server.read(copy)] == [[("a", b"3"), ("b", b"\xff")]]
+
+
 def test_a_message_without_a_time_has_none(lab: KafkaLab) -> None:
     """Some clients write -1, which is no moment before 1970; 0 is one."""
     topic = lab.server.topic(retention_ms="-1")  # by default, messages of 1970 are removed at once
