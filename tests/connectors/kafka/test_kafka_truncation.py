@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Producer
@@ -11,6 +13,7 @@ from lab.kafka_cluster import KafkaCluster, metadata_of
 from lab.kafka_lab import ALL, KafkaLab
 from lab.waiting import wait_until
 
+from conduit_dagster.connectors.kafka import log_truncation
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
@@ -22,10 +25,11 @@ def lab(cluster: KafkaCluster, tmp_path: Path) -> KafkaLab:
     return KafkaLab(cluster, tmp_path)
 
 
-def _send(cluster: KafkaCluster, topic: str, values: Sequence[bytes]) -> None:
+def _send(cluster: KafkaCluster, topic: str, values: Sequence[bytes], partitions: int = 1) -> None:
     producer = Producer({"bootstrap.servers": cluster.servers, "enable.idempotence": True, "log_level": 0})
-    for value in values:
-        producer.produce(topic, value, partition=0)
+    for number in range(partitions):
+        for value in values:
+            producer.produce(topic, value, partition=number)
     assert producer.flush(60) == 0
 
 
@@ -79,6 +83,21 @@ def test_a_leader_that_has_all_messages_is_read_on(lab: KafkaLab, cluster: Kafka
     assert source.latest(position, ALL) == position
     _send(cluster, topic, _named("second", 5))
     assert [record.after for record in lab.step(source, position)[1]] == _named("second", 5)
+
+
+def test_many_partitions_may_take_longer_than_the_timeout_in_all(
+    lab: KafkaLab, cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader is silent where no partition is answered for within it; each answer takes a second here."""
+    topic = cluster.topic(60, on=(1, 2), min_insync_replicas="1")
+    _send(cluster, topic, [b"first"], 60)
+    source = lab.source(topic, timeout="30s")
+    position, _ = lab.step(source, source.initial())
+    cluster.kill(1)
+    wait_until(lambda: {cluster.leader(topic, number) for number in range(60)} == {2}, "broker 2 leads")
+    monkeypatch.setattr(log_truncation, "_SOME", 1)
+    monkeypatch.setattr(log_truncation, "time", SimpleNamespace(monotonic=count().__next__))
+    assert source.latest(position, ALL) == position
 
 
 def test_a_step_that_was_planned_before_the_loss_is_refused(lab: KafkaLab, cluster: KafkaCluster) -> None:
