@@ -27,6 +27,8 @@ _QUEUE = 1_000_000
 overtake it."""
 _BYTES = 64_000_000
 """Maximum bytes in the producer's queue."""
+_LARGEST = 1_000_000_000
+"""Maximum bytes of a message that the library takes as a limit."""
 _POLL = 0.01
 
 
@@ -82,7 +84,7 @@ def producer_config(settings: KafkaDestinationSettings, errors: KafkaErrors, fai
         "partitioner": "murmur2_random",
         "compression.type": settings.compression,
         # a message of exactly that size must fit, with the overhead of the protocol
-        "message.max.bytes": settings.batch_bytes + 1_024,
+        "message.max.bytes": min(settings.batch_bytes + 1_024, _LARGEST),
         "message.timeout.ms": round(settings.message_timeout * 1_000),
         "linger.ms": settings.linger * 1_000,
         "queue.buffering.max.messages": _QUEUE,

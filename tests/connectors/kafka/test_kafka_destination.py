@@ -133,6 +133,12 @@ def test_a_message_that_is_too_large_is_refused_while_it_is_staged(lab: KafkaLab
     assert [len(m.value() or b"") for m in lab.server.read(topic)] == [10, 1_990, 10]
 
 
+def test_the_largest_batch_bytes(lab: KafkaLab) -> None:
+    topic = lab.server.topic()
+    lab.deliver(lab.destination(topic, batchBytes="1000000000"), numbered(1))
+    assert lab.server.values(topic) == [{"i": 0}]
+
+
 @pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once"])
 def test_a_message_that_is_too_large_for_its_topic(lab: KafkaLab, strategy: str) -> None:
     """Brokers refuse the batch without naming the record: the delivery is sent in pieces, and one record is refused."""
