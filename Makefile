@@ -124,6 +124,17 @@ CHOOSING = $(shell grep -rl --include='test_*.py' 'from lab.choice import' tests
 matrix: $(STAMP) ## the whole kill matrix, and all else of which the tests have a choice, about an hour and a half
 	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen $(CHOOSING) $(PYTEST_ARGS)
 
+LOWEST := .conduit/lowest
+TOOLS := pytest pytest-xdist pytest-timeout hypothesis dagster-graphql
+.PHONY: lowest
+lowest: $(STAMP) ## the fast tests with the lowest versions of packages that pyproject.toml allows, in ten minutes
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
+	$(BIN)/uv pip compile --quiet --resolution lowest-direct --extra all pyproject.toml -o $(LOWEST)/versions.txt
+	grep -E '^($(subst $() ,|,$(TOOLS)))==' requirements.lock > $(LOWEST)/tools.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python -r $(LOWEST)/versions.txt -r $(LOWEST)/tools.txt
+	$(BIN)/uv pip install --quiet --python $(LOWEST)/bin/python --no-deps -e .
+	PATH=$(CURDIR)/$(LOWEST)/bin:$$PATH python -m pytest $(SIDE_BY_SIDE) -m "not slow" $(PYTEST_ARGS)
+
 .PHONY: object-store
 object-store: $(STAMP) ## the tests of object stores, with an S3 server that Go builds in minutes; make test runs them once it is there
 	PYTHONPATH=tests $(BIN)/python -m lab.s3_server
