@@ -230,6 +230,12 @@ _REST: Final[dict[Strategy, str]] = {
 }
 _GONE: Final = ("gone", "gap", "pruned")
 """Last words of error codes for missing data."""
+LOST: Final = frozenset({
+    "kafka.topic_changed", "kafka.truncated", "log.corrupt", "log.missing", "postgres.moved_row", "postgres.slot_lost",
+    "postgres.slot_missing", "postgres.slot_moved", "postgres.truncated_copy", "postgres.went_back",
+    "spark.landing_lost", "spark.landing_removed",
+})  # fmt: skip
+"""Other error codes for missing data."""
 
 
 def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int, code: str = "") -> FailureStory | None:
@@ -243,7 +249,7 @@ def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int,
         return None
     records = {0: "no record was", 1: "1 record was"}.get(acked, f"{acked:,} records were")
     rest = _REST[strategy]
-    if code.replace(".", "_").split("_")[-1] in _GONE:
+    if code in LOST or code.replace(".", "_").split("_")[-1] in _GONE:
         rest = "what the error names is gone; " + rest.removeprefix("nothing is lost: ")
     return None if since is None else FailureStory(since, f"{records} acked in this run; {rest}")
 

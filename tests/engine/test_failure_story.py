@@ -11,10 +11,11 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import open_catalogue
-from conduit_dagster.engine.report import FailureStory, RunResult, story_of
+from conduit_dagster.engine.report import LOST, FailureStory, RunResult, story_of
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery.codes import FATAL_NAMES
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import acquire
@@ -90,6 +91,41 @@ def test_a_success_after_a_start_by_hand_ends_a_series_of_failures(tmp_path: Pat
     assert failed_since("d") == later
     lease.release()
     database.dispose()
+
+
+@pytest.mark.parametrize(
+    ("code", "is_gone"),
+    [
+        ("kafka.topic_changed", True),
+        ("kafka.truncated", True),
+        ("log.missing", True),
+        ("mine.gone", True),
+        ("postgres.slot_lost", True),
+        ("postgres.slot_missing", True),
+        ("postgres.slot_moved", True),
+        ("postgres.went_back", True),
+        ("spark.landing_lost", True),
+        ("file.missing", False),
+        ("lease.lost", False),
+        ("spark.session_lost", False),
+    ],
+)
+def test_an_error_about_lost_data_is_not_told_as_safe(tmp_path: Path, code: str, is_gone: bool) -> None:
+    database = open_database(f"sqlite:///{tmp_path}/state.db")
+    lease = acquire(database, "p", 30.0)
+    status = PipelineStore(database, lease).status
+    status.begin(RunStart("a"))
+    error = {"code": code, "message": "it broke", "node": None, "place": None, "fix": None, "fatal": True}
+    status.failed(error, Policy(), "a")
+    story = story_of(database, "p", "exactly-once", 0, code)
+    lease.release()
+    database.dispose()
+    assert story is not None
+    assert ("nothing is lost" not in story.safe) == is_gone
+
+
+def test_codes_of_lost_data_are_known() -> None:
+    assert LOST <= FATAL_NAMES
 
 
 @pytest.mark.parametrize(
