@@ -116,6 +116,18 @@ def gone(act: Callable[[], Any], why: str) -> None:
     assert raised.value.code == "chain.output_gone"
 
 
+def test_the_fix_of_a_copy_names_the_writer_s_setting(one_file: Chain) -> None:
+    """Until the writer has adopted it, a rewound reader refuses the copy as well."""
+    one_file.publish(OURS)
+    one_file.replace(OURS)
+    with pytest.raises(FatalError, match="it is another file") as raised:
+        one_file.end()
+    assert "a copy is another file" in str(raised.value.fix)
+    assert "let a run of a adopt the file first (if-changed: adopt)" in str(raised.value.fix)
+    one_file.publish(OURS)
+    assert one_file.lines(one_file.split(one_file.end())) == OURS
+
+
 def first(call: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
     """Do something else once, and then ``call``."""
     left = [then]

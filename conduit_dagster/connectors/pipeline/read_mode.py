@@ -80,11 +80,14 @@ def _rewind(reader: str) -> str:
 
 def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
     """Return the error for missing output that was read before, or was to be read."""
+    writer = output.partition(":")[0]
     return FatalError(
         f"the output of {output} is not what it was when {reader} read it: {what}",
         code="chain.output_gone",
         place=place,
-        fix=f"put it back; or begin anew with what is there: {_rewind(reader)} --to-start",
+        fix="move it back as it was (a copy is another file); or begin anew with what is there:"
+        f" {_rewind(reader)} --to-start; if that ends with the same error, let a run of {writer} adopt the file first"
+        " (if-changed: adopt)",
     )
 
 
