@@ -19,7 +19,7 @@ def test_it_stops_before_changes_with_other_columns_if_it_is_told_to(reading: Po
     assert [one.key for one in before] == [{"id": 1}]
     for change in ("ADD COLUMN n int", "RENAME t TO u", "ALTER n TYPE bigint", "DROP COLUMN n"):
         reading.execute(f"ALTER TABLE a {change}; INSERT INTO a VALUES ({abs(hash(change))}, 'x')")
-        with pytest.raises(FatalError, match=r"the columns of public\.a have changed") as raised:
+        with pytest.raises(FatalError, match=r"a change of public\.a has other columns") as raised:
             drained(reading.source(**stops), position)
         assert raised.value.code == "postgres.schema_changed"
         after, position = drained(reading.source(**goes_on), position)
@@ -28,6 +28,15 @@ def test_it_stops_before_changes_with_other_columns_if_it_is_told_to(reading: Po
         # from here on the new columns are expected
         found, position = drained(reading.source(**stops), position)
         assert found == [] and position["shapes"].keys() == {"public.a"}
+
+
+def test_changes_older_than_the_setting_are_not_told_as_the_table_s_columns_of_now(reading: PostgresReading) -> None:
+    """Set while changes wait that were made before the table got a column."""
+    reading.execute(TABLE)
+    _, position = drained(reading.source())
+    reading.execute("INSERT INTO a VALUES (1); ALTER TABLE a ADD COLUMN later int")
+    with pytest.raises(FatalError, match=r"a change of public\.a has other columns.*than when onSchemaChange was set"):
+        drained(reading.source(onSchemaChange="stop"), position)
 
 
 def test_tables_that_come_later_and_columns_that_are_not_sent_do_not_stop_it(reading: PostgresReading) -> None:

@@ -134,7 +134,10 @@ class SourceErrors:
 
     def schema_changed(self, table: str, columns: Sequence[str]) -> ConduitError:
         """Return the error for a table whose columns or types have changed."""
-        message = f"the columns of {table} have changed, or their types; they are now {', '.join(columns)}"
+        message = (
+            f"a change of {table} has other columns, or other types of them, than when onSchemaChange was set to stop:"
+            f" {', '.join(columns)}"
+        )
         fix = "bring the destinations up to it; then run with onSchemaChange: continue until the source has caught up"
         return self._fatal("postgres.schema_changed", message, fix)
 
