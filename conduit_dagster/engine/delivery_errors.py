@@ -51,6 +51,11 @@ def reason(nack: tuple[int, str, str], redaction: Redaction) -> str:
     return f"{nack[1]}; its text is left out, because it may contain redacted values" if redaction else nack[2]
 
 
+def dropped_with(nack: tuple[int, str, str], node: str, redaction: Redaction) -> ConduitError:
+    """Return the error of an at-most-once delivery that is dropped because of a refused record, under its code."""
+    return ConduitError(reason(nack, redaction), code=nack[1], node=node)
+
+
 def refused_letter(sent: Sent, node: str, redaction: Redaction) -> ConduitError | None:
     """Return the error of a dead-letter queue that did not accept a letter; None if it did."""
     if sent.error is None and not sent.nacks:

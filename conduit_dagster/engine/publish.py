@@ -7,10 +7,11 @@ from functools import partial
 
 from conduit_dagster.daemon_threads import side_by_side
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_errors import reason, shown_cause, to_error
+from conduit_dagster.engine.delivery_errors import dropped_with, shown_cause, to_error
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.direct_redelivery import DirectRedelivery
 from conduit_dagster.engine.offset_updates import after_step
+from conduit_dagster.engine.plugin_results import refused_by
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import DeliveryRecords, Restaged
@@ -19,7 +20,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Destination, StagedDestination, Target
+from conduit_dagster.sdk import Destination, Rejected, StagedDestination, Target
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.steps import DeliveryChild
 
@@ -120,16 +121,21 @@ class Publisher:
 
     def _attempt(self, shipment: Shipment) -> tuple[int, ConduitError] | None:
         """Return how many records were not delivered, and why; None if all were."""
-        destination = self._destination(shipment)
+        destination, node = self._destination(shipment), self._context.node(shipment.consumer)
+        redaction = self._context.pipeline.redaction
         if isinstance(destination, StagedDestination):
-            destination.publish(shipment.whole())
+            try:
+                destination.publish(shipment.whole())
+            except Rejected as error:
+                first, *_ = refused_by(node, error, shipment.staged.records)
+                nack = (first.place, first.nack.code, first.nack.message)
+                return shipment.staged.records, dropped_with(nack, node, redaction)
             return None
         whole = DeliveryChild(0, shipment.staged.records)
         sent = send_directly(self._context, shipment.plan, shipment.staged, whole, {}, once=True)
         if sent.error is None and not sent.nacks:
             return None
-        redaction = self._context.pipeline.redaction
-        refused = ConduitError(reason(sent.nacks[0], redaction), code=sent.nacks[0][1]) if sent.nacks else None
+        refused = dropped_with(sent.nacks[0], node, redaction) if sent.nacks else None
         cause = sent.error.as_error() if sent.error else refused
         assert cause is not None
         return whole.take - sent.received, cause

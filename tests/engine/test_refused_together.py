@@ -80,6 +80,17 @@ def test_a_destination_that_names_one_at_a_time_gets_none_of_them_again(bench: B
     hold(bench.dead(), [2, 3])
 
 
+def test_at_most_once_ends_with_the_refused_records_own_error(bench: Bench) -> None:
+    """Its code was that of a faulty plugin, `connector.failed`."""
+    bench.build(ledger(), strategy="at-most-once")
+    bench.orders(named=[2, 3])
+    error = bench.take().error
+    assert error is not None
+    assert (error.code, error.node) == ("ledger.no", "p:out")
+    assert error.message == "4 records of step 1 are dropped (at-most-once): no 2"
+    hold(bench.ledger(), [])
+
+
 def test_all_of_a_delivery_may_be_refused(bench: Bench) -> None:
     bench.build(ledger())
     bench.orders(named=[1, 2, 3, 4])

@@ -124,6 +124,15 @@ def test_what_is_acked_behind_a_record_without_an_ack_is_not_dropped(lab: Lab) -
     assert event["records"] == 8
 
 
+def test_a_refused_record_of_a_direct_destination_names_it_when_the_rest_is_dropped(lab: Lab) -> None:
+    script = Script(lab)
+    build(lab, "at-most-once", scripted())
+    script.says(refuse=[6])
+    error = lab.run().error
+    assert error is not None and "dropped" in error.message
+    assert error.node == "p:out"
+
+
 def test_at_most_once_sends_nothing_again_when_spark_repeats_a_task(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a cluster, where an executor is lost that has sent and not reported; at-least-once sends it again."""
     each = Jobs.each
