@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -60,6 +61,8 @@ class Appended(msgspec.Struct):
     failed: TaskError | None = None
     """Error that stopped the source in the middle of its range. Records returned before it are in the file, and count.
     """
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    """The machine on which it ran."""
 
 
 @quiet_collector()

@@ -13,11 +13,12 @@ import structlog
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
-from conduit_dagster.commit_log.segment_layout import LogFolder, Written
+from conduit_dagster.commit_log.segment_layout import LogFolder, Written, hidden
 from conduit_dagster.engine.append import Appended, AppendJob, AppendTask, append_task
 from conduit_dagster.engine.plugin_results import add_miscounted, latest_of, splits_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.engine.task_files import require_seen
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split
@@ -176,6 +177,10 @@ class Appender:
         for report in reports:
             if report.error is not None:
                 raise report.error.as_error()
+        for report in reports:
+            if report.written is not None:
+                folder = job.tasks[report.task].folder
+                require_seen(report.host, [storage.join(folder, hidden(report.written.name))])
         return reports
 
     def commit(self, logged: Sequence[tuple[Append, Sequence[LogPart]]]) -> None:

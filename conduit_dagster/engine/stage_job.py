@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from conduit_dagster.commit_log.segment_layout import Written
+from conduit_dagster import storage
+from conduit_dagster.commit_log.segment_layout import Written, hidden
+from conduit_dagster.engine.task_files import seen_here
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -71,6 +74,18 @@ class StageJob(msgspec.Struct, frozen=True):
     state_folder: str = ""
     """Folder of the state files."""
 
+    def written_by(self, ledger: Ledger) -> Iterator[str]:
+        """Yield the URL of each file that a task reports."""
+        for parts in (ledger.parts, ledger.origins, ledger.records):
+            yield from (storage.join(self.staging[consumer], part.name) for consumer, part in parts.items())
+        if ledger.letters:
+            yield storage.join(self.archive[0], ledger.letters.name)
+        for state in ledger.memory.values():
+            yield from (storage.join(self.state_folder, file.name) for file in state.parts)
+        for logged in ledger.log_results:
+            if logged.written:
+                yield storage.join(self.log_requests[logged.source].folder, hidden(logged.written.name))
+
 
 learn(StageJob)
 
@@ -100,6 +115,8 @@ class TaskError(msgspec.Struct):
     fix: str | None = None
     node: str | None = None
     trace: str = ""
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    """The machine on which the task ran."""
 
     @property
     def is_unforeseen(self) -> bool:
@@ -116,12 +133,12 @@ class TaskError(msgspec.Struct):
         return msgspec.structs.replace(self, message=instead, fix=None, trace="")
 
     def as_error(self) -> ConduitError:
-        """Return it as an exception of its original class."""
+        """Return it as an exception of its original class; ``spark.not_shared`` if it misses a file that is here."""
         kind = FatalError if self.fatal else TransientError
         error = kind(self.message, code=self.code, place=self.place, fix=self.fix, node=self.node)
         if self.trace:
             error.add_note(self.trace)
-        return error
+        return seen_here(error, self.host)
 
 
 class SourceFailure(msgspec.Struct):
@@ -161,6 +178,8 @@ class Ledger(msgspec.Struct):
     error: TaskError | None = None
     failed: SourceFailure | None = None
     """If set, nothing else of the task counts: the step is cut right before the failure."""
+    host: str = msgspec.field(default_factory=socket.gethostname)
+    """The machine on which it ran."""
 
 
 def task_error(error: BaseException, doing: str) -> TaskError:

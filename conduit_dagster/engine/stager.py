@@ -15,6 +15,7 @@ from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage import stage_task
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.engine.task_files import require_seen
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Part
@@ -94,7 +95,7 @@ class Stager:
 
         A source that fails in the middle of its range is reported in :attr:`Staged.failures`; for a prepared step its
         error is raised, like any other error of a task. Raises ``FatalError`` if a source's range is not what was
-        planned.
+        planned; ``TransientError`` (``spark.not_shared``) if a worker's files are not the driver's.
         """
         reached("before-stage", self._context.name)
         nodes = {span.source: self._pipeline.source_node(span.source) for span in plan.ranges}
@@ -127,6 +128,8 @@ class Stager:
                 self.discard(staging)
                 return self.stage(plan, None, as_records, log_requests)
             return Staged(tasks, ledgers, staging, failures)
+        for ledger in ledgers:
+            require_seen(ledger.host, job.written_by(ledger))
         _verify(plan, nodes, again)
         reached("after-stage", self._context.name)
         return Staged(tasks, ledgers, staging)

@@ -82,8 +82,8 @@ _TRANSIENT: Final = {
     "schemas": "unreachable",
     "secrets": "unavailable",
     "source": "closed",
-    "spark": "format_failed job_cancelled job_failed landed_twice ledger_lost no_executors server_busy server_differs "
-    "server_failed session_lost unreachable",
+    "spark": "format_failed job_cancelled job_failed landed_twice ledger_lost no_executors not_shared server_busy "
+    "server_differs server_failed session_lost unreachable",
     "state": "unreachable",
     "task": "failed",
 }

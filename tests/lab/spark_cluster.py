@@ -62,11 +62,11 @@ class SparkCluster:
         master = self._start("master", "master.Master", "--host", "127.0.0.1", "--port", str(self._port))
         self._await("master", lambda: is_up(master.pid, self._port))
 
-    def start_worker(self, name: str) -> None:
-        """Start a worker and wait until the master has it."""
+    def start_worker(self, name: str, lacks: Path | None = None) -> None:
+        """Start a worker and wait until the master has it. ``lacks``: a folder in whose place it has another one."""
         work = str(self._folder / name / "work")
         own = ["--host", "127.0.0.1", "--cores", "2", "--memory", "1g", "--work-dir", work]
-        self._start(name, "worker.Worker", *own, self.url)
+        self._start(name, "worker.Worker", *own, self.url, lacks=lacks)
         self._await(name, lambda: "Successfully registered with master" in self._log(name))
 
     def kill(self, name: str) -> None:
@@ -101,9 +101,11 @@ class SparkCluster:
             guard.communicate()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, name: str, main: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, main: str, *words: str, lacks: Path | None = None) -> subprocess.Popen[bytes]:
         (self._folder / name).mkdir(exist_ok=True)
         command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", "--webui-port", "0"]
+        if lacks is not None:
+            command = [*elsewhere(lacks), *command]
         with self._log_of(name).open("wb") as log:
             # a session of its own: Ctrl-C in the terminal must only reach the tests, which end the cluster themselves
             process = subprocess.Popen(
@@ -125,6 +127,11 @@ class SparkCluster:
 
     def _log(self, name: str) -> str:
         return self._log_of(name).read_text()
+
+
+def elsewhere(folder: Path) -> list[str]:
+    """Return the words before a command for which an empty file system lies over ``folder``, as on another machine."""
+    return ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(folder)]
 
 
 def _environment() -> dict[str, str]:

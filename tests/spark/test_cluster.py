@@ -17,7 +17,7 @@ import psutil
 import pytest
 from lab.choice import in_matrix
 from lab.jvm_options import archive_switch
-from lab.spark_cluster import CONF, SparkCluster, running_cluster
+from lab.spark_cluster import CONF, SparkCluster, elsewhere, running_cluster
 from lab.waiting import wait_until, whole_lines
 
 from conduit_dagster.spark.java import java_environment
@@ -240,6 +240,34 @@ def test_workers_whose_python_lacks_the_package_are_said(tmp_path: Path, cluster
     assert project.start("doctor", "--deep").wait(SECONDS) == 3
     assert "the Python of Spark's workers can't run the pipeline: ModuleNotFoundError: No module named" in project.log
     assert "Traceback" not in project.log
+
+
+@pytest.fixture
+def everywhere(tmp_path: Path, cluster: SparkCluster) -> Iterator[Project]:
+    """A project whose first job waits for two workers, and has a task for each of their cores."""
+    conf = {"spark.cores.max": "4", "spark.scheduler.minRegisteredResourcesRatio": "1.0"}
+    project = Project(tmp_path, cluster, **conf, **{"spark.scheduler.maxRegisteredResourcesWaitingTime": "60s"})
+    project.open_gate()
+    yield project
+    project.close()
+
+
+def test_a_worker_without_the_shared_folder_is_told_before_anything_refers_to_its_files(
+    everywhere: Project, cluster: SparkCluster
+) -> None:
+    home = everywhere.folder / ".conduit"
+    home.mkdir(0o700)
+    if subprocess.run([*elsewhere(home), "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    everywhere.append(*range(500), size=40_000)
+    cluster.start_worker("apart", lacks=home)
+    assert everywhere.start("run", "--once").wait(SECONDS) == 1
+    assert "error spark.not_shared" in everywhere.log
+    cluster.kill("apart")
+    cluster.start_worker("two")
+    assert everywhere.start("run", "--once").wait(SECONDS) == 0, everywhere.log
+    cluster.kill("two")
+    everywhere.require_once(range(500))
 
 
 @in_matrix
