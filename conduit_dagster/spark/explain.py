@@ -16,7 +16,7 @@ def explain(error: BaseException) -> str:
         return refused.group(1)
     if (said := said_by(text)) is not None:
         return " ".join(said.error.message.split("\n"))
-    return _raised_in_worker(text) or _ended_worker(text) or _java_cause(text) or type(error).__name__
+    return _raised_in_worker(text) or _ended_worker(text) or _lost(text) or _java_cause(text) or type(error).__name__
 
 
 def is_sparks(error: BaseException) -> bool:
@@ -49,6 +49,9 @@ _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[^\W\d][\w.]*(?::|$)")
 _JAVA_CLASS = re.compile(r"(?:[a-z][\w$]*\.)+([A-Z][\w$]*): ")
 _ENDED_WORKER = re.compile(r"Python worker exited unexpectedly.*")
+# Java's own cause does not name the program
+_CANNOT_RUN = re.compile(r"Cannot run program .+")
+_LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \((executor \S+) .*?\) Reason: (.+)")
 _LOST_TASK = re.compile(r"Lost task [^:]*?\): (.+)")
 
 
@@ -63,6 +66,14 @@ def _ended_worker(text: str) -> str | None:
     """Return Spark's message about a dead Python worker; Java's own cause is how its socket ended, which varies."""
     found = _ENDED_WORKER.search(text)
     return _without_class(found.group()) if found else None
+
+
+def _lost(text: str) -> str | None:
+    """Return which program an executor could not start, or which executor was lost and why."""
+    if found := _CANNOT_RUN.search(text):
+        return found.group()
+    found = _LOST_EXECUTOR.search(text)
+    return f"{found.group(1)} was lost: {found.group(2)}" if found else None
 
 
 def _java_cause(text: str) -> str:

@@ -172,7 +172,7 @@ def _failed(cause: str) -> ConduitError:
     # a task reports its own errors: these kept it from starting
     if lacks_our_code(cause):
         return version_differs(f"another conduit-dagster ({cause})", "one that needs it")
-    if "ModuleNotFoundError" in cause or "PYTHON_VERSION_MISMATCH" in cause:
+    if any(sign in cause for sign in _UNFIT_PYTHON):
         return TransientError(
             f"the Python of Spark's workers can't run the pipeline: {cause}",
             code="spark.job_failed",
@@ -185,11 +185,15 @@ def _failed(cause: str) -> ConduitError:
             code="spark.job_failed",
             fix="look for what ended it: memory, the system's log, a library of a plugin; then start it again",
         )
-    return TransientError(
-        cause,
-        code="spark.job_failed",
-        fix="start the pipeline again once the cause is gone; `conduit-dagster doctor` checks Java and Spark",
-    )
+    fix = "start the pipeline again once the cause is gone; `conduit-dagster doctor` checks Java and Spark"
+    return TransientError(cause, code="spark.job_failed", fix=_EXECUTOR_LOST if " was lost: " in cause else fix)
+
+
+_UNFIT_PYTHON = ("ModuleNotFoundError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
+_EXECUTOR_LOST = (
+    "see the executor's log in the cluster's UI; if it was out of memory or killed, set `spark.executor.memory` or "
+    "`spark.executor.memoryOverhead` higher in spark.conf, or give it fewer tasks (`spark.executor.cores`)"
+)
 
 
 def lost_session(spark: SparkSession, error: Exception) -> TransientError | None:

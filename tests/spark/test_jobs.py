@@ -228,6 +228,21 @@ Driver stacktrace:
             "gone",
         ),
         (
+            _PY4J.format(
+                lost='java.io.IOException: Cannot run program "/no/python": error=2, No such file or directory'
+            )
+            + "Caused by: java.io.IOException: error=2, No such file or directory\n\tat java.base/x\n",
+            'Cannot run program "/no/python": error=2, No such file or directory',
+        ),
+        (
+            _PY4J.format(
+                lost="ExecutorLostFailure (executor 4 exited caused by one of the running tasks) "
+                "Reason: Command exited with code 137"
+            )
+            + "Caused by: org.apache.spark.SparkException: Job aborted due to stage failure: Task 5\n\tat x\n",
+            "executor 4 was lost: Command exited with code 137",
+        ),
+        (
             "\n[PARSE_SYNTAX_ERROR] Syntax error at 'x'. SQLSTATE: 42601 (line 1, pos 0)\n\n== SQL ==",
             "[PARSE_SYNTAX_ERROR] Syntax error at 'x'.",
         ),
