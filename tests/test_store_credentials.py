@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def test_credentials_that_are_replaced_in_their_file_are_used_after_a_refusal(
         assert storage.size(url) == 1
 
 
+@contextmanager
+def answering(handler: type[QuietHandler], monkeypatch: pytest.MonkeyPatch, **more: str) -> Generator[None]:
+    """Serve a handler in S3's place."""
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as server:
+        own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_ALLOW_HTTP": "true"}
+        regions = dict.fromkeys(("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1")
+        for name, value in {**own, **regions, **dict.fromkeys(_KEYS, "x"), **more}.items():
+            monkeypatch.setenv(name, value)
+        yield
+
+
 class Expired(QuietHandler):
     """Answers each request as S3 answers one with a session token of yesterday."""
 
@@ -87,13 +100,9 @@ def test_an_expired_token_that_was_renewed_in_its_file_is_used(
 ) -> None:
     """A refusal without a reason was no refusal of the credentials: the client kept them, in every restart."""
     assert callable(access)
-    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Renewed)) as server:
-        own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_DEFAULT_REGION": "us-east-1"}
-        for name, value in {**own, "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials")}.items():
-            monkeypatch.setenv(name, value)
+    with answering(_Renewed, monkeypatch, AWS_SHARED_CREDENTIALS_FILE=str(tmp_path / "credentials")):
         for name in _KEYS:
-            monkeypatch.delenv(name, raising=False)
+            monkeypatch.delenv(name)
         _write(tmp_path / "credentials", "old", "x")
         with pytest.raises(StoreError) as error:
             access("s3://lake/a")
@@ -113,11 +122,7 @@ class Failing(QuietHandler):
 
 def test_an_error_of_the_store_itself_is_no_error_of_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fix was to see what the system's log says of the disk."""
-    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Failing)) as server:
-        own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_ALLOW_HTTP": "true"}
-        for name, value in {**own, "AWS_REGION": "us-east-1", **dict.fromkeys(_KEYS, "x")}.items():
-            monkeypatch.setenv(name, value)
+    with answering(Failing, monkeypatch):
         with pytest.raises(TransientError) as table:
             DeltaTableLog("s3://lake/table").open()
         with pytest.raises(StoreError) as file:
@@ -128,10 +133,7 @@ def test_an_error_of_the_store_itself_is_no_error_of_a_disk(monkeypatch: pytest.
 
 
 def test_an_expired_token_is_said_for_a_delta_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Expired)) as server:
-        own = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}", "AWS_ALLOW_HTTP": "true"}
-        for name, value in {**own, "AWS_REGION": "us-east-1", **dict.fromkeys(_KEYS, "x")}.items():
-            monkeypatch.setenv(name, value)
+    with answering(Expired, monkeypatch):
         with pytest.raises(TransientError) as error:
             DeltaTableLog("s3://lake/table").open()
     assert error.value.code == "file.no_permission"
