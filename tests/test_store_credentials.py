@@ -133,9 +133,8 @@ def test_an_error_of_the_store_itself_is_no_error_of_a_disk(monkeypatch: pytest.
 
 
 def test_an_expired_token_is_said_for_a_delta_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    with answering(Expired, monkeypatch):
-        with pytest.raises(TransientError) as error:
-            DeltaTableLog("s3://lake/table").open()
+    with answering(Expired, monkeypatch), pytest.raises(TransientError) as error:
+        DeltaTableLog("s3://lake/table").open()
     assert error.value.code == "file.no_permission"
     assert error.value.message.endswith("The provided token has expired.")
     assert "AWS_SECRET_ACCESS_KEY" in str(error.value.fix)
