@@ -69,7 +69,7 @@ def _blocks() -> Iterator[Any]:
                 yield pytest.param(page.name, text, id=f"{page.name}-{number}")
 
 
-@pytest.mark.parametrize(("page", "text"), _blocks())
+@pytest.mark.parametrize(("page", "text"), [*_blocks()])
 def test_yaml_in_the_documentation_is_valid(
     page: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from lab.support import DECODE, Lab, destination, queue, source
+from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.engine.task_files import require_seen
@@ -35,3 +37,24 @@ def test_a_file_that_the_driver_does_not_see_is_told(tmp_path: Path) -> None:
     with pytest.raises(TransientError, match="a task on worker-7 has written") as caught:
         require_seen("worker-7", [str(here), str(tmp_path / "there")])
     assert (caught.value.code, caught.value.place) == ("spark.not_shared", str(tmp_path / "there"))
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_a_step_is_not_decided_with_files_that_the_driver_does_not_see(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, log: str
+) -> None:
+    """On a real cluster, where one worker lacks the folder: tests/spark/test_cluster.py."""
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", [{"i": i} for i in range(20)])
+    lab.pipeline(
+        connectors=[source(), destination()],
+        processors=[DECODE],
+        delivery={"strategy": "exactly-once", "log": log},
+        **{"dead-letter-queue": queue()},
+    )
+    with monkeypatch.context() as hidden:
+        hidden.setattr("conduit_dagster.engine.task_files.os.path.lexists", lambda path: False)
+        error = lab.run().error
+    assert error is not None and error.code == "spark.not_shared"
+    assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(20))

@@ -252,6 +252,7 @@ def everywhere(tmp_path: Path, cluster: SparkCluster) -> Iterator[Project]:
     project.close()
 
 
+@in_matrix
 def test_a_worker_without_the_shared_folder_is_told_before_anything_refers_to_its_files(
     everywhere: Project, cluster: SparkCluster
 ) -> None:

@@ -195,11 +195,13 @@ def cancel():
         time.sleep(0.02)
     asked.append(time.monotonic())
     cancel_job(spark, "nap")
-threading.Thread(target=cancel, daemon=True).start()
+canceller = threading.Thread(target=cancel, daemon=True)
+canceller.start()
 try:
     run_job(spark, "nap", lambda: spark.range(1).mapInArrow(sleep, "id long").toArrow())
 except JobCancelled:
     print("cancelled", time.monotonic() - asked[0] < 60)
+canceller.join()  # its last question would fail without the session
 close_session(spark)
 """
 
