@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.offset_updates import joined_members
 from conduit_dagster.engine.stage_job import NackRow
+from conduit_dagster.recovery.codes import tells_loss
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.policy import PipelineStatus, RestartHistory, Wait
 from conduit_dagster.sdk import Strategy
@@ -228,14 +229,6 @@ _REST: Final[dict[Strategy, str]] = {
     "at-least-once": "nothing is lost: what is not acked is read or sent again, and some of it may be delivered twice",
     "at-most-once": "what was being delivered is not sent again; pipelines history tells how many records that were",
 }
-_GONE: Final = ("gone", "gap", "pruned")
-"""Last words of error codes for missing data."""
-LOST: Final = frozenset({
-    "kafka.topic_changed", "kafka.truncated", "log.corrupt", "log.missing", "postgres.moved_row", "postgres.slot_lost",
-    "postgres.slot_missing", "postgres.slot_moved", "postgres.truncated_copy", "postgres.went_back",
-    "spark.landing_lost", "spark.landing_removed",
-})  # fmt: skip
-"""Other error codes for missing data."""
 
 
 def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int, code: str = "") -> FailureStory | None:
@@ -249,7 +242,7 @@ def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int,
         return None
     records = {0: "no record was", 1: "1 record was"}.get(acked, f"{acked:,} records were")
     rest = _REST[strategy]
-    if code in LOST or code.replace(".", "_").split("_")[-1] in _GONE:
+    if tells_loss(code):
         rest = "what the error names is gone; " + rest.removeprefix("nothing is lost: ")
     return None if since is None else FailureStory(since, f"{records} acked in this run; {rest}")
 

@@ -97,6 +97,13 @@ FATAL_NAMES: Final = _names(_FATAL)
 """Fatal code names of this project, apart from the families for a bad configuration."""
 TRANSIENT_NAMES: Final = _names(_TRANSIENT)
 """Transient code names of this project."""
+LOSSES: Final = frozenset({
+    "kafka.topic_changed", "kafka.truncated", "log.corrupt", "log.missing", "postgres.moved_row", "postgres.slot_lost",
+    "postgres.slot_missing", "postgres.slot_moved", "postgres.truncated_copy", "postgres.went_back",
+    "spark.landing_lost", "spark.landing_removed",
+})  # fmt: skip
+"""Codes for missing data, apart from those whose last word says so."""
+_GONE: Final = ("gone", "gap", "pruned")
 
 
 def class_of(code: int | str) -> Verdict | None:
@@ -119,6 +126,11 @@ def _of_name(name: str) -> Verdict | None:
     if name in FATAL_NAMES or (own and family in _FATAL_FAMILIES):
         return "fatal"
     return "transient" if name in TRANSIENT_NAMES else None
+
+
+def tells_loss(code: str) -> bool:
+    """Return whether an error with this code says that data are missing, such as ``kafka.gap``."""
+    return code in LOSSES or re.split(r"[._]", code)[-1] in _GONE
 
 
 def is_code(value: object) -> bool:

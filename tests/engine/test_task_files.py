@@ -13,6 +13,14 @@ from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.engine.task_files import require_seen
 from conduit_dagster.recovery.errors import FatalError, TransientError
 
+ONCE = """
+from conduit_dagster.connectors.file.source import FileSource
+
+class Once(FileSource):
+    name = "once"
+    replayable = False
+"""
+
 
 def _reported(error: BaseException) -> TaskError:
     sent = msgspec.msgpack.encode(task_error(error, "a task failed"))
@@ -39,22 +47,25 @@ def test_a_file_that_the_driver_does_not_see_is_told(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.place) == ("spark.not_shared", str(tmp_path / "there"))
 
 
-@pytest.mark.parametrize("log", ["positions", "records"])
+@pytest.mark.parametrize("log", ["positions", "records", "records, before the step"])
 def test_a_step_is_not_decided_with_files_that_the_driver_does_not_see(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, log: str
 ) -> None:
     """On a real cluster, where one worker lacks the folder: tests/spark/test_cluster.py."""
     lab = Lab(tmp_path, spark)
     lab.write("in.jsonl", [{"i": i} for i in range(20)])
+    lab.write("plugins/once.py", ONCE.splitlines())
+    is_logged_first = "," in log
     lab.pipeline(
-        connectors=[source(), destination()],
+        connectors=[{**source(), "plugin": "once" if is_logged_first else "file"}, destination()],
         processors=[DECODE],
-        delivery={"strategy": "exactly-once", "log": log},
+        delivery={"strategy": "exactly-once", "log": log.split(",")[0]},
         **{"dead-letter-queue": queue()},
     )
     with monkeypatch.context() as hidden:
         hidden.setattr("conduit_dagster.engine.task_files.os.path.lexists", lambda path: False)
         error = lab.run().error
     assert error is not None and error.code == "spark.not_shared"
+    assert ("log" in Path(error.place or "").parts) == is_logged_first
     assert lab.run().error is None
     assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(20))

@@ -188,6 +188,13 @@ class KafkaServer:
             producer.poll(0)
         assert producer.flush(_PATIENCE) == 0
 
+    def send_to_each(self, topic: str, value: bytes, partitions: int) -> None:
+        """Produce one message to each partition, and wait for their acks."""
+        producer = Producer({"bootstrap.servers": self.servers})
+        for partition in range(partitions):
+            producer.produce(topic, value, partition=partition)
+        assert producer.flush(_PATIENCE) == 0
+
     def transaction(self, topic: str, rows: Sequence[Row], partition: int = 0, commit: bool = True) -> None:
         """Produce keys and values in a transaction, then commit or abort it."""
         producer, known = self._transactional, self._end_of(topic, partition)
@@ -313,7 +320,9 @@ def _create(admin: AdminClient, name: str, partitions: int, config: Mapping[str,
     deadline, maybe_made = time.monotonic() + _PATIENCE, False
     while True:
         try:
-            admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(_PATIENCE)
+            # after a freeze, a broker may leave a request without an answer, and answer the next one
+            created = admin.create_topics([NewTopic(name, partitions, 1, config=settings)], request_timeout=10)
+            created[name].result(_PATIENCE)
             return
         except KafkaException as error:
             code = error.args[0].code()

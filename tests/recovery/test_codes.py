@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from lab.modules import modules
 
-from conduit_dagster.recovery.codes import FATAL_NAMES, TRANSIENT_NAMES, class_of, is_code
+from conduit_dagster.recovery.codes import FATAL_NAMES, LOSSES, TRANSIENT_NAMES, class_of, is_code
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,7 @@ def test_every_name_of_the_catalogue_is_in_the_source() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for _, path in modules() if path.name != "codes.py")
     assert [name for name in sorted(FATAL_NAMES | TRANSIENT_NAMES) if f'"{name}"' not in text] == []
     assert not FATAL_NAMES & TRANSIENT_NAMES
+
+
+def test_codes_of_lost_data_are_known() -> None:
+    assert LOSSES <= FATAL_NAMES

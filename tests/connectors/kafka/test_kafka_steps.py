@@ -30,8 +30,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_few_messages_in_many_partitions_take_no_wait_for_each(lab: KafkaLab) -> None:
     """Brokers answer for the end of a partition after a wait, which the next partition has to sit out."""
     topic = lab.server.topic(64)
-    for partition in range(64):
-        lab.server.send(topic, [(None, b"x")], partition)
+    lab.server.send_to_each(topic, b"x", 64)
     source = lab.source(topic)
     start = source.initial()
     end, seconds = source.latest(start, ALL), list[float]()
