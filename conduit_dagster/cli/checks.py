@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from conduit_dagster.cli.place_checks import Check, creatable, kept, nearest
 from conduit_dagster.cli.verb import count
@@ -117,18 +117,26 @@ def _java(project: Project) -> Check:
 
 
 def _spark(project: Project) -> Check:
-    from conduit_dagster.cli.verb_session import spark_session
-    from conduit_dagster.spark.jobs import run_job
+    from conduit_dagster.cli.verb_session import spark_session, spark_settings
+    from conduit_dagster.engine.run_jobs import Jobs
+    from conduit_dagster.engine.task_files import SHARE
+    from conduit_dagster.engine.worker_probe import workers
 
+    # tasks of a session on this machine have the driver's folders
+    is_local = spark_settings(project, server=False).local
+    folders = {} if is_local else {"staging": project.staging_url, "log": project.log_url}
     with spark_session(project, server=False) as spark:
-        frame = spark.range(1).mapInPandas(_worker_version, "python string")
-        rows = run_job(spark, "conduit-doctor", frame.collect)
-        return Check("spark", "ok", f"Spark {spark.version} ran a task in Python {rows[0][0]}")
-
-
-def _worker_version(frames: Iterator[Any]) -> Iterator[Any]:
-    for frame in frames:
-        yield frame.assign(python=platform.python_version())[["python"]]
+        found = workers(Jobs(spark, "conduit-doctor"), folders)
+        ran = f"Spark {spark.version} ran {len(found)} tasks"
+    for worker in found:
+        if worker.missing:
+            told = " and ".join(folders[name] for name in worker.missing)
+            return Check("spark", "fail", f"{worker.host} has not the {told} of this machine", SHARE)
+        for name, reason in worker.refused.items():
+            fix = f"let the user of Spark's workers write there, or set state.{name} to a folder where both may"
+            return Check("spark", "fail", f"{folders[name]} can't be written on {worker.host}: {reason}", fix)
+    where = sorted({f"Python {worker.python} on {worker.host}" for worker in found})
+    return Check("spark", "ok", f"{ran} in {', '.join(where)}")
 
 
 def _state(project: Project) -> Check:

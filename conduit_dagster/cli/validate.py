@@ -81,7 +81,7 @@ def _summary(catalogue: Catalogue, findings: list[Finding]) -> str:
 
 
 Deep = Annotated[
-    bool, typer.Option("--deep", help="Start Spark, run a task, and try sources and destinations of running pipelines.")
+    bool, typer.Option("--deep", help="Start Spark, run tasks, and try sources and destinations of running pipelines.")
 ]
 
 

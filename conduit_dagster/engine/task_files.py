@@ -9,10 +9,11 @@ from conduit_dagster import storage
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 
 _MISSING = ("file.missing", "log.missing")
-_FIX = (
+SHARE = (
     "let this machine and every worker have that folder in common: mount it there (the mount may be missing on one "
     "worker only), or set state.staging, state.log and the paths of connectors to a folder that all share"
 )
+"""What to do where a worker has other files than the driver."""
 
 
 def require_seen(host: str, urls: Iterable[str]) -> None:
@@ -36,4 +37,4 @@ def seen_here(error: ConduitError, host: str) -> ConduitError:
 
 
 def _not_shared(message: str, place: str, node: str | None = None) -> TransientError:
-    return TransientError(message, code="spark.not_shared", place=place, fix=_FIX, node=node)
+    return TransientError(message, code="spark.not_shared", place=place, fix=SHARE, node=node)

@@ -260,7 +260,7 @@ def test_deep_runs_a_task_in_spark(shell) -> None:
     ran = shell.run("doctor", "--deep", "--json")
     assert ran.code == 0, ran.envelope
     spark = next(check for check in ran.envelope["result"]["checks"] if check["name"] == "spark")
-    assert "ran a task in Python" in spark["message"]
+    assert re.search(r"Spark 4\.\S+ ran \d+ tasks in Python 3\.\S+ on \S+$", spark["message"])
 
 
 # -- init -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -262,6 +263,8 @@ def test_a_worker_without_the_shared_folder_is_told_before_anything_refers_to_it
         pytest.skip("no mount namespaces here")
     everywhere.append(*range(500), size=40_000)
     cluster.start_worker("apart", lacks=home)
+    assert everywhere.start("doctor", "--deep").wait(SECONDS) != 0
+    assert re.search(r"has not the \S+/\.conduit/staging and \S+/log of this machine", everywhere.log)
     assert everywhere.start("run", "--once").wait(SECONDS) == 1
     assert "error spark.not_shared" in everywhere.log
     cluster.kill("apart")
