@@ -21,7 +21,7 @@ _HELD: Final = 0.2
 """Seconds that a task takes at least, so that no executor gets the tasks of another one."""
 
 
-class Worker(msgspec.Struct, frozen=True):
+class WorkerReport(msgspec.Struct, frozen=True):
     """What a task saw of the machine that it ran on."""
 
     host: str
@@ -33,7 +33,7 @@ class Worker(msgspec.Struct, frozen=True):
     """Folders in which it may not write, and the system's words."""
 
 
-def workers(jobs: Jobs, folders: Mapping[str, str]) -> Sequence[Worker]:
+def workers(jobs: Jobs, folders: Mapping[str, str]) -> Sequence[WorkerReport]:
     """Run two jobs with two tasks for each slot of the session, and return what they saw.
 
     ``folders``: names and URLs of folders; a file is created in each that is on a file system, and removed again.
@@ -42,7 +42,7 @@ def workers(jobs: Jobs, folders: Mapping[str, str]) -> Sequence[Worker]:
     with _probes(folders) as probes:
         # executors register one after the other: the first job may have found one alone
         rows = [row for _ in range(2) for row in jobs.each(2 * jobs.slots(), partial(_look, probes))]
-    return [msgspec.msgpack.decode(row, type=Worker) for row in rows]
+    return [msgspec.msgpack.decode(row, type=WorkerReport) for row in rows]
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def _probes(folders: Mapping[str, str]) -> Generator[dict[str, str]]:
 
 
 def _look(probes: Mapping[str, str], number: int) -> bytes:
-    worker = Worker(socket.gethostname(), platform.python_version(), [], {})
+    worker = WorkerReport(socket.gethostname(), platform.python_version(), [], {})
     for name, file in probes.items():
         try:
             os.lstat(file)

@@ -8,11 +8,11 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.run_jobs import Jobs
-from conduit_dagster.engine.worker_probe import Worker, _look, workers
+from conduit_dagster.engine.worker_probe import WorkerReport, _look, workers
 
 
-def _seen(file: Path) -> Worker:
-    return msgspec.msgpack.decode(_look({"staging": str(file)}, 7), type=Worker)
+def _seen(file: Path) -> WorkerReport:
+    return msgspec.msgpack.decode(_look({"staging": str(file)}, 7), type=WorkerReport)
 
 
 def test_folders_that_are_the_drivers(tmp_path: Path, spark: SparkSession) -> None:
