@@ -78,6 +78,12 @@ def _positive(seconds: float) -> float:
     return seconds
 
 
+def _in_32_bits(seconds: float) -> float:
+    if seconds > 24 * 86_400:
+        raise refuse("the duration is too long", expected="a duration of at most 576h")
+    return seconds
+
+
 def _is_reference(text: str) -> str:
     try:
         read_reference(text)
@@ -201,6 +207,9 @@ Duration = Annotated[
     Field(json_schema_extra={"format": "go-duration"}),
 ]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+ServerDuration = Annotated[Duration, AfterValidator(_in_32_bits)]
+"""A duration that a client or a server counts in milliseconds of 32 bits."""
+PositiveServerDuration = Annotated[PositiveDuration, AfterValidator(_in_32_bits)]
 PositiveAge = Annotated[
     float,
     BeforeValidator(parse_age, json_schema_input_type=str | float),

@@ -6,7 +6,15 @@ import pytest
 from dagster._utils.schedules import is_valid_cron_string
 from pydantic import TypeAdapter, ValidationError
 
-from conduit_dagster.config.scalars import ByteSize, Duration, PositiveDuration, Regex, SettingText, cron_problem
+from conduit_dagster.config.scalars import (
+    ByteSize,
+    Duration,
+    PositiveDuration,
+    Regex,
+    ServerDuration,
+    SettingText,
+    cron_problem,
+)
 
 # pyright: reportUnknownParameterType=false
 
@@ -34,6 +42,13 @@ def test_duration(text: Any, seconds: float) -> None:
 def test_no_duration(text: Any) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(Duration).validate_python(text)
+
+
+def test_what_a_server_can_not_count_is_too_long() -> None:
+    adapter = TypeAdapter(ServerDuration)
+    assert adapter.validate_python("576h") * 1000 < 2**31
+    with pytest.raises(ValidationError, match="the duration is too long"):
+        adapter.validate_python("577h")
 
 
 def test_zero_is_not_positive() -> None:

@@ -10,12 +10,14 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.config.scalars import Duration, PositiveDuration, Regex, comma_separated
+from conduit_dagster.config.scalars import Duration, PositiveServerDuration, Regex, comma_separated
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import ExpressionError, compile_template
 from conduit_dagster.sdk import ConnectorSettings
 
 TOPIC_BYTES: Final = 249
+_LONGEST_LINGER: Final = 900
+"""The client's own limit, in seconds."""
 _TOPIC = re.compile(r"[A-Za-z0-9._\-]+")
 _GROUP = "no consumer group is joined: positions are kept in the state store"
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]+-----")
@@ -106,7 +108,7 @@ class KafkaSettings(ConnectorSettings):
     """The private key of ``clientCert`` as PEM text."""
     insecure_skip_verify: bool = Field(False, alias="insecureSkipVerify")
     """Accept any certificate of a broker. Connections can then be intercepted."""
-    timeout: PositiveDuration = 30.0
+    timeout: PositiveServerDuration = 30.0
     """How long to wait for a response of the brokers before the run stops with a transient error."""
 
     @model_validator(mode="after")
@@ -221,7 +223,7 @@ class KafkaDestinationSettings(KafkaSettings):
     """How long writing a message may take, including retries; 0s: two minutes."""
     linger: Duration = 0.005
     """How long a message waits for others to fill a batch."""
-    transaction_timeout: PositiveDuration = Field(120.0, alias="transaction-timeout")
+    transaction_timeout: PositiveServerDuration = Field(120.0, alias="transaction-timeout")
     """How long one delivery may take with exactly-once. After a crash, ``read_committed`` consumers are blocked for
     that long, unless the run is started again before. Limited by the brokers' ``transaction.max.timeout.ms``."""
     transactional_id: str = Field("", alias="transactional-id")
@@ -248,6 +250,8 @@ class KafkaDestinationSettings(KafkaSettings):
     def _check_times(self) -> KafkaDestinationSettings:
         if self.transaction_timeout < 1:
             raise refuse("transaction-timeout is less than a second", fix="raise it", at="transaction-timeout")
+        if self.linger > _LONGEST_LINGER:
+            raise refuse("linger is longer than 15 minutes", fix="lower it", at="linger")
         if self.linger >= self.message_timeout:
             limits = "deliveryTimeout and transaction-timeout"
             raise refuse(f"linger must be shorter than {limits}", fix="lower linger", at="linger")

@@ -13,7 +13,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.config.scalars import Duration, PositiveDuration, comma_separated
+from conduit_dagster.config.scalars import PositiveServerDuration, ServerDuration, comma_separated
 from conduit_dagster.expressions import ExpressionError, compile_template
 from conduit_dagster.sdk import ConnectorSettings
 
@@ -239,11 +239,11 @@ class DatabaseSettings(ConnectorSettings):
 
     url: str = Field(repr=False)
     """The database: ``postgresql://user:password@host:5432/database``, with libpq's parameters after a ``?``."""
-    connect_timeout: PositiveDuration = Field(10.0, alias="connect-timeout")
+    connect_timeout: PositiveServerDuration = Field(10.0, alias="connect-timeout")
     """How long connecting may take."""
-    statement_timeout: Duration = Field(0.0, alias="statement-timeout")
+    statement_timeout: ServerDuration = Field(0.0, alias="statement-timeout")
     """How long one statement may run, a whole COPY included; 0s: no limit."""
-    lock_timeout: Duration = Field(60.0, alias="lock-timeout")
+    lock_timeout: ServerDuration = Field(60.0, alias="lock-timeout")
     """How long to wait for a lock, such as that of another run's open transaction; 0s: forever."""
 
     @model_validator(mode="after")

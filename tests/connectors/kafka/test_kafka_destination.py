@@ -229,6 +229,9 @@ def test_acks_decide_what_can_be_kept() -> None:
         ({"linger": "2m"}, "linger must be shorter"),
         ({"deliveryTimeout": "1ms"}, "linger must be shorter"),
         ({"transaction-timeout": "10ms"}, "less than a second"),
+        ({"linger": "16m", "deliveryTimeout": "1h", "transaction-timeout": "1h"}, "linger is longer than 15 minutes"),
+        ({"transaction-timeout": "577h"}, "the duration is too long"),
+        ({"timeout": "577h"}, "the duration is too long"),
     ],
 )
 def test_settings_that_can_not_be(settings: dict[str, str], said: str) -> None:
