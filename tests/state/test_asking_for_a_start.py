@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 from lab.leases import change_owner, silence
+from lab.waiting import wait_until
 
 from conduit_dagster.engine.operate.subject import ask_start, stop
 from conduit_dagster.recovery.errors import TransientError
@@ -17,6 +19,7 @@ from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.recovery_state import record_request, recovery_rows
 from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import pipelines, recoveries
 
 
 def test_a_run_that_has_ended_and_still_holds_its_lease_is_over(database: sa.Engine) -> None:
@@ -51,6 +54,18 @@ def test_a_run_that_lives_elsewhere_is_not_started_again(database: sa.Engine) ->
     lease = running_elsewhere(database, 1.0)
     assert not ask_start(database, "p", "operator", 30.0)
     lease.release()
+
+
+def test_a_pipeline_that_is_deleted_while_its_stop_is_awaited_has_ended(database: sa.Engine) -> None:
+    """So has one whose request a failover of the store has lost."""
+    silence(running_elsewhere(database, 30.0))
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(stop, database, "p", "operator", False, 30.0, 20.0)
+        wait_until(lambda: recovery_rows(database)["p"].asked == "stop", "the stop is requested")
+        with database.begin() as connection:
+            for table in (pipelines, recoveries):
+                connection.execute(sa.delete(table))
+        assert stopped.result(60)
 
 
 def test_a_run_that_died_elsewhere_can_be_stopped(database: sa.Engine) -> None:
