@@ -58,7 +58,9 @@ def test_a_run_that_lives_elsewhere_is_not_started_again(database: sa.Engine) ->
 
 def test_a_pipeline_that_is_deleted_while_its_stop_is_awaited_has_ended(database: sa.Engine) -> None:
     """So has one whose request a failover of the store has lost."""
-    silence(running_elsewhere(database, 30.0))
+    lease = acquire(database, "p", 30.0)
+    PipelineStore(database, lease).status.begin(RunStart("first", "p.yaml"))
+    silence(lease)
     with ThreadPoolExecutor(1) as pool:
         stopped = pool.submit(stop, database, "p", "operator", False, 30.0, 20.0)
         wait_until(lambda: recovery_rows(database)["p"].asked == "stop", "the stop is requested")

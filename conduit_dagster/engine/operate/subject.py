@@ -107,9 +107,8 @@ def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
     if row is not None and _is_owned(row) and not free_silent(database, pipeline, lease_seconds):
         return False  # its owner polls the store twice a second
     # its last owner has taken the request; without an owner, pending work ends here
-    return not recovery_rows(database).get(pipeline, NEVER).asked or end_waiting(
-        database, pipeline, "user", lease_seconds
-    )
+    recovery = recovery_rows(database).get(pipeline, NEVER)
+    return not recovery.asked or end_waiting(database, pipeline, "user", lease_seconds)
 
 
 def _is_owned(row: dict[str, Any]) -> bool:
