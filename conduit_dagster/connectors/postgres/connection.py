@@ -33,11 +33,11 @@ NO_LIMITS = f"""
     WHERE current_setting(name, true) IS NOT NULL
 """
 # what is committed survives a crash of the server; 12.34 would be 1234 as money of a locale with a decimal comma, and
-# null in an array a text
+# null in an array a text; a wait for standbys that was cancelled is told by a warning alone
 _OWN_SETTINGS = """
     SELECT set_config(name, value, %s) FROM (
         VALUES ('statement_timeout', %s), ('lock_timeout', %s), ('lc_monetary', 'C'), ('array_nulls', 'on'),
-            ('xmloption', 'content'),
+            ('xmloption', 'content'), ('client_min_messages', 'warning'),
             ('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'))
         UNION ALL SELECT name, '0' FROM unnest(%s::text[]) AS name
     ) known (name, value) WHERE current_setting(name, true) IS NOT NULL
