@@ -176,6 +176,8 @@ _CONNECT: dict[str, Any] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
+    # without one, a client key with a password asks for it at the terminal, and waits for an answer without end
+    "sslpassword": "none",
     # a frozen owner inside a transaction holds the pipeline's row: no process waits for it longer than this
     "options": "-c lock_timeout=10s -c idle_in_transaction_session_timeout=10s"
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3",

@@ -25,6 +25,8 @@ Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
 """Idle seconds after which a kept connection is tested before use."""
 _KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+# without one, a client key with a password asks for it at the terminal, and waits for an answer without end
+_NO_PROMPT = {"sslpassword": "none"}
 
 # statement-timeout is the limit: those of a role would end a copy or a delivery that is under way, at each attempt
 _UNLIMITED = ("idle_in_transaction_session_timeout", "idle_session_timeout", "transaction_timeout")
@@ -72,7 +74,7 @@ def parameters(settings: DatabaseSettings, name: str) -> dict[str, str]:
     """Return the libpq parameters of a connection with this ``application_name``."""
     timeout = max(2, round(settings.connect_timeout))
     own = {"application_name": name, "client_encoding": "UTF8", "connect_timeout": str(timeout)}
-    return {**_KEEPALIVES, "tcp_user_timeout": "60000", **conninfo(settings.url), **own}
+    return {**_KEEPALIVES, **_NO_PROMPT, "tcp_user_timeout": "60000", **conninfo(settings.url), **own}
 
 
 def connect(settings: DatabaseSettings, verdicts: ConnectionErrors, name: str) -> Connection:

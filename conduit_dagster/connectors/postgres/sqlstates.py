@@ -156,8 +156,25 @@ _FULL = re.compile(r"too many clients|too many connections for|remaining connect
 # libpq shows what the server said behind its severity, in any language, and two spaces; its own reasons have one
 _ANSWERED = re.compile(r"failed: [^\s:]+:  ")
 # lines about the one before: hints of libpq are indented, what the server adds has a label and two spaces
-_MORE = re.compile(r"\s|[^\s:]+ ?:  |Is the server|Multiple connection|- ")
-_TLS = re.compile(r"\bSSL\b|certificate")
+_MORE = re.compile(r"\s|[^\s:]+ ?:  |Is the server|Multiple connection|Either provide|- ")
+# the client's own reasons, of which libpq gives no code: the first that is found says what to do
+_OWN_REASONS = (
+    (
+        re.compile(r"\binvalid .*(value|range)|definition of service"),
+        "correct what the message names in the setting url",
+    ),
+    (
+        re.compile(r"private key file|alert (bad |no )?certificate|alert unknown ca"),
+        "correct sslcert and sslkey in the setting url, and sslpassword of a key that has one: the certificate has to "
+        "be valid today and of an authority that the server trusts, and the key's file its user's alone (chmod 600)",
+    ),
+    (
+        re.compile(r"\bSSL\b|certificate"),
+        "correct sslmode and sslrootcert in the setting url (its whole path, on each machine that runs tasks), or the "
+        "server's certificate, which has to be valid today",
+    ),
+    (re.compile(""), "start the server, or correct host and port in the setting url"),
+)
 _OTHER_ATTRIBUTES = re.compile(r"session is (not )?read-only|server is (not )?in hot standby mode")
 _FUNCTION = re.compile(r"^PL/\w+.*\(.*$|^SQL function .*$", re.MULTILINE)
 
@@ -183,12 +200,11 @@ class DatabaseErrors:
                 "wait until one of the hosts is what target_session_attrs in the setting url asks for, or correct them"
             )
             return self._error(TransientError, f"can't connect: {_last_line(text)}", "postgres.read_only", fix)
-        fix = "start the server, or correct host and port in the setting url; nothing was lost"
+        fix = next(fix for pattern, fix in _OWN_REASONS if pattern.search(text))
         if _ANSWERED.search(text):
-            fix = "the server is up and does not let this user in now: change what its message says; nothing was lost"
-        elif _TLS.search(text):
-            fix = "correct sslmode and sslrootcert in the setting url, or the server's certificate; nothing was lost"
-        return self._error(TransientError, f"can't connect: {_last_line(text)}", "postgres.unreachable", fix)
+            fix = "the server is up and does not let this user in now: change what its message says"
+        said = f"can't connect: {_last_line(text)}"
+        return self._error(TransientError, said, "postgres.unreachable", f"{fix}; nothing was lost")
 
     def of_table(self, table: str) -> DatabaseErrors:
         """Return the same translation for one table."""
