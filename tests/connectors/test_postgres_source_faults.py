@@ -325,28 +325,6 @@ class TestServer:
             assert [one.key for one in records + more] == [{"id": i} for i in (1, 2, 3)]
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("runs", [False, True], ids=["between runs", "in a run"])
-    def test_a_slot_that_the_server_gave_up_is_named(self, server: PostgresServer, tmp_path: Path, runs: bool) -> None:
-        with closing(PostgresReading(server.create_database(), tmp_path)) as reading:
-            reading.execute(TABLE)
-            source = reading.source()
-            _, position = drained(source)
-            if not runs:
-                source.close()
-            reading.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
-            reading.execute("SELECT pg_reload_conf()")
-            lost = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s"
-            while reading.execute(lost, reading.name) != [("lost",)]:
-                reading.execute("INSERT INTO a SELECT 1, 'x' ON CONFLICT DO NOTHING")
-                reading.execute("SELECT pg_switch_wal()")
-                reading.execute("CHECKPOINT")
-            with pytest.raises(FatalError) as caught:
-                (source if runs else reading.source()).latest(position, FAR)
-            reading.execute("ALTER SYSTEM RESET max_slot_wal_keep_size")
-            reading.execute("SELECT pg_reload_conf()")
-            assert code_of(caught) == "postgres.slot_lost"
-
-    @pytest.mark.slow
     def test_rights_and_settings_of_the_server_are_named(self, server: PostgresServer, tmp_path: Path) -> None:
         with closing(PostgresReading(server.create_database(), tmp_path)) as reading:
             reading.execute(f"{TABLE}; CREATE USER poor PASSWORD 'p'; GRANT SELECT ON a TO poor")

@@ -11,7 +11,7 @@ import msgspec
 import psycopg
 
 from conduit_dagster.connectors.postgres.changes import Catalog, Changes, ReadAs, StreamRange
-from conduit_dagster.connectors.postgres.connection import Connection, connect
+from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
 from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
 from conduit_dagster.connectors.postgres.pgoutput import Relation, ReplicationStream
 from conduit_dagster.connectors.postgres.row_values import SET_SESSION
@@ -44,6 +44,7 @@ _END_READER = """
     SELECT pg_terminate_backend(a.pid) FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid
     WHERE s.slot_name = %s AND a.application_name = %s
 """
+_IS_LOST = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = %s"
 
 
 class CopyDetail(msgspec.Struct):
@@ -193,11 +194,21 @@ class SplitReader:
                 if time.monotonic() - begun > _PATIENCE:
                     raise
                 self._take_over(name, time.monotonic() - begun)
+            except psycopg.errors.ObjectNotInPrerequisiteState:
+                stream.close()
+                self._require_kept()
+                raise
             except BaseException:
                 stream.close()
                 raise
         with closing(stream):
             yield stream
+
+    def _require_kept(self) -> None:
+        """Raise ``FatalError`` if the server has given up the slot, since the range was planned."""
+        with closing(self._session()) as connection:
+            if value_of(connection, _IS_LOST, (self._settings.slot,)):
+                raise self._errors.slot_lost()
 
     def _require_wal(self, stream: ReplicationStream, end: int) -> None:
         """Raise a ``ConduitError`` if the server's WAL ends before a range that was planned: its end would never come,
