@@ -15,12 +15,14 @@ from conduit_dagster import storage
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.origins import RecordOrigin, keeps_origins, read_origins
 from conduit_dagster.engine.registering import changed_source
+from conduit_dagster.engine.stage_job import SourceFailure
 from conduit_dagster.engine.stager import Staged, Stager, from_rows
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import COLLECTION, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.codes import tells_loss
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import MISCOUNTED, Delivery, StagedDestination, StagedRecord, staged_records
 from conduit_dagster.spark.jobs import JobCancelled
@@ -111,7 +113,17 @@ class Restaged:
         tasks = self._stager.relocated(from_rows(decision.splits))
         staged = self._stager.stage(plan, tasks, as_records, again=True)
         self._made.append(staged)
+        if staged.failures:
+            raise self._failed(plan, staged.failures[0])
         return staged
+
+    def _failed(self, plan: Plan, failure: SourceFailure) -> ConduitError:
+        """Return the error of a source that can't be read again; fatal, with the way on, if it has lost the range."""
+        error, [span] = failure.error.as_error(), [one for one in plan.ranges if one.source == failure.source]
+        if error.code in _LOG_LOST or not tells_loss(error.code):
+            return error
+        source = self._context.pipeline.source_node(span.source).source
+        return _lost(plan, error) if error.fatal or source.gives_up(span.start, span.end) else error
 
     def _require_ranges(self, plan: Plan) -> None:
         """Raise ``FatalError`` if a source has lost a range: reading it would only look like a rotation."""
@@ -140,7 +152,7 @@ def _unreadable(plan: Plan, source: str, node: str) -> FatalError:
     )
 
 
-def _lost(plan: Plan, error: FatalError) -> FatalError:
+def _lost(plan: Plan, error: ConduitError) -> FatalError:
     return FatalError(
         f"step {plan.step} was prepared, its staging is gone, and so is what it read: {error.message}",
         code="delivery.rebuild_differs",

@@ -93,9 +93,9 @@ class Stager:
         directly, with splits of their own in ``tasks``, and where to log their records. ``again``: the step is
         prepared, so its dead letters are already archived.
 
-        A source that fails in the middle of its range is reported in :attr:`Staged.failures`; for a prepared step its
-        error is raised, like any other error of a task. Raises ``FatalError`` if a source's range is not what was
-        planned; ``TransientError`` (``spark.not_shared``) if a worker's files are not the driver's.
+        A source that fails in the middle of its range is reported in :attr:`Staged.failures`. Raises ``FatalError`` if
+        a source's range is not what was planned; ``TransientError`` (``spark.not_shared``) if a worker's files are not
+        the driver's.
         """
         reached("before-stage", self._context.name)
         nodes = {span.source: self._pipeline.source_node(span.source) for span in plan.ranges}
@@ -120,10 +120,9 @@ class Stager:
             if ledger.error is not None:
                 raise ledger.error.as_error()
         failures = _first_failures(ledgers)
-        if failures and again:
-            raise failures[0].error.as_error()
         if failures:
-            if add_miscounted(self._miscounted, ((failure.source, failure.error.code) for failure in failures)):
+            codes = ((failure.source, failure.error.code) for failure in failures)
+            if not again and add_miscounted(self._miscounted, codes):
                 # nothing of this execution counts: its records have other numbers than their own
                 self.discard(staging)
                 return self.stage(plan, None, as_records, log_requests)

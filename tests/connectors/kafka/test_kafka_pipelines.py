@@ -146,6 +146,7 @@ def _to_file(
     size: int = 20,
     processors: Sequence[Any] = (),
     log: str = "positions",
+    to: str = "out",
     **settings: str,
 ) -> None:
     own = {"servers": server.servers, "topics": topic, "readFromBeginning": "true", **settings}
@@ -153,7 +154,7 @@ def _to_file(
         connectors=[
             {"id": "in", "type": "source", "plugin": "kafka", "settings": own},
             {
-                "id": "out", "type": "destination", "plugin": "file",
+                "id": to, "type": "destination", "plugin": "file",
                 "settings": {"path": "./out.jsonl", "sdk.record.format": "payload/json"},
             },
         ],
@@ -283,6 +284,27 @@ def test_skip_needs_no_operator_where_a_topic_is_made_anew_under_a_step(
     assert isinstance(error, TransientError) and error.code == "kafka.topic_changed"
     assert lab.run().error is None
     assert _lines(lab) == list(range(20, 40))
+
+
+@pytest.mark.parametrize("on_gone", ["fail", "skip"])
+def test_a_prepared_step_without_its_staging_and_its_messages_is_given_up_as_the_error_says(
+    lab: Lab, kafka_server: KafkaServer, on_gone: str
+) -> None:
+    """The error said to rewind, which a prepared step forbids; with ``skip`` the run was tried again for ever."""
+    topic = kafka_server.topic()
+    _to_file(lab, kafka_server, topic, **{"on-gone": on_gone})
+    kafka_server.send(topic, _rows(range(10)))
+    with crashing("after-prepare"):
+        lab.run()
+    shutil.rmtree(lab.root / ".conduit" / "staging")
+    kafka_server.delete_before(topic, 0, 5)
+    error = lab.run().error
+    assert error is not None and (error.code, error.fatal, error.node) == ("delivery.rebuild_differs", True, "p:in")
+    assert "messages from 0 to 10 are not all there" in error.message and "another id" in (error.fix or "")
+    kafka_server.send(topic, _rows(range(10, 12)))
+    _to_file(lab, kafka_server, topic, to="other", **{"on-gone": on_gone})
+    assert lab.run().error is None
+    assert _lines(lab) == [10, 11]
 
 
 _SLOW = """
