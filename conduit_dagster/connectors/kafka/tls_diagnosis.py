@@ -66,7 +66,8 @@ def _verified(server: str, settings: KafkaSettings) -> _TlsProblem | None:
 def _refused(server: str, settings: KafkaSettings, reason: str) -> _TlsProblem:
     if any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA")):
         does = "refuses the client's certificate" if settings.client_cert else "wants a client's certificate"
-        fix = "set clientCert and clientKey to a certificate that the brokers trust, and its key, as PEM text"
+        fix = "set clientCert and clientKey to a certificate that the brokers trust, and that is valid today, and its "
+        fix += "key, as PEM text"
         return _TlsProblem(f"{server} {does}: {reason}", fix)
     fix = "look at the brokers' log, and at their ssl.enabled.protocols and ssl.cipher.suites"
     return _TlsProblem(f"{server} ends the TLS handshake: {reason}", fix, is_fatal=False)

@@ -39,6 +39,8 @@ class Secured(NamedTuple):
     """A client's certificate that the broker does not trust."""
     locked: Certificate
     """The client's, its key encrypted."""
+    expired: Certificate
+    """The client's, of yesterday."""
 
     def tls(self, listener: str, **more: str) -> Settings:
         """Settings for a listener with TLS."""
@@ -77,7 +79,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     client, stranger = ours.issue("alice"), others.issue("alice")
     locked = Certificate(client.chain, ours.lock(client.key, PASSWORD))
     with running_kafka(listeners=listeners, scram={"alice": PASSWORD}) as server:
-        yield Secured(server, ours.certificate, others.certificate, client, stranger, locked)
+        expired = ours.issue("alice", days=-1)
+        yield Secured(server, ours.certificate, others.certificate, client, stranger, locked, expired)
 
 
 # -- what works ---------------------------------------------------------------------------------------------------
@@ -180,6 +183,9 @@ MISTAKES = {
     ),
     "an unknown client certificate": Mistake(
         lambda s: s.mutual(s.stranger), "kafka.tls", "refuses the client's certificate: .*ALERT", "set clientCert"
+    ),
+    "an expired client certificate": Mistake(
+        lambda s: s.mutual(s.expired), "kafka.tls", "refuses the client's certificate: .*ALERT", "valid today"
     ),
     "another certificate's key": Mistake(
         lambda s: s.mutual(Certificate(s.client.chain, s.stranger.key)), "kafka.tls", "no client can be made", "key"
