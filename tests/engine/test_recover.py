@@ -9,10 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from lab.delta_rows import column
 from lab.file_changes import pack
 from lab.operating import events
+from lab.postgres_server import PostgresServer
+from lab.postgres_tables import drop_slots
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
@@ -113,6 +116,28 @@ def test_a_rebuild_whose_source_is_lost_is_refused(
     (lab.root / "in.jsonl.1").write_text(before)
     assert lab.run().error is None
     assert lab.documents("out.jsonl")[:6] == ROWS
+
+
+@pytest.mark.slow
+def test_a_rebuild_of_rows_whose_snapshot_is_gone_is_given_up_as_the_error_says(
+    lab: Lab, crash: Callable[[str], None], postgres_server: PostgresServer
+) -> None:
+    """It was tried again for ever, with the words that they are planned again, which a prepared step never is."""
+    url = postgres_server.create_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (i int PRIMARY KEY); INSERT INTO t SELECT generate_series(1, 4)")
+    read = {"url": url, "tables": "t", "logrepl.slotName": url.rpartition("/")[2]}
+    origin = {"id": "in", "type": "source", "plugin": "postgres", "settings": read}
+    lab.pipeline(connectors=[origin, destination()], delivery={"batch-size": 2})
+    crash("after-prepare")
+    lose_staging(lab)
+    refused = lab.run().error
+    assert refused is not None and (refused.code, refused.fatal) == ("delivery.rebuild_differs", True)
+    assert "the snapshot" in refused.message and "another id" in (refused.fix or "")
+    lab.pipeline(connectors=[origin, destination("other")], delivery={"batch-size": 2})
+    assert lab.run().error is None
+    assert lab.documents("other.jsonl") == [{"i": 3}, {"i": 4}]
+    drop_slots(url)
 
 
 def test_a_rebuild_that_would_deliver_something_else_is_refused(lab: Lab, crash: Callable[[str], None]) -> None:
