@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sqlite3
 from typing import Any, Literal
@@ -176,8 +177,6 @@ _CONNECT: dict[str, Any] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
-    # without one, a client key with a password asks for it at the terminal, and waits for an answer without end
-    "sslpassword": "none",
     # a frozen owner inside a transaction holds the pipeline's row: no process waits for it longer than this
     "options": "-c lock_timeout=10s -c idle_in_transaction_session_timeout=10s"
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3",
@@ -232,6 +231,9 @@ def make_engine(url: str) -> sa.Engine:
         configure_sqlite(engine)
         return engine
     ours = {name: value for name, value in _CONNECT.items() if name not in parsed.query}
+    if not {"service", "sslpassword"} & parsed.query.keys() and "PGSERVICE" not in os.environ:
+        # without one, a client key with a password asks for it at the terminal, and waits for an answer without end
+        ours["sslpassword"] = "none"
     if isinstance(given := parsed.query.get("options"), str):  # such as search_path; the last of equal ones counts
         ours["options"] = f"{_CONNECT['options']} {given}"
     try:

@@ -151,14 +151,17 @@ def test_a_client_s_certificate_that_is_refused_is_not_said_to_be_the_server_s(
 
 
 def test_a_key_with_a_password_is_not_asked_for_at_the_terminal(
-    guarded: Guarded, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    guarded: Guarded, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There it would wait for an answer without end; this shows where there is no terminal, too."""
+    monkeypatch.setenv("PGSERVICEFILE", str(guarded.file("services", f"[shop]\nsslpassword={SECRET}\n")))
     good = guarded.ours.issue("alice")
     locked = guarded.client(Certificate(good.chain, guarded.ours.lock(good.key, SECRET)))
     require_told(PostgresLab(guarded.url("alice", **locked), tmp_path), "private key file", "sslpassword")
     with pytest.raises(TransientError, match="private key file"):
         open_database(guarded.url("alice", **locked))
-    open_database(guarded.url("alice", **locked, sslpassword=SECRET)).dispose()
-    PostgresLab(guarded.url("alice", **locked, sslpassword=SECRET), tmp_path).destination(create_table="auto").check()
+    for known in ({"sslpassword": SECRET}, {"service": "shop"}):
+        url = guarded.url("alice", **locked, **known)
+        open_database(url).dispose()
+        PostgresLab(url, tmp_path).destination(create_table="auto").check()
     assert "pass phrase" not in "".join(capfd.readouterr())

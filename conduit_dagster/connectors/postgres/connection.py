@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -74,7 +75,10 @@ def parameters(settings: DatabaseSettings, name: str) -> dict[str, str]:
     """Return the libpq parameters of a connection with this ``application_name``."""
     timeout = max(2, round(settings.connect_timeout))
     own = {"application_name": name, "client_encoding": "UTF8", "connect_timeout": str(timeout)}
-    return {**_KEEPALIVES, **_NO_PROMPT, "tcp_user_timeout": "60000", **conninfo(settings.url), **own}
+    given = conninfo(settings.url)
+    # a service's file may hold the password
+    unasked = {} if "service" in given or "PGSERVICE" in os.environ else _NO_PROMPT
+    return {**_KEEPALIVES, **unasked, "tcp_user_timeout": "60000", **given, **own}
 
 
 def connect(settings: DatabaseSettings, verdicts: ConnectionErrors, name: str) -> Connection:
