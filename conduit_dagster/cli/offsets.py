@@ -199,6 +199,9 @@ def _marked(facts: Facts) -> str:
         return f"{who} has all of the open step already; it is delivered"
     if not offsets:
         return f"{who} has handled these records already; nothing changed"
+    if facts["did"] == "given up":
+        many = count(facts["records"], "dead letter")
+        return f"{who}: the queue {'would get' if dry_run else 'gets'} no copy of {many}{_after(facts)}"
     many = f"{count(facts['records'], 'record')} ({spans(offsets)})"
     if facts["did"] == "set back":
         return f"{who} {'would get' if dry_run else 'gets'} {many} again"

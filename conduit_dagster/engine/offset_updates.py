@@ -35,6 +35,12 @@ def before_record(plan: Plan, decision: Decision, source: str, ordinal: int) -> 
     return offsets
 
 
+def last_offset(plan: Plan, decision: Decision, source: str) -> int:
+    """Return the offset of the last record that the step has of a source; the one before its first, if it has none."""
+    count = decision.sources.get(source)
+    return span_of(plan, source).offset + (count.read if count else 0) - 1
+
+
 def before_next(plan: Plan, decision: Decision, following: tuple[str, int] | None) -> Offsets:
     """Return the offsets of a consumer whose next record comes from this source record; None: it has handled all."""
     if following is None:

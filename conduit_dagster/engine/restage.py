@@ -18,6 +18,7 @@ from conduit_dagster.engine.registering import changed_source
 from conduit_dagster.engine.stage_job import SourceFailure
 from conduit_dagster.engine.stager import Staged, Stager, from_rows
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.engine.unrebuilt import LOG_LOST, differs, log_lost, range_lost, unreadable, ways_out
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import COLLECTION, SOURCE_CONNECTOR_ID, Record
@@ -42,20 +43,22 @@ class Restaged:
 
     def again(self, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
         """Return the deliveries with new parts. Raises ``FatalError`` if their digests are not the prepared ones."""
+        lost = [delivery.consumer for delivery in missing if not is_staged(delivery)]
+        ways = ways_out(self._context.name, plan, decision, lost)
         try:
-            staged = self._stage(plan, decision)
+            staged = self._stage(plan, decision, ways=ways)
         except FatalError as error:
             if error.code == MISCOUNTED:
-                raise differs(plan, missing[0]) from error
-            if error.code in _LOG_LOST:
-                raise _log_lost(plan, missing[0], error) from error
+                raise differs(plan, missing[0], ways) from error
+            if error.code in LOG_LOST:
+                raise log_lost(plan, error, ways) from error
             raise
-        return [self._same(plan, old, staged) for old in missing]
+        return [self._same(plan, old, staged, ways) for old in missing]
 
-    def _same(self, plan: Plan, old: StagedDelivery, staged: Staged) -> StagedDelivery:
+    def _same(self, plan: Plan, old: StagedDelivery, staged: Staged, ways: str) -> StagedDelivery:
         made = self._made_of(old, staged)
         if made is None:
-            raise differs(plan, old)
+            raise differs(plan, old, ways)
         return made
 
     @staticmethod
@@ -105,34 +108,34 @@ class Restaged:
             return None
         return staged if self._made_of(old, staged) is not None else None
 
-    def _stage(self, plan: Plan, decision: Decision, *as_records: str) -> Staged:
+    def _stage(self, plan: Plan, decision: Decision, *as_records: str, ways: str = "") -> Staged:
         context = self._context
         if changed := changed_source(context.pipeline, plan, context.state):
-            raise _unreadable(plan, changed, context.node(changed))
-        self._require_ranges(plan)
+            raise unreadable(plan, changed, context.node(changed))
+        self._require_ranges(plan, ways)
         tasks = self._stager.relocated(from_rows(decision.splits))
         staged = self._stager.stage(plan, tasks, as_records, again=True)
         self._made.append(staged)
         if staged.failures:
-            raise self._failed(plan, staged.failures[0])
+            raise self._failed(plan, staged.failures[0], ways)
         return staged
 
-    def _failed(self, plan: Plan, failure: SourceFailure) -> ConduitError:
+    def _failed(self, plan: Plan, failure: SourceFailure, ways: str) -> ConduitError:
         """Return the error of a source that can't be read again; fatal, with the way on, if it has lost the range."""
         error, [span] = failure.error.as_error(), [one for one in plan.ranges if one.source == failure.source]
-        if error.code in _LOG_LOST or not tells_loss(error.code):
+        if error.code in LOG_LOST or not tells_loss(error.code):
             return error
         source = self._context.pipeline.source_node(span.source).source
-        return _lost(plan, error) if error.fatal or source.gives_up(span.start, span.end) else error
+        return range_lost(plan, error, ways) if error.fatal or source.gives_up(span.start, span.end) else error
 
-    def _require_ranges(self, plan: Plan) -> None:
+    def _require_ranges(self, plan: Plan, ways: str) -> None:
         """Raise ``FatalError`` if a source has lost a range: reading it would only look like a rotation."""
         for span in plan.ranges:
             node = self._context.pipeline.source_node(span.source)
             try:
                 blamed(node.node, node.source.verify, span.start, span.end)
             except FatalError as error:
-                raise _lost(plan, error) from error
+                raise range_lost(plan, error, ways) from error
 
     def discard(self) -> None:
         """Remove everything that was staged again, once the step is done."""
@@ -140,57 +143,6 @@ class Restaged:
             self._stager.discard(staged.staging)
         self._made.clear()
         self._known.clear()
-
-
-def _unreadable(plan: Plan, source: str, node: str) -> FatalError:
-    return FatalError(
-        f"step {plan.step} was prepared, its staging is gone, and the file no longer reads {source} as it was: "
-        "the source, delivery.log or fan-in has changed",
-        code="delivery.source_changed",
-        node=node,
-        fix="set the source, delivery.log and fan-in back, let the pipeline finish the step (run --once), then change",
-    )
-
-
-def _lost(plan: Plan, error: ConduitError) -> FatalError:
-    return FatalError(
-        f"step {plan.step} was prepared, its staging is gone, and so is what it read: {error.message}",
-        code="delivery.rebuild_differs",
-        node=error.node,
-        place=error.place,
-        fix="put back what the step read, a file or a copy of it named with .1 at its end, and run again; "
-        f"on-gone: skip leaves out no prepared step. Where it is gone for good, {_given_up('the destination')}",
-    )
-
-
-_LOG_LOST = ("log.missing", "log.corrupt")
-
-
-def _log_lost(plan: Plan, old: StagedDelivery, error: FatalError) -> FatalError:
-    """Return the error with a fix that can be followed: a pipeline with a prepared step can't be rewound."""
-    return FatalError(
-        f"step {plan.step} was prepared, its staging is gone, and so is what it read: {error.message}",
-        code=error.code,
-        node=error.node,
-        place=error.place,
-        fix=f"put the file back from a copy; without one, {_given_up(f'the destination {old.consumer}')}",
-    )
-
-
-def _given_up(destination: str) -> str:
-    return f"give {destination} another id, and it does without the step's records: see docs/recovery.md"
-
-
-def differs(plan: Plan, old: StagedDelivery) -> FatalError:
-    """Return the error for a prepared step whose lost staging can't be reproduced."""
-    return FatalError(
-        f"step {plan.step} was prepared, its staging is gone, and staging it again gives other records for "
-        f"{old.consumer}: a processor, a setting, the source or the version of conduit-dagster has changed",
-        code="delivery.rebuild_differs",
-        place=old.staging,
-        fix="put the pipeline file, the plugins, the source and the version back as they were, run, then change them; "
-        f"or {_given_up('the destination')}",
-    )
 
 
 def is_staged(delivery: StagedDelivery) -> bool:

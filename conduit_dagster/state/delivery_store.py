@@ -320,10 +320,17 @@ def end_delivery(
     skip: int = 0,
 ) -> None:
     """Mark a delivery as done, with ``records`` records delivered; do nothing if it is done already."""
-    still = {**_delivery(pipeline, step, consumer, skip), "state": ("open", "split")}
-    if update(connection, deliveries, still, {"state": "done", "pending": "", "handled": records}):
+    if give_up_delivery(connection, pipeline, step, consumer, skip, records):
         who, values = {"pipeline": pipeline, "consumer": consumer}, {"step": step, "target": json.dumps(target)}
         update(connection, consumers, who, values, add={"delivered": records})
+
+
+def give_up_delivery(
+    connection: sa.Connection, pipeline: str, step: int, consumer: str, skip: int = 0, records: int = 0
+) -> bool:
+    """Mark a delivery as done, whose consumer stays where it ended before; return False if it is done already."""
+    still = {**_delivery(pipeline, step, consumer, skip), "state": ("open", "split")}
+    return update(connection, deliveries, still, {"state": "done", "pending": "", "handled": records})
 
 
 def _delivery(pipeline: str, step: int, consumer: str, skip: int = 0) -> dict[str, Any]:

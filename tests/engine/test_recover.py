@@ -177,7 +177,7 @@ def test_a_step_that_can_t_be_rebuilt_is_given_up_with_its_destination(
     lose_staging(lab)
     built("out", changed)
     refused = lab.run()
-    assert refused.error is not None and "give the destination another id" in (refused.error.fix or "")
+    assert refused.error is not None and "give the destination (out) another id" in (refused.error.fix or "")
     lab.write("in.jsonl", [{"i": 6}], mode="a")
     built("again", changed, **({"start-from": "log"} if log == "records" else {}))
     result = lab.run()

@@ -21,13 +21,14 @@ from conduit_dagster.engine.offset_updates import generations, offset_of, origin
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.registering import changed_source
 from conduit_dagster.engine.resolve import base_of
-from conduit_dagster.engine.restage import Restaged, content, differs, is_staged
+from conduit_dagster.engine.restage import Restaged, content, is_staged
 from conduit_dagster.engine.sending import send_directly
 from conduit_dagster.engine.stager import from_rows
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.engine.unrebuilt import archive_lost, differs, ways_out
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.classify import blamed
-from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import (
     Block,
     Delivery,
@@ -113,13 +114,16 @@ class LateLetters:
         """
         part, line = letter.archive
         nacks = letter.nacks
-        found = self._context.archive.letters(part, range(line, line + len(nacks)))
+        try:
+            found = list(self._context.archive.letters(part, range(line, line + len(nacks))))
+        except FatalError as error:
+            raise archive_lost(plan, error, ways_out(self._context.name, plan, decision, [DEAD_LETTERS])) from error
         records = [StagedRecord(one.source, one.ordinal, kept(one.failed)) for one in found]
         refused_by = next(staged for staged in decision.deliveries if staged.consumer == letter.consumer)
         refused = [(record, Nack(*nack)) for record, nack in zip(records, nacks, strict=True)]
         made = self.stage(Shipment(plan, decision, refused_by, is_recovered=True), refused)
         if [content(part) for part in made.parts] != [content(part) for part in letter.delivery.parts]:
-            raise differs(plan, letter.delivery)
+            raise differs(plan, letter.delivery, ways_out(self._context.name, plan, decision, [DEAD_LETTERS]))
         return msgspec.structs.replace(letter.delivery, staging=made.staging, parts=made.parts)
 
     # -- publish ------------------------------------------------------------------------------------------------

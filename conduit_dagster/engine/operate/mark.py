@@ -12,8 +12,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from conduit_dagster import storage
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_progress import after, past_marked
-from conduit_dagster.engine.offset_updates import is_joined, offset_of, span_of
+from conduit_dagster.engine.offset_updates import is_joined, last_offset, offset_of, span_of
+from conduit_dagster.engine.operate.lost_copies import give_up_copies
 from conduit_dagster.engine.operate.open_delivery import (
     NackClaims,
     OpenDelivery,
@@ -53,8 +55,7 @@ def require_within(opened: OpenDelivery, source: str, offset: int, is_record: bo
     The offset right before the step is valid for setting a consumer back, unless it must be a record (``is_record``).
     """
     shipment = opened.shipment
-    span, count = span_of(shipment.plan, source), shipment.decision.sources.get(source)
-    first, last = span.offset, span.offset + (count.read if count else 0) - 1
+    first, last = span_of(shipment.plan, source).offset, last_offset(shipment.plan, shipment.decision, source)
     if first - (not is_record) <= offset <= last:
         return
     side = "beyond" if offset > last else "before"
@@ -198,8 +199,10 @@ def mark(
 
     ``force`` allows an offset before the consumer's own: the records between are sent again. Raises ``FatalError``
     (``offsets.*``) for an offset beyond the open step, backwards or out of order, or if the destination takes no single
-    records.
+    records. Dead letters only where their staging is lost, see :func:`give_up_copies`.
     """
+    if consumer == DEAD_LETTERS:
+        return give_up_copies(lock, offset, source, dry_run)
     opened = open_delivery(lock, consumer, change=not dry_run)
     if opened is None:
         return {"pipeline": lock.id, "consumer": consumer, "did": "held", "records": 0, "offsets": []}

@@ -80,7 +80,7 @@ def open_delivery(lock: PipelineLock, consumer: str | None, change: bool = True)
     """
     name = chosen("consumer", consumer, _consumers(lock, consumer), lock.id)
     loop = lock.loop()
-    step, decision = _step(lock, loop.context.state)
+    step, decision = open_step(lock, loop.context.state)
     staged = _staged(lock, step, decision, name)
     if not change:
         opened = OpenDelivery(lock, loop, step, shipped(lock.pipeline, step, decision, staged))
@@ -107,16 +107,22 @@ def store_end(opened: OpenDelivery) -> None:
 
 def _consumers(lock: PipelineLock, given: str | None) -> list[str]:
     if given == DEAD_LETTERS:
-        raise refused(
-            "offsets.dead_letters",
-            "dead letters are neither skipped nor sent one by one: what was refused would be lost",
-            "repair the dead-letter queue and run again",
-            node=node_id(lock.id, DEAD_LETTERS),
-        )
+        raise not_skipped(lock)
     return [destination_node.id for destination_node in lock.pipeline.outputs]
 
 
-def _step(lock: PipelineLock, state: PipelineState) -> tuple[OpenStep, Decision]:
+def not_skipped(lock: PipelineLock) -> FatalError:
+    """Return the error for dead letters that the queue can still get."""
+    return refused(
+        "offsets.dead_letters",
+        "dead letters are neither skipped nor sent one by one: what was refused would be lost",
+        "repair the dead-letter queue and run again",
+        node=node_id(lock.id, DEAD_LETTERS),
+    )
+
+
+def open_step(lock: PipelineLock, state: PipelineState) -> tuple[OpenStep, Decision]:
+    """Return the prepared step. Raises ``FatalError`` (``offsets.no_open_step``)."""
     found = prepared_step(state)
     if found is None:
         message = f"pipeline {lock.id} has no open step: no record waits for a destination"
