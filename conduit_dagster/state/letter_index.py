@@ -8,6 +8,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster.state.dead_letters import fail_again, insert_rows
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.row_statements import update
 from conduit_dagster.state.steps import DeadLetter, Plan, decode
@@ -73,6 +74,15 @@ class LetterIndex:
                 insert_rows(connection, own, part.first + line, rows)
             mine = {"pipeline": self._id, "part": part.name}
             update(connection, dead_letter_parts, mine, {"indexed": line + len(rows)})
+
+        self._run(work)
+
+    def give_up(self, part: UnindexedPart, note: str, by: str) -> None:
+        """Count the file's letters without rows as indexed: none of them will have one. The history has how many."""
+
+        def work(connection: sa.Connection) -> None:
+            update(connection, dead_letter_parts, {"pipeline": self._id, "part": part.name}, {"indexed": part.letters})
+            record_event(connection, self._id, "discarded", letters=part.letters - part.indexed, note=note, by=by)
 
         self._run(work)
 

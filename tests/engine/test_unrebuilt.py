@@ -96,3 +96,20 @@ def test_letters_of_refused_records_whose_archive_is_lost_as_well(lab: Lab, scri
     assert refused.code == "dead_letters.damaged"
     assert main(typed(refused.fix)) == 0
     assert lab.run().error is None
+
+
+def test_letters_whose_archive_was_lost_before_they_had_rows(lab: Lab, crashes: Crashes) -> None:
+    """`dlq discard --part`, the fix, found none of them, and each run ended with the same error."""
+    build(lab)
+    crashes(lab, "after-prepare")
+    [file] = (lab.root / ".conduit" / "log" / "p" / "~dead-letters").iterdir()
+    file.unlink()
+    refused = refusal(lab)
+    assert refused.code == "dead_letters.damaged"
+    words = typed(refused.fix, PIPELINE="p", WHY="gone")
+    assert main([*words, "--dry-run"]) == 0 == main(words)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"i": 0}, {"i": 2}]
+    assert len(lab.letters()) == 1
+    assert main(["dlq", "list", "p"]) == 0
+    assert [event["letters"] for event in events(lab, "discarded")] == [1]

@@ -21,6 +21,7 @@ from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, StoreLock
 from conduit_dagster.engine.operate.source_positions import moment
+from conduit_dagster.engine.operate.unindexed_letters import lost_part
 from conduit_dagster.engine.program import Replay
 from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
@@ -110,21 +111,36 @@ def discard(lock: StoreLock, selection: DeadLetterSelection, note: str, dry_run:
     """Close the selected open letters, with a note. Queue and archive keep their records.
 
     Those in a prepared step of a replay that did not end are delivered whatever happens: ``held`` in the result counts
-    them, and they stay. Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).
+    them, and they stay. Where a file of the archive was lost before its letters had rows, and all of it is selected,
+    they get none. Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).
     """
     if not note.strip():
         raise refused("usage.note", "the note is empty", "say why they will not be sent again")
     if not dry_run:
         give_back(lock.store)  # letters of a killed replay
+    part = None if selection.where else lost_part(lock, selection.wanted)
+    if part is None:
+        return _discard(lock, selection, note.strip(), dry_run)
+    left = part.letters - part.indexed
+    facts: dict[str, Any] = {"pipeline": lock.id, "letters": 0, "reasons": [], "note": note.strip(), "held": 0}
+    if reasons(lock.store.engine, lock.id, selection.wanted):
+        facts = _discard(lock, selection, note.strip(), dry_run)
+    if not dry_run:
+        lock.store.letter_index.give_up(part, note.strip(), lock.by)
+    discarded = 0 if dry_run else facts.get("discarded", 0) + left
+    return {**facts, "letters": facts["letters"] + left, "discarded": discarded}
+
+
+def _discard(lock: StoreLock, selection: DeadLetterSelection, note: str, dry_run: bool) -> dict[str, Any]:
     counts, wanted = selection.facts(lock)
     prepared = prepared_replay(lock.store.load())
     held = 0 if prepared is None else lock.store.replays.held(prepared, wanted)
-    facts = {"pipeline": lock.id, "letters": _total(counts), "reasons": counts, "note": note.strip(), "held": held}
+    facts = {"pipeline": lock.id, "letters": _total(counts), "reasons": counts, "note": note, "held": held}
     if held == facts["letters"]:
         raise _held(lock, held)
     if dry_run:
         return {**facts, "discarded": 0}
-    return {**facts, "discarded": lock.store.replays.discard(wanted, note.strip(), lock.by)}
+    return {**facts, "discarded": lock.store.replays.discard(wanted, note, lock.by)}
 
 
 def _held(lock: StoreLock, letters: int) -> FatalError:
