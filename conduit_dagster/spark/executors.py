@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+import time
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -15,6 +16,8 @@ import structlog
 from conduit_dagster.daemon_threads import in_daemon
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.session import close_session, has_stopped, is_connect
+from conduit_dagster.spark.shared import current_shared
+from conduit_dagster.spark.sql.sql_session import origin_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,9 +43,13 @@ def on_cluster(spark: SparkSession) -> bool:
 def executors_awaited(spark: SparkSession, give_up: Callable[[], object]) -> Generator[None]:
     """Run the block, which runs jobs; warn while a cluster has no executor for them, finally call ``give_up``.
 
-    ``give_up`` is called repeatedly, from another thread, until the block ends. Nothing is watched if the session has
-    no executors of its own.
+    ``give_up`` is called repeatedly, from another thread, until the block ends. For a Connect server that is not the
+    project's own, whose executors a client does not see, only warn: other jobs may have them all.
     """
+    if is_connect(spark) and origin_of(spark) is not current_shared():
+        with _server_watched(spark):
+            yield
+        return
     if not on_cluster(spark):
         yield
         return
@@ -94,3 +101,66 @@ def _is_starved(spark: SparkSession) -> bool:
     tracker = spark.sparkContext.statusTracker()
     # the driver counts as one
     return bool(tracker.getActiveJobsIds()) and len(tracker.getExecutorInfos()) <= 1
+
+
+_SERVER_INTERVAL = 15.0
+"""Seconds without a task at work, of a job that has tasks left, before a warning: Spark's own default."""
+_SERVER_FIX = (
+    "see in the server's UI whether its cluster gives it executors (a free worker that is large enough for "
+    "`spark.executor.memory`), or whether other jobs have them all"
+)
+
+
+class TaskReports:
+    """A server's reports of the operations that a thread waits for: since when none of the tasks left is at work."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+
+    def report(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str, done: bool) -> None:
+        """Take a report; PySpark calls it in the thread that waits."""
+        del operation_id
+        left = any(stage.num_tasks > stage.num_completed_tasks for stage in stages or ())
+        if left and not inflight_tasks and not done:
+            self._since.setdefault(threading.get_ident(), time.monotonic())
+        else:
+            self.forget(threading.get_ident())
+
+    def idle_seconds(self, thread: int) -> float:
+        """Return for how long no task of the thread's operation has been at work."""
+        since = self._since.get(thread)
+        return 0.0 if since is None else time.monotonic() - since
+
+    def forget(self, thread: int) -> None:
+        """Forget the thread's operation: it has ended, or a task of it is at work."""
+        self._since.pop(thread, None)
+
+
+_reports: WeakKeyDictionary[SparkSession, TaskReports] = WeakKeyDictionary()
+
+
+@contextmanager
+def _server_watched(spark: SparkSession) -> Generator[None]:
+    reports, thread, ended = _reports_of(spark), threading.get_ident(), threading.Event()
+    reports.forget(thread)
+    in_daemon(lambda: _watch_server(reports, thread, ended), "executors")
+    try:
+        yield
+    finally:
+        ended.set()
+        reports.forget(thread)
+
+
+def _reports_of(spark: SparkSession) -> TaskReports:
+    if spark not in _reports:
+        _reports[spark] = TaskReports()
+        spark.registerProgressHandler(_reports[spark].report)  # type: ignore[arg-type]  # pyright: ignore
+    return _reports[spark]
+
+
+def _watch_server(reports: TaskReports, thread: int, ended: threading.Event) -> None:
+    waited = 0
+    while not ended.wait(_SERVER_INTERVAL):
+        waited = waited + 1 if reports.idle_seconds(thread) >= _SERVER_INTERVAL else 0
+        if waited % _WARNING == 1:
+            log.warning("the job waits: the Spark server runs none of its tasks", fix=_SERVER_FIX)

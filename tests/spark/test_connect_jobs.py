@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import ConnectServer
 from lab.waiting import wait_until
 
 from conduit_dagster.spark.connect import owner_tag
+from conduit_dagster.spark.executors import TaskReports
 
 HERE = Path(__file__).parent
 
@@ -45,3 +48,36 @@ def test_what_a_killed_owner_sends_is_ended(connect_server: ConnectServer, tmp_p
     assert (ended, again) == ("1", "0")
     wait_until(lambda: not Path("/proc", last(sent)[0]).exists(), "the worker that sent is gone")
     assert float(last(sent)[1]) < float(at), "nothing is sent once the successor goes on"
+
+
+class _Stage(NamedTuple):
+    num_tasks: int
+    num_completed_tasks: int
+
+
+def test_a_job_waits_while_tasks_are_left_and_none_is_at_work() -> None:
+    reports, own = TaskReports(), threading.get_ident()
+    for stages, inflight, done, waits in (
+        ([_Stage(2, 0)], 0, False, True),
+        ([_Stage(2, 0)], 1, False, False),
+        ([_Stage(2, 1)], 0, False, True),
+        ([_Stage(2, 2)], 0, False, False),
+        ([_Stage(2, 1)], 0, False, True),
+        ([_Stage(2, 1)], 0, True, False),
+        (None, 0, False, False),
+    ):
+        reports.report(stages, inflight, "an id", done)
+        assert (reports.idle_seconds(own) > 0) == waits
+    reports.report([_Stage(1, 0)], 0, "an id", False)
+    assert reports.idle_seconds(own + 1) == 0, "of another thread"
+
+
+@pytest.mark.slow
+def test_a_job_that_no_executor_of_a_server_runs_says_so(connect_server: ConnectServer, tmp_path: Path) -> None:
+    """Before a cluster without workers it waited for ever, without a word."""
+    words = (connect_server.url, tmp_path)
+    client = connect_server.start(HERE / "waiting_job.py", *words, stdout=subprocess.PIPE, text=True)
+    said, _ = client.communicate(timeout=150)
+    event, rows = json.loads(said)
+    assert event == "the job waits: the Spark server runs none of its tasks"
+    assert rows == [8, 1]
