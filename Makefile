@@ -125,9 +125,9 @@ matrix: $(STAMP) ## the whole kill matrix, and all else of which the tests have 
 	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen $(CHOOSING) $(PYTEST_ARGS)
 
 LOWEST := .conduit/lowest
-TOOLS := pytest pytest-xdist pytest-timeout hypothesis dagster-graphql
+TOOLS := pytest pytest-xdist pytest-timeout hypothesis dagster-graphql mkdocs-material playwright pillow
 .PHONY: lowest
-lowest: $(STAMP) ## the fast tests with the lowest versions of packages that pyproject.toml allows, in ten minutes
+lowest: $(STAMP) ## the fast tests with the lowest versions of packages that pyproject.toml allows, in half an hour
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(LOWEST)
 	$(BIN)/uv pip compile --quiet --resolution lowest-direct --extra all pyproject.toml -o $(LOWEST)/versions.txt
 	grep -E '^($(subst $() ,|,$(TOOLS)))==' requirements.lock > $(LOWEST)/tools.txt

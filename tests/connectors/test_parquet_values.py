@@ -25,6 +25,10 @@ def test_times_as_spark_writes_them(tmp_path: Path) -> None:
     assert read(source, source.initial(), end) == [{"t": "9999-12-31T00:00:00Z"}]
 
 
+# earlier versions do not read back a list of fixed size that is missing
+_NO_PAIR = None if int(pa.__version__.split(".")[0]) >= 26 else [9, 9]
+
+
 @pytest.mark.parametrize("stored", [False, True], ids=["parquet", "arrow"])
 def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path, stored: bool) -> None:
     """Columns beside them stay what they are, however many columns of the file they are made of."""
@@ -35,7 +39,7 @@ def test_times_as_spark_writes_them_inside_of_others(tmp_path: Path, stored: boo
         "m": pa.array([None, [(2, 3)]], pa.map_(time, time)),
         "t": pa.array([4, None], time),
         "v": pa.array([5, 6]),
-        "f": pa.array([[7, 8], None], pa.list_(time, 2)),
+        "f": pa.array([[7, 8], _NO_PAIR], pa.list_(time, 2)),
     }
     path = tmp_path / "in" / "a.parquet"
     pq.write_table(pa.table(rows), path, use_deprecated_int96_timestamps=True, store_schema=stored)
