@@ -121,6 +121,19 @@ def test_a_drain_by_hand_that_was_killed_is_followed_by_a_drain(location: Locati
     assert request.run_config == {"ops": {"orders__run": {"config": {"drain": True}}}}
 
 
+def test_a_restart_whose_run_was_deleted_does_what_the_file_says(location: Location) -> None:
+    """Only that run's own config says that it drained."""
+    location.write(status="stopped")
+    drain = {"ops": {"orders__run": {"config": {"drain": True}}}}
+    location.instance.add_run(dg.DagsterRun("orders", "r1", drain, status=dg.DagsterRunStatus.STARTED))
+    (bound,) = open_catalogue(location.project).bound
+    location.begin(run="r1", digest=bound.digest, drains=True)
+    location.tick()
+    location.instance.delete_run("r1")
+    (request,) = location.tick()
+    assert request.run_config == {}
+
+
 def test_the_next_failure_has_another_key(location: Location) -> None:
     location.write()
     location.begin()
