@@ -158,7 +158,8 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
     context, plan, consumers = loop.context, step.plan, loop.context.consumers
     todo = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in consumers]
     for delivery in todo:
-        _require_same(context, plan, delivery.consumer)
+        if not _was_refused(context, plan, delivery):
+            _require_same(context, plan, delivery.consumer)
     held = [d for d in todo if _holds(context, plan, d)]
     missing = _retargeted(context, plan, decision, [d for d in todo if d not in held])
     for staged in held:
@@ -193,6 +194,15 @@ def _require_same(
             node=context.node(consumer),
             fix=f"set it back to {_named(was)}, let the pipeline finish the step, then change it",
         )
+
+
+def _was_refused(context: StepContext, plan: Plan, staged: StagedDelivery) -> bool:
+    """Return whether only the place of its hashes has changed, and the earlier one can't have this delivery."""
+    was, destination = plan.targets.get(staged.consumer, {}), context.consumers[staged.consumer]
+    hashes = was.get("hashes", destination.hashes_at)
+    if hashes == destination.hashes_at or not is_target({**was, "hashes": destination.hashes_at}, destination):
+        return False
+    return blamed(context.node(staged.consumer), destination.never_takes, hashes, as_delivery(staged, plan.step))
 
 
 def _named(target: dict[str, str | None]) -> str:

@@ -186,6 +186,11 @@ class Destination(ABC):
         """
         return False
 
+    def never_takes(self, hashes: str | None, delivery: Delivery) -> bool:
+        """Return whether the place that :attr:`hashes_at` named before, ``hashes``, neither has nor ever takes this
+        delivery, so that the setting may change although its step is prepared."""
+        return False
+
     def expected(self, delivery: Delivery) -> Target:
         """Return the target that follows this delivery once it is published; at-most-once stores it first."""
         return delivery.target

@@ -43,3 +43,19 @@ def test_a_prepared_step_is_published_whatever_another_project_does(
     (first.root / "in.jsonl").unlink()
     result = first.run()
     assert rows_of(table, plugin) == [row["i"] for row in ROWS], result.error
+
+
+def test_a_step_that_the_table_has_of_another_project_is_added_under_an_app_id_of_its_own(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """The fix was refused as a changed target, whose fix was to set it back."""
+    table = tmp_path / "table"
+    first, second = (project(tmp_path / name, spark, ROWS[:3], "delta", path=str(table)) for name in "ab")
+    assert first.run().error is None
+    refused = second.run().error
+    assert refused is not None and refused.code == "delta.transaction_taken"
+    assert refused.fix is not None and "an app-id of its own" in refused.fix
+    second = project(second.root, spark, ROWS[:3], "delta", path=str(table), **{"app-id": "b"})
+    for _ in range(2):
+        assert second.run().error is None
+    assert rows_of(table, "delta") == sorted([row["i"] for row in ROWS[:3]] * 2)

@@ -143,6 +143,12 @@ class Commits:
         table = self._table.open()
         return table is not None and self._is_in(table, delivery)
 
+    def refuses(self, delivery: Delivery) -> bool:
+        """Return whether the table has another delivery of this step, or a later step, under the application id."""
+        table = self._table.open()
+        found = None if table is None else table.transaction_version(self._app(delivery))
+        return found is not None and found >> _HASH_BITS >= delivery.step and found != _version(delivery)
+
     def settle(self) -> None:
         """Make the committed entries durable: the process that committed them may have crashed before its sync."""
         table = self._table.open()
@@ -222,7 +228,7 @@ class Commits:
             "pipeline's state was lost",
             code="delta.transaction_taken",
             place=self._table.address,
-            fix="give the destination an app-id of its own; after lost state, first look which records the table has",
+            fix="look which records the table has, then give the destination an app-id of its own: the step is added",
         )
 
     def _open(self) -> DeltaTable:

@@ -34,6 +34,7 @@ class DeltaDestinationSettings(ColumnsSettings):
 
 STAGING = "_conduit_staging"
 """Staging folder inside the table's folder, so that parts need no copy; readers and vacuum skip it."""
+_APP_ID = "app-id "
 
 
 class DeltaDestination(ColumnsDestination):
@@ -68,7 +69,7 @@ class DeltaDestination(ColumnsDestination):
     @property
     def hashes_at(self) -> str | None:
         """The application id of the table's transactions, if it is set."""
-        return f"app-id {self.settings.app_id}" if self.settings.app_id else None
+        return f"{_APP_ID}{self.settings.app_id}" if self.settings.app_id else None
 
     def row_count(self) -> int | None:
         """Return the number of rows from the table's log; None if it has none, or if rows may be deleted in place."""
@@ -141,6 +142,13 @@ class DeltaDestination(ColumnsDestination):
         self._require_target(delivery)
         with self._table.mapped("can't read"):
             return self._commits.holds(delivery)
+
+    def never_takes(self, hashes: str | None, delivery: Delivery) -> bool:
+        """Return whether the table refuses the delivery under the application id that the setting was before."""
+        app_id = (hashes or "").removeprefix(_APP_ID)
+        before = Commits(self._table, self.context.pipeline, app_id, self._once)
+        with self._table.mapped("can't read"):
+            return before.refuses(delivery)
 
     def publish(self, delivery: Delivery) -> Target:
         """Publish the delivery in one commit; a delivery that the table already has is never committed again."""

@@ -89,7 +89,10 @@ class DeliveryClaims:
         if delivery.step >= floor:
             return
         message = f"step {delivery.step} is older than what the topic of deliveries still knows (step {floor})"
-        fix = "a run this old must not go on; where the state store was started anew on purpose: set transactional-id"
+        fix = (
+            "a run this old must not go on; where the state store was started anew on purpose, give the destination"
+            " another id: the step ends without the old one (docs/recovery.md, A step that can't be rebuilt)"
+        )
         raise self._errors.fatal(message, "kafka.step_pruned", fix)
 
     def _floor(self) -> int:
