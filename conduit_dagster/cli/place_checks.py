@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
 import tempfile
@@ -57,24 +56,20 @@ def creatable(name: str, folder: Path, shown: str) -> Check:
     there = nearest(folder)
     if not there.is_dir():
         return Check(name, "fail", f"{shown}: {there} is not a folder", "choose another path in conduit.yaml")
-    if not _is_writable(there):
-        return Check(
-            name,
-            "fail",
-            f"{there} can't be written",
-            f"chown -R $USER {shlex.quote(str(there))}, or choose another path",
-        )
+    if (error := _refusal(there)) is not None:
+        known = from_os_error(error, f"{there} can't be written")
+        own = f"chown -R $USER {shlex.quote(str(there))}, or choose another path"
+        return Check(name, "fail", known.message, own if known.code == "file.no_permission" else known.fix)
     return Check(name, "ok", shown if there == folder else f"{shown} (the first run makes it)")
 
 
-def _is_writable(folder: Path) -> bool:
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return False
+def _refusal(folder: Path) -> OSError | None:
+    """Return why the system creates no file in a folder; None if it does."""
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
+            return None
+    except OSError as error:
+        return error
 
 
 def nearest(path: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from lab.as_owner import ERROR, owned
 from lab.file_rights import obeyed
 from lab.postgres_server import PostgresServer
+from lab.small_disk import mounted
 from psycopg import sql
 
 from conduit_dagster.cli.checks import _destinations
@@ -69,6 +71,17 @@ def test_a_folder_that_cannot_be_written_fails(run, project: Path) -> None:
         ran = run("doctor", "--json")
     project.chmod(0o755)
     assert (checks(ran)["state"], checks(ran)["staging"]) == ("fail", "fail")
+
+
+def test_a_file_system_that_is_read_only_is_no_matter_of_its_owner(run, project: Path) -> None:
+    """The fix was `chown -R`, which such a file system refuses."""
+    with mounted(project / ".conduit", "1m") as folder:
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        result = run("doctor", "--json")
+    failed = {check["name"]: check for check in result.envelope["result"]["checks"] if check["level"] == "fail"}
+    assert {"state", "staging", "log"} <= failed.keys()
+    assert "the file system is read-only" in failed["state"]["message"]
+    assert "mount it for writing" in failed["state"]["fix"]
 
 
 @pytest.mark.parametrize("options", ["", "?timeout=5"])
