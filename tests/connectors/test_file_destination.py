@@ -86,6 +86,20 @@ def test_a_lost_target_is_replaced_where_the_settings_say_so(tmp_path: Path) -> 
     assert rows(path) == [9, 1]
 
 
+@pytest.mark.parametrize("foreign", [1, 100])
+def test_foreign_lines_behind_the_base_are_adopted_where_the_settings_say_so(tmp_path: Path, foreign: int) -> None:
+    """Fewer bytes than the delivery's were taken for its beginning: the error whose fix this setting is came back."""
+    path, destination = tmp_path / "out.jsonl", make(tmp_path, **{"if-changed": "adopt"})
+    delivery = prepared(stage(destination, tmp_path, 1, [[1, 2, 3]]), destination.target(None))
+    path.write_text('{"i":9}\n' * foreign)
+    target = destination.retarget(delivery)
+    assert target is not None
+    destination.publish(prepared(delivery, target))
+    assert rows(path) == [9] * foreign + [1, 2, 3]
+    path.write_bytes(path.read_bytes()[:-3])
+    assert destination.retarget(prepared(delivery, target)) is None, "a torn write of ours is written again"
+
+
 def test_a_file_that_does_not_end_its_last_line(tmp_path: Path) -> None:
     """Our first record begins a new line, also when it is published again."""
     (tmp_path / "out.jsonl").write_text('{"i":0}')
