@@ -273,12 +273,14 @@ def _lost(url: str, home: Path, own: str) -> FatalError:
 
 
 def _older(engine: sa.Engine, what: str) -> FatalError:
+    is_file = sqlite_file(engine.url) is not None
+    newest = "file back, with its own -wal file if it has one" if is_file else "copy of the database back"
     return FatalError(
         f"the state store {what}. What was done since would be done again",
         code="state.older",
         place=place_of(engine),
-        fix="put the newest file back, with its own -wal file if it has one; if this backup is the newest one: "
-        "conduit-dagster run --accept-new-state" + _IN_DAGSTER,
+        fix=f"put the newest {newest}; if this backup is the newest one: "
+        f"conduit-dagster run --accept-new-state{_IN_DAGSTER}",
     )
 
 

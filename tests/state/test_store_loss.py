@@ -335,6 +335,7 @@ def test_a_store_that_a_run_found_set_back_is_refused_until_it_is_accepted(
         error = refused(lambda: open_store(database_url, tmp_path / home))
         assert error.code == "state.older"
         assert "during a run of pipeline p" in error.message
+        assert ("-wal" in str(error.fix)) == database_url.startswith("sqlite"), "a database has no such file"
     open_store(database_url, tmp_path / home, accept_new=True).dispose()
     for name in ("home", "another"):
         used(database_url, tmp_path / name)
