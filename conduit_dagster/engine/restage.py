@@ -146,9 +146,15 @@ class Restaged:
 
 
 def is_staged(delivery: StagedDelivery) -> bool:
-    """Return whether all staged files of a delivery exist with the length that was prepared."""
-    files = [*delivery.parts, *delivery.origins]
-    return all(storage.size(storage.join(delivery.staging, part.name)) == part.bytes for part in files)
+    """Return whether all staged files of a delivery exist with the bytes that were prepared."""
+    return all(
+        _is_whole(storage.join(delivery.staging, part.name), part) for part in [*delivery.parts, *delivery.origins]
+    )
+
+
+def _is_whole(staged: str, part: Part) -> bool:
+    # a disk that failed, or a power failure, may leave the length and other bytes
+    return storage.size(staged) == part.bytes and storage.digest(staged)[1] == part.sha256
 
 
 def content(part: Part) -> tuple[int, int, str]:
