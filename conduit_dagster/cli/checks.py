@@ -274,8 +274,8 @@ def _launches(project: Project) -> Check:
     ]
     if len(gone) < len(found):
         fixes.append(
-            "see that Dagster's daemon runs with the sensors conduit_recovery and conduit_lifecycle on, and that its "
-            "queue has room; or run it here: conduit-dagster run"
+            "see that Dagster's daemon runs, that the code location loads, with the sensors conduit_recovery and "
+            "conduit_lifecycle on, and that the queue has room; or run it here: conduit-dagster run"
         )
     return Check("launches", "warn", f"{', '.join(found.values())}, and no process has begun it", "; ".join(fixes))
 
