@@ -78,8 +78,9 @@ def test_a_header_that_is_no_text(tmp_path: Path, log: Path) -> None:
     assert step(Reader(tmp_path, header="true")) == [("1", "gr\ufffd\ufffde")]
 
 
-def test_a_header_that_is_too_long(tmp_path: Path, log: Path) -> None:
-    append(log, "a" * 2_000_000)
+@pytest.mark.parametrize("text", ["a" * 2_000_000, "a" * 5_000 + "\n1\n"])
+def test_a_header_that_is_too_long(tmp_path: Path, log: Path, text: str) -> None:
+    append(log, text)
     with pytest.raises(FatalError, match="longer than"):
         Reader(tmp_path, header="true", **{"max-line": "1000"}).step()
 

@@ -148,3 +148,14 @@ def test_lines_before_one_that_is_too_long_are_read_first(tmp_path: Path) -> Non
     with pytest.raises(FatalError) as error:
         reader.step()
     assert error.value.code == "file.line_too_long"
+
+
+@pytest.mark.parametrize("before", [0, 3, 1_048_570, 1_048_576])
+def test_a_line_is_measured_wherever_it_lies(tmp_path: Path, before: int) -> None:
+    """Also one of less than the MiB that is read at a time, and one that begins in one MiB and ends in the next."""
+    fits = ["y" * 9] * (before // 10) + ["z" * 10]
+    append(tmp_path / "app.log", "\n".join([*fits, "x" * 11, "ok", ""]))
+    reader = Reader(tmp_path, **{"max-line": "10"})
+    assert reader.step() == fits
+    with pytest.raises(FatalError, match=f"line {len(fits) + 1} of .* is longer than 10 bytes"):
+        reader.step()

@@ -33,9 +33,14 @@ class Mark(NamedTuple):
 
 
 def scan(file: OpenFile, start: Mark, upto: int, max_line: int) -> Iterator[Mark]:
-    """Count lines from ``start``; yield a mark after the last line end of every chunk, about one per MiB."""
+    """Count lines from ``start``; yield a mark after the last line end of every chunk, about one per MiB.
+
+    Raises ``FatalError`` (``file.line_too_long``), after a mark before the line that is.
+    """
     offset, line, last = start.offset, start.line, start.offset
-    for data in file.chunks(start.offset, upto - start.offset):
+    for chunk in file.chunks(start.offset, upto - start.offset):
+        too_long = _too_long(chunk, last - offset, max_line)
+        data = chunk if too_long is None else chunk[: max(0, too_long)]
         end = data.rfind(b"\n") + 1
         if end:
             line += _line_ends(data)
@@ -43,13 +48,29 @@ def scan(file: OpenFile, start: Mark, upto: int, max_line: int) -> Iterator[Mark
             file.passed(last, data[max(0, end - MARK) : end])
             yield Mark(last, line)
         offset += len(data)
-        if offset - last > max_line:
+        if too_long is not None or offset - last > max_line:
             raise FatalError(
                 f"line {line + 1} of {file.url} is longer than {max_line} bytes",
                 code="file.line_too_long",
                 place=f"{file.url}, byte {last}",
                 fix="is it a file of lines? if so, raise the setting max-line",
             )
+
+
+def _too_long(data: bytes, begin: int, max_line: int) -> int | None:
+    """Return where the first line of more than ``max_line`` bytes begins, of those that end in ``data``; None without.
+
+    ``begin``: where the first line begins, 0 or less.
+    """
+    import numpy as np
+
+    if data.find(b"\n") - begin > max_line:
+        return begin
+    if len(data) <= max_line:
+        return None
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _END)
+    long = np.flatnonzero(np.diff(ends) > max_line + 1)
+    return int(ends[long[0]]) + 1 if long.size else None
 
 
 def _line_ends(data: bytes) -> int:
