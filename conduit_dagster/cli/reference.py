@@ -71,7 +71,12 @@ _NAMES: Final[dict[Any, str]] = {
     bool: "true or false",
     dict: "mapping",
 }
-_FORMATS: Final = {"go-duration": "duration", "byte-size": "size", "regex": "regular expression"}
+_FORMATS: Final = {
+    "go-duration": "duration",
+    "age": "duration, also in days",
+    "byte-size": "size",
+    "regex": "regular expression",
+}
 # an annotated text is identified by its validators
 _CHECKED: Final[dict[Any, str]] = {
     get_args(processor_settings.Field)[1:]: "field reference",
@@ -91,7 +96,7 @@ def type_text(field: FieldInfo) -> str:
     name = _format(field) or _annotated(field.annotation, tuple(field.metadata))
     bounds = [
         f"{word} {getattr(rule, bound):g}"
-        for rule in field.metadata
+        for rule in [*field.metadata, *_rules_in(field.annotation)]
         for bound, word in _BOUNDS.items()
         if getattr(rule, bound, None) is not None
     ]
@@ -106,10 +111,19 @@ def _format(field: FieldInfo) -> str | None:
 
 def _formats_in(annotation: Any) -> Iterator[str]:
     """Yield the formats inside a union, where that of an optional value is kept."""
+    for field in _fields_in(annotation):
+        if (name := _format(field)) is not None:
+            yield name
+
+
+def _rules_in(annotation: Any) -> list[Any]:
+    """Return the bounds inside a union."""
+    return [rule for field in _fields_in(annotation) for rule in field.metadata]
+
+
+def _fields_in(annotation: Any) -> Iterator[FieldInfo]:
     for argument in get_args(annotation):
-        for rule in getattr(argument, "__metadata__", ()):
-            if isinstance(rule, FieldInfo) and (name := _format(rule)) is not None:
-                yield name
+        yield from (rule for rule in getattr(argument, "__metadata__", ()) if isinstance(rule, FieldInfo))
 
 
 def _annotated(annotation: Any, metadata: tuple[Any, ...]) -> str:

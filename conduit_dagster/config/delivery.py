@@ -107,7 +107,9 @@ class Recovery(Section):
     """Maximum wait before a restart."""
 
     backoff_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
-    """Factor by which the wait grows with each restart. 0 means 2, as in Conduit; 1 keeps the wait constant."""
+    """Factor by which the wait grows with each restart. 0 means 2, as in Conduit; 1 keeps the wait constant;
+    nothing in between.
+    """
 
     max_retries: Annotated[int, Field(ge=-1)] = -1
     """Maximum number of restarts within the window; one more error degrades the pipeline. -1 means no limit, 0 no
@@ -151,7 +153,9 @@ class Trigger(Section):
     """When a pipeline runs: `continuous`, `available-now`, `{every: 5m}` or `{cron: "0 * * * *"}`."""
 
     kind: TriggerKind = "continuous"
-    """`continuous` runs until stopped, `available-now` until the sources are drained, as do the timed ones."""
+    """`continuous` runs until stopped, `available-now` until the sources are drained, as do the timed ones, whose kind
+    need not be given.
+    """
 
     every: PositiveDuration | None = None
     """Time between the starts of two runs."""
@@ -175,7 +179,12 @@ _EXPECTED = "continuous, available-now, {every: 5m} or {cron: 0 * * * *}"
 
 
 def _timed(data: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = [name for name in TIMED if name in data]
+    kind, chosen = data.get("kind"), [name for name in TIMED if name in data]
+    if kind in _KINDS and not chosen:
+        return dict(data)
+    if kind is not None and chosen and [kind] != chosen:
+        message = f"a trigger with {' and '.join(chosen)} is not of the kind {kind}"
+        raise refuse(message, expected=_EXPECTED, fix="leave out kind")
     if len(chosen) != 1:
         word = next((key for key in data if key not in TIMED), "")
         message = "a trigger needs exactly one of every and cron"

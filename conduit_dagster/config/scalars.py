@@ -215,6 +215,7 @@ PositiveAge = Annotated[
     BeforeValidator(parse_age, json_schema_input_type=str | float),
     AfterValidator(_not_negative),
     AfterValidator(_positive),
+    Field(json_schema_extra={"format": "age"}),
 ]
 ByteSize = Annotated[
     int,

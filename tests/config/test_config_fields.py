@@ -147,6 +147,8 @@ class TestOurFields:
         assert trigger("available-now") == ("available-now", None, None)
         assert trigger("{every: 5m}") == ("every", 300.0, None)
         assert trigger('{cron: "0 * * * *"}') == ("cron", None, "0 * * * *")
+        assert trigger("{kind: available-now}") == ("available-now", None, None)
+        assert trigger("{kind: every, every: 5m}") == ("every", 300.0, None)
 
     @pytest.mark.parametrize(
         ("text", "fix"),
@@ -155,6 +157,8 @@ class TestOurFields:
             ("every", 'write {every: "5m"}'),
             ("cron 5 * * * *", 'write {cron: "5 * * * *"}'),
             ("continuos", "did you mean continuous?"),
+            ("{kind: cron, every: 5m}", "leave out kind"),
+            ("{kind: continuous, every: 5m}", "leave out kind"),
         ],
     )
     def test_a_trigger_in_the_wrong_form(self, text: str, fix: str) -> None:

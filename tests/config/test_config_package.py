@@ -132,3 +132,10 @@ def test_every_field_is_described(root: type[BaseModel]) -> None:
         undescribed = [setting.name for setting in settings_of(model, {}) if not setting.description]
         assert not undescribed, model.__name__
     assert root.model_json_schema()["properties"]
+
+
+def test_an_optional_value_has_the_type_and_bounds_of_its_value() -> None:
+    """The reference said number of durations, and no bounds."""
+    found = {one.name: one.type for model in _models(Pipeline) for one in settings_of(model, {})}
+    assert found["max-lag"] == found["time"] == "duration, also in days"
+    assert found["open-limit"] == "integer, at least 0"
