@@ -294,7 +294,9 @@ def _replayed(facts: Facts) -> str:
     left = unusable_letters(facts)
     if facts["dry_run"]:
         many = count(letters_to_send(facts), "dead letter")
-        return f"{facts['pipeline']}: {many} would be sent again from the {facts['from']}{left}"
+        said = f"{facts['pipeline']}: {many} would be sent again from the {facts['from']}{left}"
+        reasons = [f"  {row['letters']:,} of {row['node']} {row['code']}" for row in facts["reasons"]]
+        return "\n".join([said, *reasons])
     done = f"{facts['pipeline']}: {count(facts['replayed'], 'dead letter')} delivered{left}"
     failed = facts["failed"]
     if not failed:
