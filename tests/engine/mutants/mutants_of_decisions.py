@@ -46,7 +46,7 @@ def prepare(patch: Patch) -> None:
 def digest(patch: Patch) -> None:
     """*Staging that is gone is rebuilt and must match the digests*: here any rebuilt staging is published."""
 
-    def whatever(self: Restaged, plan: Plan, old: StagedDelivery, staged: Staged) -> StagedDelivery:
+    def whatever(self: Restaged, plan: Plan, old: StagedDelivery, staged: Staged, ways: str) -> StagedDelivery:
         folder = staged.staging[old.consumer]
         return msgspec.structs.replace(old, staging=folder, parts=staged.share(old.consumer).parts)
 
