@@ -164,8 +164,9 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
     missing = _retargeted(context, plan, decision, [d for d in todo if d not in held])
     for staged in held:
         loop.publisher.settle(Shipment(plan, decision, staged))
-    if any(not is_staged(delivery) for delivery in missing):
-        missing = loop.restaged.again(plan, decision, missing)
+    if lost := [staged for staged in missing if not is_staged(staged)]:
+        again = {staged.consumer: staged for staged in loop.restaged.again(plan, decision, lost)}
+        missing = [again.get(staged.consumer, staged) for staged in missing]
     return [shipped(context.pipeline, step, decision, staged) for staged in missing]
 
 

@@ -41,19 +41,18 @@ class Restaged:
         self._made: list[Staged] = []
         self._known: dict[tuple[int, str], Staged | None] = {}
 
-    def again(self, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
+    def again(self, plan: Plan, decision: Decision, lost: list[StagedDelivery]) -> list[StagedDelivery]:
         """Return the deliveries with new parts. Raises ``FatalError`` if their digests are not the prepared ones."""
-        lost = [delivery.consumer for delivery in missing if not is_staged(delivery)]
-        ways = ways_out(self._context.name, plan, decision, lost)
+        ways = ways_out(self._context.name, plan, decision, [delivery.consumer for delivery in lost])
         try:
             staged = self._stage(plan, decision, ways=ways)
         except FatalError as error:
             if error.code == MISCOUNTED:
-                raise differs(plan, missing[0], ways) from error
+                raise differs(plan, lost[0], ways) from error
             if error.code in LOG_LOST:
                 raise log_lost(plan, error, ways) from error
             raise
-        return [self._same(plan, old, staged, ways) for old in missing]
+        return [self._same(plan, old, staged, ways) for old in lost]
 
     def _same(self, plan: Plan, old: StagedDelivery, staged: Staged, ways: str) -> StagedDelivery:
         made = self._made_of(old, staged)
@@ -125,8 +124,9 @@ class Restaged:
         error, [span] = failure.error.as_error(), [one for one in plan.ranges if one.source == failure.source]
         if error.code in LOG_LOST or not tells_loss(error.code):
             return error
-        source = self._context.pipeline.source_node(span.source).source
-        return range_lost(plan, error, ways) if error.fatal or source.gives_up(span.start, span.end) else error
+        node = self._context.pipeline.source_node(span.source)
+        is_gone = error.fatal or blamed(node.node, node.source.gives_up, span.start, span.end)
+        return range_lost(plan, error, ways) if is_gone else error
 
     def _require_ranges(self, plan: Plan, ways: str) -> None:
         """Raise ``FatalError`` if a source has lost a range: reading it would only look like a rotation."""
