@@ -118,6 +118,8 @@ MISTAKES = {
     "a missing authority": ({"sslrootcert": "/missing.pem"}, '"/missing.pem" does not exist', "sslrootcert"),
     "a mode that is none": ({"sslmode": "verifyfull"}, 'sslmode value: "verifyfull"', "what the message names"),
     "a missing key": ({"sslcert": "CERT", "sslkey": "/missing"}, 'file "/missing"', "sslkey"),
+    "no certificate": ({"sslcert": "/dev/null"}, 'certificate file "/dev/null"', "correct sslcert"),
+    "a weak mode": ({"sslmode": "require", "sslrootcert": "system"}, "weak sslmode", "message names"),
 }
 
 

@@ -160,11 +160,11 @@ _MORE = re.compile(r"\s|[^\s:]+ ?:  |Is the server|Multiple connection|Either pr
 # the client's own reasons, of which libpq gives no code: the first that is found says what to do
 _OWN_REASONS = (
     (
-        re.compile(r"\binvalid .*(value|range)|definition of service"),
+        re.compile(r"\binvalid .*(value|range)|definition of service|weak sslmode"),
         "correct what the message names in the setting url",
     ),
     (
-        re.compile(r"private key file|alert (bad |no )?certificate|alert unknown ca"),
+        re.compile(r"private key file|(read|open) certificate file|alert (bad |no )?certificate|alert unknown ca"),
         "correct sslcert and sslkey in the setting url, and sslpassword of a key that has one: the certificate has to "
         "be valid today and of an authority that the server trusts, and the key's file its user's alone (chmod 600)",
     ),
