@@ -10,14 +10,15 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from conduit_dagster.config.findings import refuse
-from conduit_dagster.config.scalars import Duration, PositiveServerDuration, Regex, comma_separated
+from conduit_dagster.config.scalars import Duration, PositiveDuration, PositiveServerDuration, Regex, comma_separated
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import ExpressionError, compile_template
 from conduit_dagster.sdk import ConnectorSettings
 
 TOPIC_BYTES: Final = 249
+_LONGEST_TIMEOUT: Final = 3_600
 _LONGEST_LINGER: Final = 900
-"""The client's own limit, in seconds."""
+"""The client's own limits, in seconds."""
 _TOPIC = re.compile(r"[A-Za-z0-9._\-]+")
 _GROUP = "no consumer group is joined: positions are kept in the state store"
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]+-----")
@@ -108,8 +109,14 @@ class KafkaSettings(ConnectorSettings):
     """The private key of ``clientCert`` as PEM text."""
     insecure_skip_verify: bool = Field(False, alias="insecureSkipVerify")
     """Accept any certificate of a broker. Connections can then be intercepted."""
-    timeout: PositiveServerDuration = 30.0
-    """How long to wait for a response of the brokers before the run stops with a transient error."""
+    timeout: PositiveDuration = 30.0
+    """How long to wait for a response of the brokers before the run stops with a transient error; at most an hour."""
+
+    @model_validator(mode="after")
+    def _check_timeout(self) -> KafkaSettings:
+        if self.timeout > _LONGEST_TIMEOUT:
+            raise refuse("timeout is longer than an hour", fix="lower it", at="timeout")
+        return self
 
     @model_validator(mode="after")
     def _check_login(self) -> KafkaSettings:
