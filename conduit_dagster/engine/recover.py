@@ -27,7 +27,7 @@ from conduit_dagster.record import Mode, Record
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Position, ResumeState, Source
+from conduit_dagster.sdk import Position, ResumeState, Source, Target
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.overview import collection_rows
 from conduit_dagster.state.pipeline_state import OpenStep
@@ -161,12 +161,14 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
         if not _was_refused(context, plan, delivery):
             _require_same(context, plan, delivery.consumer)
     held = [d for d in todo if _holds(context, plan, d)]
-    missing = _retargeted(context, plan, decision, [d for d in todo if d not in held])
     for staged in held:
         loop.publisher.settle(Shipment(plan, decision, staged))
+    missing = [d for d in todo if d not in held]
     if lost := [staged for staged in missing if not is_staged(staged)]:
         again = {staged.consumer: staged for staged in loop.restaged.again(plan, decision, lost)}
         missing = [again.get(staged.consumer, staged) for staged in missing]
+    # a destination compares what it has with the staged bytes
+    missing = _retargeted(context, plan, decision, missing)
     return [shipped(context.pipeline, step, decision, staged) for staged in missing]
 
 
@@ -220,18 +222,22 @@ def _retargeted(
     context: StepContext, plan: Plan, decision: Decision, missing: list[StagedDelivery]
 ) -> list[StagedDelivery]:
     """Return the deliveries, each with a new target if its own is lost and its settings allow it; stored first."""
-    changed: dict[str, StagedDelivery] = {}
+    targets: dict[str, Target] = {}
     for staged in missing:
         destination = context.consumers[staged.consumer]
         delivery = as_delivery(staged, plan.step)
         target = blamed(context.node(staged.consumer), destination.retarget, delivery)
         if target is not None:
-            changed[staged.consumer] = msgspec.structs.replace(staged, target=target)
-    if not changed:
+            targets[staged.consumer] = target
+    if not targets:
         return missing
-    every = [changed.get(delivery.consumer, delivery) for delivery in decision.deliveries]
+
+    def moved(staged: StagedDelivery) -> StagedDelivery:
+        return msgspec.structs.replace(staged, target=targets.get(staged.consumer, staged.target))
+
+    every = [moved(staged) for staged in decision.deliveries]
     context.store.retarget(plan, msgspec.structs.replace(decision, deliveries=every))
-    return [changed.get(staged.consumer, staged) for staged in missing]
+    return [moved(staged) for staged in missing]
 
 
 def resume_sources(context: StepContext) -> None:

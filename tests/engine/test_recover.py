@@ -297,35 +297,6 @@ def test_a_destination_file_from_a_backup_goes_on_as_the_fix_says(
     assert lab.documents("out.jsonl") == [*ROWS, {"i": 6}]
 
 
-def test_staged_bytes_that_the_disk_changed_are_not_delivered(lab: Lab, crash: Callable[[str], None]) -> None:
-    """With their length kept they were, and acked."""
-    build(lab)
-    crash("after-prepare")
-    [part] = (lab.root / ".conduit" / "staging" / "p").glob("*/out/*.jsonl")
-    part.write_bytes(bytes(part.stat().st_size))
-    assert lab.run().error is None
-    assert lab.documents("out.jsonl") == ROWS
-
-
-def test_a_destination_whose_staging_is_there_gets_it_whatever_the_others_lost(
-    lab: Lab, crash: Callable[[str], None]
-) -> None:
-    """It was rebuilt with theirs, and refused as changed."""
-
-    def build_both(number: int) -> None:
-        one = processor("one", "field.set", field=".Payload.After.n", value=str(number))
-        lab.pipeline(connectors=[source(), destination("a"), destination("b", processors=[one])], processors=[DECODE])
-
-    build_both(1)
-    crash("after-prepare")
-    for folder in (lab.root / ".conduit" / "staging" / "p").glob("*/a"):
-        shutil.rmtree(folder)
-    build_both(2)
-    assert lab.run().error is None
-    assert lab.documents("a.jsonl") == ROWS
-    assert lab.documents("b.jsonl") == [{**row, "n": "1"} for row in ROWS]
-
-
 def test_nothing_is_left_in_staging(lab: Lab, crash: Callable[[str], None]) -> None:
     """After a successful run, whatever earlier runs left there."""
     build(lab)

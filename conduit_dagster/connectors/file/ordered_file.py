@@ -265,7 +265,7 @@ class OrderedFile(PathLayout):
         file = self._looked()
         if file is not None:
             with file:
-                if _is_the_one(delivery.target, file) and _may_be_ours(delivery, file):
+                if _is_the_one(delivery.target, file) and _is_ours(delivery, file):
                     return None
         return self.target(None)
 
@@ -326,13 +326,6 @@ def _change(previous: Target, file: OpenFile) -> str | None:
 def _fits(delivery: Delivery, file: OpenFile) -> bool:
     base, gap = delivery.target["base"], delivery.target["gap"]
     return base - gap <= file.found.size <= base + delivery.bytes
-
-
-def _may_be_ours(delivery: Delivery, file: OpenFile) -> bool:
-    try:
-        return _is_ours(delivery, file)
-    except FileNotFoundError:
-        return _fits(delivery, file)  # it is staged again before it is published; the next start compares
 
 
 def _is_ours(delivery: Delivery, file: OpenFile) -> bool:

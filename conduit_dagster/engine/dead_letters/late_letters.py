@@ -157,11 +157,10 @@ class LateLetters:
         """Publish recorded letters, unless the queue already has them."""
         if self._settle(recorded.delivery, plan):
             return
-        letter = self._retargeted(recorded, plan)
-        staged = letter.delivery
+        staged = recorded.delivery
         if not is_staged(staged):
-            staged = self.stage_again(plan, decision, letter)
-        self.publish(staged, plan)
+            staged = self.stage_again(plan, decision, recorded)
+        self.publish(self._retargeted(recorded, staged, plan), plan)
 
     def _settle(self, staged: StagedDelivery, plan: Plan) -> bool:
         queue, delivery = self._queue, as_delivery(staged, plan.step)
@@ -171,15 +170,17 @@ class LateLetters:
         self._context.delivered(plan, staged, staged.records, target, {})
         return True
 
-    def _retargeted(self, letter: LateLetter, plan: Plan) -> LateLetter:
-        """Return the letter with a new target if its own is lost and the settings allow it; stored before any write."""
-        staged = letter.delivery
+    def _retargeted(self, letter: LateLetter, staged: StagedDelivery, plan: Plan) -> StagedDelivery:
+        """Return the delivery with a new target if its own is lost and the settings allow it; stored before any write.
+
+        ``staged``: the letter's delivery, where its files are now.
+        """
         target = blamed(self._node, self._queue.retarget, as_delivery(staged, plan.step))
         if target is None:
-            return letter
-        letter = msgspec.structs.replace(letter, delivery=msgspec.structs.replace(staged, target=target))
-        self._context.store.deliveries.retarget_letter(plan.step, letter)
-        return letter
+            return staged
+        delivery = msgspec.structs.replace(letter.delivery, target=target)
+        self._context.store.deliveries.retarget_letter(plan.step, msgspec.structs.replace(letter, delivery=delivery))
+        return msgspec.structs.replace(staged, target=target)
 
 
 class StepOriginals:
