@@ -61,9 +61,9 @@ def keep(record: Record) -> bytes:
 def _whole(record: Record) -> Record:
     """Preserve lone surrogates: exactly in document values, as escapes where only valid text can be read back."""
     metadata = {clean(str(key)): clean(str(value)) for key, value in record.metadata.items()}
-    position = record.position if isinstance(record.position, int) else clean(record.position)
     after, key, before = (_plain(part) for part in (record.after, record.key, record.before))
-    return Record(position, metadata, after, key, before, record.operation)
+    # an author's may be any JSON value, and is text wherever it is written
+    return Record(clean(str(record.position)), metadata, after, key, before, record.operation)
 
 
 def kept(data: bytes) -> Record:
