@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final
 
 import msgspec
 import pytest
@@ -13,6 +13,9 @@ from conduit_dagster.record import OPERATIONS, READ_AT, SOURCE_CONNECTOR_ID, Mod
 from conduit_dagster.sdk import Block, Keys, Limit, Position, ReadOptions, ResumeState, Source, Split
 
 EVERYTHING = Limit(10**9, 10**12)
+_MOST_BLOCKS: Final = 10_000
+_MOST_STEPS: Final = 1_000
+"""Blocks of a split, and steps to the end of the data, beyond which there is no end: a suite's source is small."""
 Make = Callable[[], Source]
 
 
@@ -23,9 +26,26 @@ def blocks_of(
     source, reader = make(), make()
     found: list[Block] = []
     for split in source.split(_travelled(start), _travelled(end), n):
-        for block in reader.read(_sent(split), options or ReadOptions(block_records=7)):
-            found.append(block if isinstance(block, Block) else Block.of(block))
+        found += _read(reader, split, options or ReadOptions(block_records=7))
     return found
+
+
+def _steps(source: Source, start: Position, horizon: Any) -> Iterator[Position]:
+    """Yield the ends of steps of any size from ``start`` on, until there is nothing new."""
+    position, before = start, [start]
+    while (further := source.latest(_travelled(position), EVERYTHING, horizon)) != position:
+        assert further not in before, f"latest() gave {further} again, after {position}: positions go forward"
+        assert len(before) < _MOST_STEPS, "latest() finds something new without end: it ends at the horizon"
+        yield further
+        before.append(further)
+        position = further
+
+
+def _read(reader: Source, split: Split, options: ReadOptions) -> Iterator[Block]:
+    """Yield the blocks of a split as a task reads it."""
+    for count, block in enumerate(reader.read(_sent(split), options)):
+        assert count < _MOST_BLOCKS, "read() gives blocks without end: it ends where its split ends"
+        yield block if isinstance(block, Block) else Block.of(block)
 
 
 def _sent(split: Split) -> Split:
@@ -62,9 +82,7 @@ class SourceConformance:
     def end(self, make: Make, horizon: Any) -> Position:
         """Return the position after all its records."""
         source = make()
-        position = source.initial()
-        while (further := source.latest(position, EVERYTHING, horizon)) != position:
-            position = further
+        *_, position = [source.initial(), *_steps(source, source.initial(), horizon)]
         return position
 
     @pytest.fixture
@@ -152,8 +170,7 @@ class SourceConformance:
         for first in (start, later) if source.replayable else (start,):
             place = 0
             for split in source.split(first, end, n):
-                blocks = make().read(_sent(split), ReadOptions())
-                count = sum(len(b.records if isinstance(b, Block) else b) for b in blocks)
+                count = sum(len(block.records) for block in _read(make(), split, ReadOptions()))
                 assert split.ordinal == place, "ordinals count from the range's start"
                 assert split.records in (None, count)
                 place += count
@@ -199,7 +216,7 @@ class SourceConformance:
             source = make()
             source.resume(ResumeState(_travelled(position), last, collections))
             found = read_range(make, source.initial(), _travelled(position))
-            while (further := source.latest(_travelled(position), EVERYTHING, horizon)) != position:
+            for further in _steps(source, position, horizon):
                 found += read_range(make, position, further)
                 position = further
             assert found == records
