@@ -7,9 +7,19 @@ import shlex
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.record import Nack
-from conduit_dagster.recovery.classify import blame, classified
+from conduit_dagster.recovery.classify import blame, classified, survivable
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.sdk import AlreadyClaimed, Rejected
+from conduit_dagster.sdk import AlreadyClaimed, Delivery, Rejected, StagedDestination, Target
+
+
+def published(destination: StagedDestination, delivery: Delivery) -> Target:
+    """Publish a delivery; what a library raises past ``Exception``, such as ``SystemExit``, is an outage of it."""
+    try:
+        return destination.publish(delivery)
+    except BaseException as error:
+        if isinstance(error, Exception) or (outage := survivable(error)) is None:
+            raise
+        raise outage from error
 
 
 def is_outage(error: Exception) -> bool:

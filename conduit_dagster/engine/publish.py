@@ -7,7 +7,7 @@ from functools import partial
 
 from conduit_dagster.daemon_threads import side_by_side
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_errors import dropped_with, shown_cause, to_error
+from conduit_dagster.engine.delivery_errors import dropped_with, published, shown_cause, to_error
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.direct_redelivery import DirectRedelivery
 from conduit_dagster.engine.offset_updates import after_step
@@ -85,7 +85,7 @@ class Publisher:
         destination, failed = self._destination(shipment), None
         if isinstance(destination, StagedDestination) and not (shipment.progress.split or shipment.progress.handled):
             try:
-                return destination.publish(shipment.whole())
+                return published(destination, shipment.whole())
             except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
                 failed = error
         rest = self.redelivery(shipment)
@@ -125,7 +125,7 @@ class Publisher:
         redaction = self._context.pipeline.redaction
         if isinstance(destination, StagedDestination):
             try:
-                destination.publish(shipment.whole())
+                published(destination, shipment.whole())
             except Rejected as error:
                 first, *_ = refused_by(node, error, shipment.staged.records)
                 nack = (first.place, first.nack.code, first.nack.message)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_errors import is_outage, lone_error, shown_cause, split_error, to_error, undivided
+from conduit_dagster.engine.delivery_errors import (
+    is_outage,
+    lone_error,
+    published,
+    shown_cause,
+    split_error,
+    to_error,
+    undivided,
+)
 from conduit_dagster.engine.delivery_progress import (
     Shipment,
     after,
@@ -121,7 +129,7 @@ class Redelivery:
         delivery = self._context.hashes.delivery(self._shipment, child)
         reached("before-child", pipeline)
         try:
-            destination.publish(delivery)
+            published(destination, delivery)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
             self._failed(child, delivery, error)
         else:

@@ -6,6 +6,7 @@ import re
 import traceback
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from conduit_dagster.recovery.codes import class_of
@@ -34,17 +35,30 @@ def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.err
     if (known := classified(error)) is not None:
         return known
     if isinstance(error, OSError):
-        return from_os_error(error, doing or type(error).__name__)
+        return from_os_error(error, doing or type(error).__name__, _where(error))
     message = explain(error) if is_sparks(error) else text_of(error)
     return TransientError(f"{doing}: {message}" if doing else message, code=code)
 
 
 def text_of(error: BaseException) -> str:
     """Return an error's class and text, and the innermost line of the project's own code that raised it."""
-    frames = traceback.walk_tb(error.__traceback__)
-    own = [one for one in frames if str(one[0].f_globals.get("__name__")).startswith(_OWN_CODE)]
-    where = f", in {own[-1][0].f_code.co_filename}:{own[-1][1]}" if own else ""
-    return f"{type(error).__name__}: {_text(error)}{where}"
+    return f"{type(error).__name__}: {_text(error)}{_where(error)}"
+
+
+def _where(error: BaseException) -> str:
+    """Return the innermost line of the project's own code that raised an error, as the end of its text."""
+    # a generator's StopIteration reaches its caller as a RuntimeError, whose traceback leaves out the generator
+    for one in (error, error.__cause__):
+        frames = traceback.walk_tb(one.__traceback__) if one is not None else ()
+        own = [(frame, line) for frame, line in frames if _is_own(frame)]
+        if own:
+            frame, line = own[-1]
+            return f", in {frame.f_code.co_filename}:{line}"
+    return ""
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(_OWN_CODE)
 
 
 def classified(error: BaseException) -> ConduitError | None:
@@ -176,7 +190,7 @@ def survivable(error: BaseException) -> Exception | None:
     if isinstance(error, Exception):
         return error
     if isinstance(error, SystemExit | CancelledError) or type(error).__name__ == "PanicException":
-        return TransientError(f"{type(error).__name__}: {error}", code="connector.failed")
+        return TransientError(text_of(error), code="connector.failed")
     return None
 
 

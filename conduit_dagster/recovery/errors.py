@@ -167,8 +167,11 @@ _STORE_ANSWER = (
 )
 
 
-def from_os_error(error: OSError, doing: str) -> TransientError:
-    """Convert an ``OSError`` to an error that names the attempted action, the place and the fix."""
+def from_os_error(error: OSError, doing: str, where: str = "") -> TransientError:
+    """Convert an ``OSError`` to an error that names the attempted action, the place and the fix.
+
+    ``where``: the end of its message, the line that raised it.
+    """
     code, why, fix = _OS_ERRORS.get(error.errno or 0, (_UNKNOWN, error.strerror or str(error), None))
     place = str(error.filename) if error.filename else None
     if isinstance(error, StoreError):
@@ -177,7 +180,7 @@ def from_os_error(error: OSError, doing: str) -> TransientError:
             fix = _STORE_LOGIN
         elif error.errno == errno.EIO or fix is None:  # a store has no disk of ours
             code, fix = _UNKNOWN, _STORE_ANSWER
-    return TransientError(f"{doing}: {why}", code=code, place=place, fix=fix)
+    return TransientError(f"{doing}: {why}{where}", code=code, place=place, fix=fix)
 
 
 def _misspelled(code: object) -> str:
