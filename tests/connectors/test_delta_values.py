@@ -160,6 +160,15 @@ def test_nested_misfits_are_named_by_their_path(tmp_path: Path) -> None:
     }
 
 
+def test_a_field_whose_name_no_column_can_have_is_told_as_that(tmp_path: Path) -> None:
+    destination = make(tmp_path, columns="i:long")
+    found = refusals(destination, {"i": 1, "j": 1}, *({"i": 1, name: 1} for name in ("", "\t", "a,b")))
+    told = [message for _, (_, message) in sorted(found.items())]
+    assert told[0] == "no column for the field j"
+    for message, name in zip(told[1:], ("''", r"'\t'", "'a,b'"), strict=True):
+        assert message.startswith(f"no column for the field {name}: a column's name is not empty, and has no blank")
+
+
 def test_only_created_and_snapshot_documents_are_appended(tmp_path: Path) -> None:
     given = [Record(0, {}, {"i": 1}, operation=o) for o in ("create", "update", "delete", "snapshot")]
     found = refusals(make(tmp_path), *given, Record(0, {}, b'{"i": 1}'), Record(0, {}, None))

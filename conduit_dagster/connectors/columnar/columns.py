@@ -34,6 +34,7 @@ _TYPES: Final[dict[str, DataType]] = {
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 _COLUMN = re.compile(r"\s*([^:]+?)\s*:\s*([a-z_]+|decimal\(\d+,\s*\d+\))\s*(?:,(?!\s*$)|$)")
 _FORBIDDEN = frozenset(" ,;{}()\n\t=")
+NAME_RULE: Final = "a column's name is not empty, and has no blank, tab, line end or any of , ; { } ( ) ="
 
 
 def is_name(name: str) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from conduit_dagster.connectors.columnar.columns import DataType, Schema, is_name
+from conduit_dagster.connectors.columnar.columns import NAME_RULE, DataType, Schema, is_name
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.columnar.floats import has_infinity, has_large, rounds
 from conduit_dagster.connectors.formats import nack_of
@@ -186,8 +186,11 @@ class _Misfit:
         return Nack(f"{self._plugin}.{what}", message)
 
     def _unknown(self, inside: str, name: str) -> Nack | None:
-        why = "" if is_name(name) else " (and a column is not a valid column name)"
-        return self._nack("unknown_field", f"no column for the field {inside}{name}{why}") if self._strict else None
+        if not self._strict:
+            return None
+        # a name of blanks alone is seen in quotes only
+        field = f"{inside}{name}" if is_name(name) else f"{(inside + name)!r}: {NAME_RULE}"
+        return self._nack("unknown_field", f"no column for the field {field}")
 
     def _value(self, value: Any, field: Any, path: str) -> Nack | None:
         kind = field.type
