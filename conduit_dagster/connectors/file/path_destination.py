@@ -194,7 +194,8 @@ class PartsFolder(PathLayout):
     """Each delivery is one folder, ``step=NUMBER-SKIP-HASH``, made visible by one rename.
 
     Sorted by name, the folders and their parts form one ordered stream: a step's own delivery has skip 0, its children
-    follow. Spark reads everything with ``spark.read.json(path)`` and sees the step as a partition column.
+    follow. Spark reads everything with ``spark.read.json(path)`` and sees the step as a partition column, which
+    hides a field ``step``.
     """
 
     def check(self) -> None:

@@ -105,8 +105,9 @@ class ParquetDestinationSettings(ColumnsSettings):
 class ParquetDestination(PathDestination, ColumnsDestination):
     """Rows of Parquet files, each exactly once after any crash. Each delivery is one folder, ``step=NUMBER-SKIP-HASH``.
 
-    Spark reads everything with ``spark.read.parquet(path)`` and sees the step as a partition column; ``path/*`` leaves
-    that column out. Within a step's files, rows are in source order. All files have the same columns.
+    Spark reads everything with ``spark.read.parquet(path)`` and sees the step as a partition column, which hides a
+    column ``step`` of the rows' own; ``path/*`` leaves it out. Within a step's files, rows are in source order. All
+    files have the same columns.
     """
 
     name = "parquet"
