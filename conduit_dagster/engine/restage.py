@@ -122,7 +122,8 @@ class Restaged:
     def _failed(self, plan: Plan, failure: SourceFailure, ways: str) -> ConduitError:
         """Return the error of a source that can't be read again; fatal, with the way on, if it has lost the range."""
         error, [span] = failure.error.as_error(), [one for one in plan.ranges if one.source == failure.source]
-        if error.code in LOG_LOST or not tells_loss(error.code):
+        # those of the log have ways of their own
+        if error.code.startswith("log.") or not tells_loss(error.code):
             return error
         node = self._context.pipeline.source_node(span.source)
         is_gone = error.fatal or blamed(node.node, node.source.gives_up, span.start, span.end)

@@ -16,6 +16,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.msgspec_warmup import learn
 
 _HELD: Final = 0.2
 """Seconds that a task takes at least, so that no executor gets the tasks of another one."""
@@ -31,6 +32,9 @@ class WorkerReport(msgspec.Struct, frozen=True):
     """Folders that are not the driver's there."""
     refused: dict[str, str]
     """Folders in which it may not write, and the system's words."""
+
+
+learn(WorkerReport)
 
 
 def workers(jobs: Jobs, folders: Mapping[str, str]) -> Sequence[WorkerReport]:

@@ -119,7 +119,7 @@ def test_a_log_that_is_gone_under_a_prepared_step_is_given_up_as_the_fix_says(la
     shutil.rmtree(lab.root / ".conduit" / "log" / "p")
     result = lab.run()
     failed(result, "log.missing", fatal=True)
-    assert result.error is not None and "give the destination out another id" in (result.error.fix or "")
+    assert result.error is not None and "give the destination (out) another id" in (result.error.fix or "")
     another = destination("out2", "./out.jsonl")
     lab.pipeline(connectors=[source(), another], processors=[DECODE], delivery={"log": "records"})
     assert lab.run().error is None

@@ -14,11 +14,24 @@ from conduit_dagster.engine.task_files import require_seen
 from conduit_dagster.recovery.errors import FatalError, TransientError
 
 ONCE = """
-from conduit_dagster.connectors.file.source import FileSource
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import Source, Split
 
-class Once(FileSource):
+class Once(Source):
     name = "once"
     replayable = False
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        return 20
+
+    def split(self, start, end, n):
+        return [Split(start, 0)]
+
+    def read(self, split, options):
+        yield [Record(i + 1, {}, b'{"i": %d}' % i) for i in range(split.start, 20)]
 """
 
 
