@@ -7,28 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab.conformance_runs import context, run_check
+from lab.conformance_runs import Numbers, context, run_check
 
-from conduit_dagster.sdk import ConnectorSettings, Limit, ReadOptions, Record, Source, Split
+from conduit_dagster.sdk import ConnectorSettings, Limit, ReadOptions, Record, Split
 from conduit_dagster.testing.conformance import SourceConformance
-
-
-class Numbers(Source):
-    """Thirty of them; a position is a number."""
-
-    name = "numbers"
-
-    def initial(self) -> int:
-        return 0
-
-    def latest(self, start: int, limit: Limit, horizon: Any = None) -> int:
-        return min(30, start + limit.records)
-
-    def split(self, start: int, end: int, n: int) -> list[Split]:
-        return [Split(start, 0, detail={"to": end})]
-
-    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
-        yield [Record(i + 1, {}, {"i": i}) for i in range(split.start, min(30, split.detail["to"]))]
 
 
 class GoesBack(Numbers):

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from lab.commit_log_lab import LogLab
-from lab.conformance_runs import Make, context, run_check
+from lab.conformance_runs import Make, Numbers, context, run_check
 from lab.kept import MemoryValues, leave_at
 from lab.postgres_reading import PostgresReading
 from lab.postgres_server import PostgresServer
@@ -196,26 +196,6 @@ def written(root: Path, database: sa.Engine, is_folder: bool) -> str:
     with database.begin() as connection:
         connection.execute(tables.consumers.insert().values(**row))
     return Upstream("out", {"path": "./out", "sdk.record.format": "payload/json"}).encode()
-
-
-class Numbers(Source):
-    """Thirty of them; a position is a number."""
-
-    name = "numbers"
-
-    def initial(self) -> int:
-        return 0
-
-    def latest(self, start: int, limit: Limit, horizon: Any = None) -> int:
-        return min(30, start + limit.records)
-
-    def split(self, start: int, end: int, n: int) -> list[Split]:
-        size = max(1, -(-(end - start) // n))
-        return [Split(at, at - start, None, 0, {"to": min(at + size, end)}) for at in range(start, end, size)]
-
-    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
-        del options
-        yield [Record(i + 1, {}, {"i": i}) for i in range(split.start, split.detail["to"])]
 
 
 class TestNumbers(SourceConformance):
