@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import psycopg
 from psycopg import errors
 
-from conduit_dagster.connectors.postgres.connection import Connection, connect, value_of
+from conduit_dagster.connectors.postgres.connection import Connection, Session, value_of
 from conduit_dagster.connectors.postgres.settings import (
     DatabaseServer,
     PostgresDestinationSettings,
@@ -175,13 +175,17 @@ class TableLookup:
     """Lookup of the tables of one database, cached by the process for a minute."""
 
     def __init__(
-        self, settings: PostgresDestinationSettings, server: DatabaseServer, verdicts: DatabaseErrors, name: str
+        self, settings: PostgresDestinationSettings, server: DatabaseServer, verdicts: DatabaseErrors, session: Session
     ) -> None:
         self._settings = settings
         self._server = server
         self._verdicts = verdicts
-        self._name = name
+        self._session = session
         self._nacks = settings.nacks_missing_tables
+
+    def close(self) -> None:
+        """Close the connection, if a table had to be looked up."""
+        self._session.close()
 
     def get(self, name: TableName, fresh: bool = False) -> Table:
         """Return the table. Raises ``FatalError`` if it is missing and must not be created; with ``on-missing-table:
@@ -196,20 +200,19 @@ class TableLookup:
         return Table(name, {}, exists=False)
 
     def _read(self, name: TableName) -> Table | None:
-        connection = connect(self._settings, self._verdicts, self._name)
-        try:
-            found = read_table(connection, name)
-            if self._nacks:
-                self._require_rights(connection, name, found)
-            return found
-        except errors.UntranslatableCharacter as error:
-            if not self._nacks:
-                raise self._verdicts.missing(str(name)) from None
-            raise CellError("table_name", f"no table can be called {name}: {error.diag.message_primary}") from None
-        except psycopg.Error as error:
-            raise self._verdicts.verdict(error) from None
-        finally:
-            connection.close()
+        with self._session.connection() as connection:
+            try:
+                found = read_table(connection, name)
+                if self._nacks:
+                    self._require_rights(connection, name, found)
+                return found
+            except errors.UntranslatableCharacter as error:
+                if not self._nacks:
+                    raise self._verdicts.missing(str(name)) from None
+                message = f"no table can be called {name}: {error.diag.message_primary}"
+                raise CellError("table_name", message) from None
+            except psycopg.Error as error:
+                raise self._verdicts.verdict(error) from None
 
     def _require_rights(self, connection: Connection, name: TableName, found: Table | None) -> None:
         """Raise ``CellError`` for a table that can't be written or created: it nacks only the records that name the

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from conduit_dagster.connectors.formats import nack_of
+from conduit_dagster.connectors.postgres.catalog import TableLookup
+from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
 from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder
-from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.connectors.postgres.staged_rows import Index, LineGroup, LineRun, write_missing
 from conduit_dagster.record import Record
@@ -22,11 +24,13 @@ class CopyWriter(Writer):
         self,
         task: WriterTask,
         table_of: TableName | Callable[[Record], TableName],
-        encoder: Callable[[TableName], TableEncoder],
+        settings: PostgresDestinationSettings,
+        tables: TableLookup,
     ) -> None:
         self._staging = task.staging
         self._table_of = table_of
-        self._make = encoder
+        self._settings = settings
+        self._tables = tables
         self._encoders: dict[TableName, TableEncoder] = {}
         self._absent: dict[TableName, CellError] = {}
         """Tables that did not exist at this task's first lookup: looked up once, however many records name them."""
@@ -80,7 +84,8 @@ class CopyWriter(Writer):
         """Return the encoder of a table, or the error with which its records are refused."""
         if table not in self._encoders and table not in self._absent:
             try:
-                self._encoders[table] = self._make(table)
+                layout = ColumnLayout(self._settings, self._tables, table)
+                self._encoders[table] = TableEncoder(self._settings, layout)
             except CellError as error:
                 self._absent[table] = error
         return self._encoders.get(table) or self._absent[table]
@@ -106,6 +111,7 @@ class CopyWriter(Writer):
 
     def finish(self) -> Part | None:
         """Make the part durable, except its directory entry, which the driver syncs before it prepares."""
+        self._tables.close()
         if not self._runs:
             return None
         self._part.write(Index(list(self._groups), self._runs).encode())
@@ -117,6 +123,7 @@ class CopyWriter(Writer):
 
     def abort(self) -> None:
         """Abandon the file: no ledger names it, and it is removed with the staging folder."""
+        self._tables.close()
         self._part.abort()
 
 

@@ -11,7 +11,6 @@ from psycopg import sql
 
 from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights, check_server
 from conduit_dagster.connectors.postgres.claims_table import NAME, Claims
-from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
 from conduit_dagster.connectors.postgres.connection import (
     Connection,
     Session,
@@ -22,7 +21,6 @@ from conduit_dagster.connectors.postgres.connection import (
 )
 from conduit_dagster.connectors.postgres.copy_writer import CopyWriter
 from conduit_dagster.connectors.postgres.delivery_transaction import TablePublisher
-from conduit_dagster.connectors.postgres.encode import TableEncoder
 from conduit_dagster.connectors.postgres.settings import (
     DatabaseServer,
     PostgresDestinationSettings,
@@ -86,7 +84,6 @@ class PostgresDestination(StagedDestination):
         self._schema = self._table.schema if self._table else settings.db_schema
         self._claims = Claims(self._schema, context.pipeline, self._verdicts)
         self._publisher = TablePublisher(settings, self._claims)
-        self._lookup = TableLookup(settings, self._server, self._verdicts, self._application)
         self._is_ready = False
 
     @property
@@ -142,10 +139,12 @@ class PostgresDestination(StagedDestination):
 
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer that stages rows as COPY text."""
-        return CopyWriter(task, self._table or self._table_of, self._encoder)
+        # not of the name by which a fence ends connections: it writes nothing
+        session = Session(self.settings, self._verdicts, f"{self._application} lookup")
+        return CopyWriter(task, self._table or self._table_of, self.settings, self._lookup(session))
 
-    def _encoder(self, name: TableName) -> TableEncoder:
-        return TableEncoder(self.settings, ColumnLayout(self.settings, self._lookup, name))
+    def _lookup(self, session: Session) -> TableLookup:
+        return TableLookup(self.settings, self._server, self._verdicts, session)
 
     def _table_of(self, record: Record) -> TableName:
         try:
@@ -173,7 +172,7 @@ class PostgresDestination(StagedDestination):
 
     def _check_table(self, connection: Connection, name: TableName) -> None:
         try:
-            table = self._lookup.get(name, fresh=True)
+            table = self._lookup(self._session).get(name, fresh=True)
         except CellError:
             return  # not an error here: with on-missing-table: nack each record is nacked
         if table.exists:
