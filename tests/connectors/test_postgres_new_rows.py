@@ -125,7 +125,7 @@ def test_lines_lose_a_column_that_the_table_lacks_after_all(lab: PostgresLab) ->
     assert lab.rows() == [(1, "x"), (2, "x")]
     [(group, _)] = Locator().slices(delivery)
     assert (group.mark, group.columns) == ("u7", ("a", "b", "id"))
-    tables = {group.table: lab.destination()._lookup.get(group.table, fresh=True)}
+    tables = {group.table: destination._lookup(destination._session).get(group.table, fresh=True)}
     [(narrower, _)] = narrowed_lines(Locator().slices(delivery), tables, str(lab.root / "narrowed"), False)
     assert (narrower.mark, narrower.columns) == ("u3", ("b", "id"))
 
