@@ -108,8 +108,15 @@ def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> C
         f"{doing}: {cause_of(error)}" + (f" ({trouble.what})" if trouble else ""),
         code="state.unreachable",
         place=place,
-        fix=f"{trouble.fix if trouble else _unlock(engine, error) or _REACH}; nothing was lost, run again",
+        fix=f"{trouble.fix if trouble else _unlock(engine, error) or _standby(error) or _REACH}; nothing was lost,"
+        " run again",
     )
+
+
+def _standby(error: BaseException) -> str | None:
+    # by its name: the class imports the driver, which SQLite does not need
+    is_lacking = type(getattr(error, "orig", None)).__name__ == "LackingStandbyError"
+    return "bring the standby back, or take it out of synchronous_standby_names" if is_lacking else None
 
 
 def _unlock(engine: sa.Engine | None, error: BaseException) -> str | None:

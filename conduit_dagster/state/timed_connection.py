@@ -10,8 +10,11 @@ import psycopg
 
 DURABLE: Final = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    " UNION ALL SELECT set_config('client_min_messages', 'warning', false)"
 )
-"""Makes commits survive a crash of the server: else published steps, or rows reported as delivered, would be lost."""
+"""Makes commits survive a crash of the server: else published steps, or rows reported as delivered, would be lost.
+A wait for standbys that was cancelled is told by a warning alone.
+"""
 _UNLIMITED: Final = (
     "SELECT set_config(name, '0', false) FROM pg_settings"
     " WHERE name IN ('statement_timeout', 'transaction_timeout') AND setting <> '0' AND source <> 'client'"
@@ -21,6 +24,10 @@ dead letters, would be repeated and fail again. :attr:`TimedConnection.seconds` 
 """
 
 T = TypeVar("T")
+
+
+class LackingStandbyError(psycopg.OperationalError):
+    """A transaction is committed, but its wait for the synchronous standbys was cancelled: they may lack it."""
 
 
 class TimedConnection(psycopg.Connection[Any]):
@@ -33,10 +40,15 @@ class TimedConnection(psycopg.Connection[Any]):
     seconds: ClassVar[float] = 30.0
     """The timeout: as long as SQLite waits for its lock; a server waits 10 s for one."""
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._cancelled: list[str] = []
+
     @classmethod
     def connect_durably(cls, *args: Any, **settings: Any) -> Self:
         """Connect; what is committed survives a crash of the server, and no default limits a statement's time."""
         connection = cls.connect(*args, **settings)
+        connection.add_notice_handler(connection._noticed)
         try:
             connection.autocommit = True
             connection.execute(DURABLE)
@@ -46,6 +58,18 @@ class TimedConnection(psycopg.Connection[Any]):
             connection.close()
             raise
         return connection
+
+    def _noticed(self, notice: psycopg.errors.Diagnostic) -> None:
+        # its name, since the message may be in any language
+        if notice.source_function == "SyncRepWaitForLSN":
+            self._cancelled.append(notice.message_primary or "")
+
+    def commit(self) -> None:
+        """Commit. Raises :class:`LackingStandbyError` if a failover might undo it, although it is committed."""
+        self._cancelled.clear()
+        super().commit()
+        if self._cancelled:
+            raise LackingStandbyError(f"synchronous standbys may lack what was committed: {self._cancelled[0]}")
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **more: Any) -> T:
         """Wait like the base class, which calls this for each statement and each end of a transaction."""
