@@ -256,6 +256,15 @@ def test_missing_rights_say_what_to_grant(lab: PostgresLab) -> None:
         lab.deliver(limited, [change("update", 1, v=2)])
     assert error.value.code == "postgres.no_privilege" and "GRANT" in str(error.value.fix)
     assert admin.rows() == [(1, None)]
+    # the table's own grants are not enough
+    admin.execute("ALTER TABLE t ADD COLUMN s serial")
+    with pytest.raises(FatalError, match="sequence t_s_seq") as error:
+        lab.deliver(limited, [create(2)])
+    assert "USAGE on its schema, and on the sequences" in str(error.value.fix)
+    admin.execute("REVOKE USAGE ON SCHEMA public FROM limited, PUBLIC")
+    with pytest.raises(FatalError, match="schema public") as error:
+        limited.check()
+    assert "USAGE on its schema" in str(error.value.fix)
     admin.execute("DROP OWNED BY limited; DROP ROLE limited")
 
 

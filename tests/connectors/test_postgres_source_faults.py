@@ -333,6 +333,10 @@ class TestServer:
             with pytest.raises(FatalError) as caught:
                 reading.source(url=f"postgresql://poor:p@{address}", tables="a").latest({}, FAR)
             assert code_of(caught) == "postgres.no_privilege" and "REPLICATION" in str(caught.value.fix)
+            reading.execute("ALTER USER poor REPLICATION; REVOKE USAGE ON SCHEMA public FROM PUBLIC")
+            with pytest.raises(FatalError, match="for schema") as caught:
+                reading.source(url=f"postgresql://poor:p@{address}", tables="a").latest({}, FAR)
+            assert code_of(caught) == "postgres.no_privilege" and "USAGE ON SCHEMA" in str(caught.value.fix)
 
     @pytest.mark.slow
     def test_a_server_that_hides_its_identity_is_read_all_the_same(

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.postgres_reading import PostgresReading, drained
 from lab.postgres_server import PostgresServer
+from lab.postgres_tables import drop_slots
 
 from conduit_dagster.connectors.postgres.connection import connect, parameters
 from conduit_dagster.connectors.postgres.copied_rows import unescaped
@@ -226,6 +227,26 @@ def test_a_text_that_the_server_can_not_send_is_named(postgres_server: PostgresS
         assert changed.value.code == copied.value.code == "postgres.unreadable"
         # a change stays as it was made, whatever the row is now
         assert "pg_drop_replication_slot" in str(changed.value.fix) and "run again" in str(copied.value.fix)
+
+
+def test_a_row_for_which_the_filter_of_the_publication_fails_names_the_filter(reading: PostgresReading) -> None:
+    """The fix spoke of the encoding and the size of a row."""
+    if int(reading.execute("SHOW server_version_num")[0][0]) < 150_000:
+        pytest.skip("publications have filters from version 15 on")
+    reading.execute("CREATE TABLE t (id int PRIMARY KEY, v text); ALTER TABLE t REPLICA IDENTITY FULL")
+    reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE t WHERE (10 / length(v) > 1)")
+    source = reading.source()
+    _, position = drained(source)
+    reading.execute("INSERT INTO t VALUES (1, '')")
+    with pytest.raises(FatalError, match="zero") as changed:
+        drained(source, position)
+    drop_slots(reading.url, reading.name)
+    with pytest.raises(FatalError, match="zero") as copied:
+        drained(reading.source())
+    assert changed.value.code == copied.value.code == "postgres.unreadable"
+    fixes = [str(changed.value.fix), str(copied.value.fix)]
+    assert all("row filter" in fix and "encoding" not in fix for fix in fixes)
+    assert ["pg_drop_replication_slot" in fix for fix in fixes] == [True, False]
 
 
 @pytest.mark.slow

@@ -14,11 +14,16 @@ START_OVER = "conduit-dagster positions rewind PIPELINE CONNECTOR --to-start, wh
 _POLICIES = (
     "as a superuser: ALTER ROLE {user} BYPASSRLS; a policy would hide rows from the copy, but not from the changes"
 )
-_RIGHTS = "as a superuser: ALTER ROLE {user} REPLICATION; as the tables' owner: GRANT SELECT ON TABLE … TO {user}"
+_RIGHTS = (
+    "as a superuser: ALTER ROLE {user} REPLICATION; as the owner: GRANT USAGE ON SCHEMA … TO {user}, and GRANT SELECT "
+    "ON TABLE … TO {user}"
+)
 _CORRECTED = (
     "correct the row: a text that is not in the database's encoding, or a row beyond 1 GB as text, where a byte of "
     "bytea takes two"
 )
+_FILTER = "correct the publication's row filter, if it has one, or the row for which it fails"
+_NOT_SENT = (psycopg.errors.CharacterNotInRepertoire, psycopg.errors.UntranslatableCharacter)
 
 
 def is_unreadable(error: psycopg.Error) -> bool:
@@ -26,6 +31,12 @@ def is_unreadable(error: psycopg.Error) -> bool:
     in some places of the server."""
     is_too_large = isinstance(error, psycopg.errors.InternalError_) and "memory alloc request size" in _said(error)
     return is_too_large or isinstance(error, psycopg.DataError | psycopg.errors.ProgramLimitExceeded)
+
+
+def _correction(error: psycopg.Error) -> str:
+    # of other errors in data the server has but one source: an expression of the publication
+    is_filter = isinstance(error, psycopg.DataError) and not isinstance(error, _NOT_SENT)
+    return _FILTER if is_filter else _CORRECTED
 
 
 class SourceErrors:
@@ -220,13 +231,13 @@ class SourceErrors:
         message = f"{_said(error)} ({where})" if where else _said(error)
         if isinstance(error, psycopg.errors.InvalidTextRepresentation):
             return self._transient("postgres.server", message, "look at the server's log; nothing was lost")
-        return self._fatal("postgres.unreadable", message, f"{_CORRECTED}, then run again; nothing was lost")
+        return self._fatal("postgres.unreadable", message, f"{_correction(error)}, then run again; nothing was lost")
 
     def unreadable_change(self, error: psycopg.Error) -> ConduitError:
         """Return the error for a change that the server can't send: it stays in the WAL, whatever the row is now."""
         message = f"{_said(error)} ({error.diag.context})" if error.diag.context else _said(error)
         skipped = f"the change stays in the WAL: SELECT pg_drop_replication_slot('{self._slot}'); then {START_OVER}"
-        return self._fatal("postgres.unreadable", message, f"{_CORRECTED}; {skipped}")
+        return self._fatal("postgres.unreadable", message, f"{_correction(error)}; {skipped}")
 
     def snapshot_gone(self) -> ConduitError:
         """Return the error for a copy whose snapshot ended with the connection holding it."""

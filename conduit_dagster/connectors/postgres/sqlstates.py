@@ -64,7 +64,8 @@ class NotReplicatedError(psycopg.OperationalError):
 _FATAL = {
     "42501": (
         "postgres.no_privilege",
-        "as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {table} TO {user}; "
+        "as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {table} TO {user}; USAGE on its "
+        "schema, and on the sequences of its defaults (serial); EXECUTE on the functions of these; "
         "for a new table CREATE on its schema, for updates TEMPORARY on the database; where it has row-level security, "
         "a policy for {user} that takes every row",
     ),
@@ -202,7 +203,8 @@ class DatabaseErrors:
             return self._error(TransientError, f"can't connect: {_last_line(text)}", "postgres.read_only", fix)
         fix = next(fix for pattern, fix in _OWN_REASONS if pattern.search(text))
         if _ANSWERED.search(text):
-            fix = "the server is up and does not let this user in now: change what its message says"
+            fix = "the server is up and does not let this user in now: wait while it starts or stops, else change what "
+            fix += "its message says"
         said = f"can't connect: {_last_line(text)}"
         return self._error(TransientError, said, "postgres.unreachable", f"{fix}; nothing was lost")
 
