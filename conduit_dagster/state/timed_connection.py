@@ -23,6 +23,8 @@ _UNLIMITED: Final = (
 dead letters, would be repeated and fail again. :attr:`TimedConnection.seconds` holds, and what the URL's options say.
 """
 
+_AWAITED: Final = " to a commit: it may wait for a standby of synchronous_standby_names that is gone"
+
 T = TypeVar("T")
 
 
@@ -43,6 +45,7 @@ class TimedConnection(psycopg.Connection[Any]):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._cancelled: list[str] = []
+        self._awaited = ""
 
     @classmethod
     def connect_durably(cls, *args: Any, **settings: Any) -> Self:
@@ -67,7 +70,11 @@ class TimedConnection(psycopg.Connection[Any]):
     def commit(self) -> None:
         """Commit. Raises :class:`LackingStandbyError` if a failover might undo it, although it is committed."""
         self._cancelled.clear()
-        super().commit()
+        self._awaited = _AWAITED
+        try:
+            super().commit()
+        finally:
+            self._awaited = ""
         if self._cancelled:
             raise LackingStandbyError(f"synchronous standbys may lack what was committed: {self._cancelled[0]}")
 
@@ -84,7 +91,8 @@ class TimedConnection(psycopg.Connection[Any]):
                 ready = yield wanted
                 if not ready and time.monotonic() > until:
                     self.pgconn.finish()
-                    raise psycopg.OperationalError(f"the server has not answered for {self.seconds:g} s")
+                    said = f"the server has not answered for {self.seconds:g} s{self._awaited}"
+                    raise psycopg.OperationalError(said)
                 wanted = gen.send(ready)
         except StopIteration as end:
             return end.value

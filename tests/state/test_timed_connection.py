@@ -55,6 +55,8 @@ def test_neither_a_statement_nor_the_end_of_a_transaction_waits_for_ever(
         # the default would be half a minute
         assert time.monotonic() - begun < 20
         assert is_outage(failed.value)
+        # only a commit may wait for a standby
+        assert ("synchronous_standby_names" in str(failed.value)) == ends
         # output of a verb that runs meanwhile
         assert unforeseen(failed.value).code == "state.unreachable"
         connection.close()
