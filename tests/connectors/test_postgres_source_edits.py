@@ -98,6 +98,13 @@ def test_rows_that_a_policy_hides_are_no_empty_table(reading: PostgresReading) -
     with pytest.raises(FatalError, match="row-level security") as error:
         drained(reading.source(tables="a", url=url))
     assert "BYPASSRLS" in (error.value.fix or "")
+    # doctor said that a run would go
+    for more in ({}, {"cdcMode": "long_polling", "snapshotMode": "never"}):
+        with pytest.raises(FatalError, match="row-level security") as error:
+            reading.source(tables="a", url=url, runs=False, **more).check()
+        assert "BYPASSRLS" in (error.value.fix or "")
+    # of changes nothing is hidden
+    reading.source(tables="a", url=url, runs=False, snapshotMode="never").check()
 
 
 def test_a_table_added_while_another_is_copied_waits_for_open_transactions(reading: PostgresReading) -> None:

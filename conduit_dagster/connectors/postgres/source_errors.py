@@ -62,8 +62,10 @@ class SourceErrors:
         """Return the error of a failed statement. An unknown error is transient, because nothing was lost."""
         state = error.sqlstate or ""
         if state == "42501":
-            fix = _POLICIES if "row-level security" in _said(error) else _RIGHTS
-            return self._fatal("postgres.no_privilege", _said(error), fix.format(user=typed_name(self._server.user)))
+            if "row-level security" in _said(error):
+                return self.hides_rows(_said(error))
+            fix = _RIGHTS.format(user=typed_name(self._server.user))
+            return self._fatal("postgres.no_privilege", _said(error), fix)
         if state == "42704":
             return self._no_publication(error) if "ubli" in _said(error) else self.slot_missing()
         if state[:3] == "57P":
@@ -84,6 +86,11 @@ class SourceErrors:
         if isinstance(found, ConduitError):
             return found
         return self._transient("postgres.server", _said(error), "look at the server's log; nothing was lost")
+
+    def hides_rows(self, message: str) -> ConduitError:
+        """Return the error for a table with policies that apply to the user."""
+        fix = _POLICIES.format(user=typed_name(self._server.user))
+        return self._fatal("postgres.no_privilege", message, fix)
 
     def slot_missing(self) -> ConduitError:
         """Return the error for a missing slot, for example after a failover to a server without it."""

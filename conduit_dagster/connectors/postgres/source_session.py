@@ -17,6 +17,7 @@ from conduit_dagster.connectors.postgres.source_tables import all_tables, divide
 from conduit_dagster.sdk import ConnectorContext
 
 T = TypeVar("T")
+_HIDES_ROWS = "SELECT row_security_active(%s)"
 _MAY_READ = "SELECT has_table_privilege(%s, 'SELECT')"
 
 
@@ -81,11 +82,15 @@ class SourceSession:
                     raise self.errors.named_twice(str(table), str(oids[roots.pop()]))
 
     def require_readable(self, connection: Connection, tables: Sequence[TableName]) -> None:
-        """Raise ``FatalError`` if the user may not read a table. For ``doctor``: a run finds out by itself."""
+        """Raise ``FatalError`` if the user may not read a table, or not all of its rows. For ``doctor``: a run finds
+        out by itself."""
+        reads_rows = self.settings.is_polled or self.settings.snapshot_mode != "never"
         for table in tables:
             if not value_of(connection, _MAY_READ, (quoted(table),)):
                 message, user = f"{self.server.user} may not read {table}", typed_name(self.server.user)
                 raise self.errors.unfit("postgres.no_privilege", message, f"GRANT SELECT ON {quoted(table)} TO {user}")
+            if reads_rows and value_of(connection, _HIDES_ROWS, (quoted(table),)):
+                raise self.errors.hides_rows(f"row-level security may hide rows of {table}")
 
     def close(self) -> None:
         """Close the connection."""
