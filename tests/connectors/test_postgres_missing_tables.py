@@ -280,6 +280,17 @@ def test_a_system_column_is_a_nack(lab: PostgresLab, name: str) -> None:
     assert (codes(lab), lab.rows()) == ({1: "column_name"}, [(1,)])
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("f" * 64, "64 bytes"), ("é" * 32, "64 bytes"), ("", "empty"), ("a\0b", "NUL"), ("ctid", "system column")],
+)
+def test_a_nack_of_a_field_that_can_name_no_column_says_why(lab: PostgresLab, name: str, why: str) -> None:
+    destination = lab.destination(create_table="auto", mapping="long:" + "s" * 63)
+    lab.deliver(destination, [create(1, long=2), create(2, **{name: 1})])
+    assert (codes(lab), lab.rows()) == ({1: "column_name"}, [(1, 2)])
+    assert why in lab.refused[0].nack.message and "mapping" in lab.refused[0].nack.message
+
+
 @pytest.mark.parametrize("name", ["conduit order", "conduit operation", "conduit doubtful", "conduit old 0"])
 def test_a_column_of_the_merge_itself_is_a_nack(lab: PostgresLab, name: str) -> None:
     lab.execute(f"CREATE TABLE t (id int PRIMARY KEY, {quoted(name)} text)")

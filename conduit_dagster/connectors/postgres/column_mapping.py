@@ -178,6 +178,16 @@ _SYSTEM = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
 
 
 def _open_column(name: str) -> Column:
-    if name in _SYSTEM or not name or "\0" in name or len(name.encode()) > NAME_BYTES:
-        raise CellError("column_name", f"no column can be called {name[:NAME_BYTES]!r}")
+    if why := _misfit(name):
+        raise CellError("column_name", f"no column can be called {name[:NAME_BYTES]!r}: {why}; see the setting mapping")
     return Column(name, "open", "text", known=False)
+
+
+def _misfit(name: str) -> str:
+    """Return why no column can have this name; empty if one can."""
+    if name in _SYSTEM:
+        return "each table has a system column of that name"
+    if not name or "\0" in name:
+        return "it holds a NUL" if name else "it is empty"
+    size = len(name.encode())
+    return f"it is {size} bytes long, and {NAME_BYTES} are the most" if size > NAME_BYTES else ""
