@@ -16,10 +16,9 @@ from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RECORDING, RunHung, Watch, bounded, watching, within
 from conduit_dagster.engine.compiled_pipeline import close_connectors
-from conduit_dagster.engine.cut_off_deletion import end_deletion
-from conduit_dagster.engine.folder_claims import claim_folders
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop, make_context
 from conduit_dagster.engine.open_work import require_no_memory, with_open_work
+from conduit_dagster.engine.pipeline_folders import claim_folders, end_deletion
 from conduit_dagster.engine.recover import acknowledge, resume_sources, start_up
 from conduit_dagster.engine.registering import attach_kept, attach_logs, fence
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport

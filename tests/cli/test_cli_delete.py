@@ -15,8 +15,8 @@ from lab.support import Lab, destination, source
 
 from conduit_dagster.cli.operate import subject
 from conduit_dagster.engine.operate.delete import delete
-from conduit_dagster.engine.operate.folder_listing import FolderListing
 from conduit_dagster.engine.operate.pipeline_lock import owned
+from conduit_dagster.engine.pipeline_folders import FolderListing
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import DELETION

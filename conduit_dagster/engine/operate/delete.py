@@ -12,15 +12,13 @@ import sqlalchemy as sa
 
 from conduit_dagster.builtin_plugins import SOURCES
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_sources
-from conduit_dagster.engine.cut_off_deletion import kept_folders
-from conduit_dagster.engine.folder_claims import claim_folders
 from conduit_dagster.engine.log_source import JoinSource
-from conduit_dagster.engine.operate.folder_listing import FolderListing
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import never_ran, refused
 from conduit_dagster.engine.operate.pipeline_lock import owner_first, take_lease
 from conduit_dagster.engine.operate.source_positions import logs_of
 from conduit_dagster.engine.operate.subject import Subject
+from conduit_dagster.engine.pipeline_folders import FolderListing, claim_folders, kept_folders
 from conduit_dagster.engine.registering import attach_kept, attach_logs, reads_same, unit_of
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_nodes import SourceNode

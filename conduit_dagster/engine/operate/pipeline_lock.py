@@ -14,11 +14,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_connectors
-from conduit_dagster.engine.cut_off_deletion import end_deletion
-from conduit_dagster.engine.folder_claims import claim_folders
 from conduit_dagster.engine.loop import StepLoop, make_context
 from conduit_dagster.engine.open_work import with_open_work
 from conduit_dagster.engine.operate.operator_errors import never_ran
+from conduit_dagster.engine.pipeline_folders import claim_folders, end_deletion
 from conduit_dagster.engine.registering import attach_kept, attach_logs
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.run_jobs import Jobs
