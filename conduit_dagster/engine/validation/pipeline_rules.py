@@ -8,15 +8,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, plain_name
+from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, BuiltinPlugins, plain_name
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Severity, did_you_mean
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
-from conduit_dagster.extras import NotInstalledError
-from conduit_dagster.sdk import ConnectorSettings, Destination, ProcessorSettings, Source
+from conduit_dagster.sdk import ConnectorSettings, ProcessorSettings
 from conduit_dagster.sdk.processor import StatefulProcessor
 from conduit_dagster.secret_values import masked
 
@@ -26,6 +25,9 @@ _SDK_IGNORED = {
     "sdk.schema.*": "records carry no schemas here: avro.encode and avro.decode know a registry",
 }
 """Settings that Conduit's SDK adds to every connector and that have no effect here, with the reason."""
+
+_Kinds = tuple[BuiltinPlugins[Any], Mapping[str, type[Any]]]
+"""The built-in plugins of one kind, and the others by name."""
 
 
 class _Rules:
@@ -45,52 +47,38 @@ class PluginRules(_Rules):
 
     def check(self) -> None:
         """Add the findings to the parsed pipeline."""
-        config = self._config
+        config, plugins = self._config, self._plugins
+        sources, destinations = (SOURCES, plugins.sources), (DESTINATIONS, plugins.destinations)
         for connector in config.connectors:
-            self._check_connector(connector)
+            kinds = (sources, destinations) if connector.type == "source" else (destinations, sources)
+            self._check_plugin(connector, connector.where, *kinds)
             self._check_condition(connector)
-            for processor in connector.processors:
-                self._check_processor(processor)
-        for processor in (*config.processors, *config.dead_letter_queue.processors):
-            self._check_processor(processor)
-        self._check_queue(config.dead_letter_queue)
+            self._check_processors(connector.processors)
+        self._check_processors((*config.processors, *config.dead_letter_queue.processors))
+        self._check_plugin(config.dead_letter_queue, "/dead-letter-queue", destinations)
 
-    # -- connectors ---------------------------------------------------------------------------------------------
+    # -- plugins ------------------------------------------------------------------------------------------------
 
-    def _check_connector(self, connector: ConnectorConfig) -> None:
-        is_source = connector.type == "source"
-        kind = self._find(connector.plugin, is_source)
-        pointer = f"{connector.where}/plugin"
-        if kind is not None:
-            self._check_settings(kind.Settings, connector.settings, connector.where)
-        elif (error := self._not_installed(connector.plugin, is_source)) is not None:
-            self._add_not_installed(pointer, error)
+    def _check_processors(self, processors: Iterable[ProcessorConfig]) -> None:
+        for processor in processors:
+            self._check_plugin(processor, processor.where, (PROCESSORS, self._plugins.processors))
+            self._check_condition(processor)
+
+    def _check_plugin(
+        self, section: ConnectorConfig | DeadLetterQueue | ProcessorConfig, where: str, kinds: _Kinds, *others: _Kinds
+    ) -> None:
+        """Check the plugin of a section and its settings. ``others``: kinds that it may be one of instead."""
+        (builtin, own), plugin, pointer = kinds, section.plugin, f"{where}/plugin"
+        if (kind := builtin.find(plugin, own)) is not None:
+            self._check_settings(kind.Settings, section.settings, where)
+        elif (error := builtin.not_installed(plugin, own)) is not None:
+            self._add(pointer, error.code, error.message, fix=error.fix)
         else:
-            self._unknown_connector(connector, pointer, is_source)
-
-    def _find(self, plugin: str, is_source: bool) -> type[Source] | type[Destination] | None:
-        if is_source:
-            return SOURCES.find(plugin, self._plugins.sources)
-        return DESTINATIONS.find(plugin, self._plugins.destinations)
-
-    def _not_installed(self, plugin: str, is_source: bool) -> NotInstalledError | None:
-        if is_source:
-            return SOURCES.not_installed(plugin, self._plugins.sources)
-        return DESTINATIONS.not_installed(plugin, self._plugins.destinations)
-
-    def _add_not_installed(self, pointer: str, error: NotInstalledError) -> None:
-        self._add(pointer, error.code, error.message, fix=error.fix)
-
-    def _unknown_connector(self, connector: ConnectorConfig, pointer: str, is_source: bool) -> None:
-        own = self._plugins.sources if is_source else self._plugins.destinations
-        names = [*(SOURCES.names() if is_source else DESTINATIONS.names()), *own]
-        what = "source" if is_source else "destination"
-        other = connector.plugin, not is_source
-        if self._find(*other) is not None or self._not_installed(*other) is not None:
-            message = f"{connector.plugin} is no {what}, only a {'destination' if is_source else 'source'}"
-        else:
-            message = f"there is no {what} {connector.plugin}"
-        self._unknown(pointer, message, plain_name(connector.plugin), names)
+            message = f"there is no {builtin.noun} {plugin}"
+            for other, theirs in others:
+                if other.find(plugin, theirs) or other.not_installed(plugin, theirs):
+                    message = f"{plugin} is no {builtin.noun}, only a {other.noun}"
+            self._unknown(pointer, message, plain_name(plugin), [*builtin.names(), *own])
 
     def _unknown(self, pointer: str, message: str, name: str, names: Iterable[str]) -> None:
         known = sorted(set(names))
@@ -102,34 +90,6 @@ class PluginRules(_Rules):
             fix = f"correct {', '.join(broken)}, which can't be used as it is; or {fix}"
         if not self._parsed.has_finding(pointer):
             self._add(pointer, "plugin.unknown", message, got=name, expected=", ".join(known), fix=fix)
-
-    def _check_queue(self, queue: DeadLetterQueue) -> None:
-        kind = DESTINATIONS.find(queue.plugin, self._plugins.destinations)
-        where = "/dead-letter-queue"
-        if kind is None:
-            if (error := self._not_installed(queue.plugin, False)) is not None:
-                self._add_not_installed(f"{where}/plugin", error)
-                return
-            names = [*DESTINATIONS.names(), *self._plugins.destinations]
-            name = plain_name(queue.plugin)
-            self._unknown(f"{where}/plugin", f"there is no destination {queue.plugin}", name, names)
-            return
-        self._check_settings(kind.Settings, queue.settings, where)
-
-    # -- processors ---------------------------------------------------------------------------------------------
-
-    def _check_processor(self, processor: ProcessorConfig) -> None:
-        kind = PROCESSORS.find(processor.plugin, self._plugins.processors)
-        pointer = f"{processor.where}/plugin"
-        if kind is not None:
-            self._check_settings(kind.Settings, processor.settings, processor.where)
-        elif (error := PROCESSORS.not_installed(processor.plugin, self._plugins.processors)) is not None:
-            self._add_not_installed(pointer, error)
-        else:
-            names = [*PROCESSORS.names(), *self._plugins.processors]
-            name = plain_name(processor.plugin)
-            self._unknown(pointer, f"there is no processor {processor.plugin}", name, names)
-        self._check_condition(processor)
 
     def _check_condition(self, section: ProcessorConfig | ConnectorConfig) -> None:
         try:
@@ -149,7 +109,7 @@ class PluginRules(_Rules):
 
     def _check_settings(self, model: type[BaseModel], settings: Mapping[str, str], where: str) -> None:
         base = f"{where}/settings"
-        known = _known_keys(model)
+        known = {field.alias or name for name, field in model.model_fields.items()}
         patterns = model.open_keys if issubclass(model, ConnectorSettings | ProcessorSettings) else ()
         idle = {**_SDK_IGNORED, **(model.idle_keys if issubclass(model, ConnectorSettings) else {})}
         for key, value in settings.items():
@@ -198,20 +158,12 @@ class PluginRules(_Rules):
         self._add(
             pointer,
             f"{flaw['type']}.invalid" if flaw["type"] in ("expression", "reference") else "setting.invalid",
-            _message(flaw),
+            str(flaw["msg"]).removeprefix("Value error, "),
             got=masked(self._parsed.written(pointer) or "") if key in settings else None,
             expected=context.get("expected"),
             fix=context.get("fix"),
             column_offset=context.get("column") or 0,
         )
-
-
-def _message(flaw: dict[str, Any]) -> str:
-    return str(flaw["msg"]).removeprefix("Value error, ")
-
-
-def _known_keys(model: type[BaseModel]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}
 
 
 NOT_YET_FIX = (
