@@ -39,15 +39,11 @@ class LogManifest:
         """Return the state of the log's end."""
         return self._read(lambda connection: self._store.state(connection, self.source))
 
-    def parts(self, start: int, stop: int | None = None) -> Sequence[LogPart]:
+    def parts(self, start: int = 0, stop: int | None = None) -> Sequence[LogPart]:
         """Return the files with entries of the range."""
         if stop is not None and start >= stop:
             return []
-
-        def work(connection: sa.Connection) -> list[LogPart]:
-            return self._store.parts(connection, self.source, start, stop)
-
-        return self._read(work)
+        return self._read(lambda connection: self._store.parts(connection, self.source, start, stop))
 
     def nacked(self, start: int, stop: int) -> list[int]:
         """Return the offsets of entries nacked before they were logged. Reads only files that have any."""

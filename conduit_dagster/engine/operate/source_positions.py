@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
 from conduit_dagster.commit_log.segment_files import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
+from conduit_dagster.commit_log.splits import LogManifest
 from conduit_dagster.config.scalars import parse_age
 from conduit_dagster.daemon_threads import BY_HAND, answer_within
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -23,10 +24,12 @@ from conduit_dagster.record import Mode
 from conduit_dagster.sdk import Source
 from conduit_dagster.secret_values import masked
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment
+from conduit_dagster.state.log_store import Segment
 from conduit_dagster.state.overview import collection_rows, log_names, pipeline_rows
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState, load
 
+T = TypeVar("T")
+Facts = dict[str, Any]
 _LAST = 2**63 - 1
 """Latest time that the store can hold, in ns."""
 
@@ -49,29 +52,19 @@ def moment(text: str, now_ns: int, option: str) -> int:
         raise refused("usage.since", f"{option} {text} is neither an age nor a time", fix) from None
 
 
-class LogView:
+class LogView(LogManifest):
     """The log of one source, as currently listed in the state store. Safe to read while the pipeline runs."""
 
     def __init__(self, database: sa.Engine, pipeline: str, source: str, base: str) -> None:
-        self._database = database
-        self._store = LogStore(pipeline)
-        self.source = source
-        self.folder = LogFolder(base, pipeline, source, is_inspected=True)
+        def read(work: Callable[[sa.Connection], T]) -> T:
+            with reading(database) as connection:
+                return work(connection)
 
-    def state(self) -> LogState:
-        """Return the state of the log's end."""
-        with reading(self._database) as connection:
-            return self._store.state(connection, self.source)
-
-    def parts(self, start: int = 0, stop: int | None = None) -> Sequence[LogPart]:
-        """Return the files with entries of the range."""
-        with reading(self._database) as connection:
-            return self._store.parts(connection, self.source, start, stop)
+        super().__init__(read, LogFolder(base, pipeline, source, is_inspected=True))
 
     def segments(self) -> list[Segment]:
         """Return the segments; the last one is active."""
-        with reading(self._database) as connection:
-            return self._store.segments(connection, self.source)
+        return self._read(lambda connection: self._store.segments(connection, self.source))
 
     def blocks(self, start: int, stop: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Batch]:
         """Return the entries; where compaction removed some, the next surviving ones (CASES C18)."""
@@ -84,8 +77,7 @@ class LogView:
 
     def whole_from(self) -> int:
         """Return the offset from which no entry is missing: a step never reads a range with gaps."""
-        with reading(self._database) as connection:
-            return self._store.whole_from(connection, self.source)
+        return self._read(lambda connection: self._store.whole_from(connection, self.source))
 
     def offset_since(self, at_ns: int, as_kept: bool = False) -> int:
         """Return the offset of the first entry logged at or after a time; the end of the log if none was.
@@ -145,10 +137,6 @@ def beyond(view: LogView, offset: int) -> Exception:
     has = f"the newest one of {view.source} is {last}" if last >= 0 else f"nothing of {view.source} is logged yet"
     fix = f"conduit-dagster log current {view.folder.pipeline} shows it"
     return refused("log.beyond_end", f"offset {offset} is beyond the log's end: {has}", fix)
-
-
-T = TypeVar("T")
-Facts = dict[str, Any]
 
 
 def stored(database: sa.Engine, pipeline: str) -> PipelineState | None:
