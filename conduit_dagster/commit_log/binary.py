@@ -59,7 +59,7 @@ def encode_log_record(record: LogRecord) -> bytes:
 def decode_log(stream: IO[bytes]) -> Iterator[tuple[int, LogRecord]]:
     """Yield each entry with its offset in the stream. Raises ``FatalError`` (``log.import_damaged``), with offset."""
     reader = _Reader(stream)
-    while head := reader.take_or_end(_HEAD.size, "an entry's head"):
+    while head := reader.take(_HEAD.size, "an entry's head", may_end=True):
         start = reader.at - _HEAD.size
         offset, length, timestamp, mode = _HEAD.unpack(head)
         if mode >= _MODES:
@@ -78,16 +78,10 @@ class _Reader:
         self._stream = stream
         self.at = 0
 
-    def take_or_end(self, size: int, what: str) -> bytes:
-        """Take bytes like :meth:`take`, but return nothing at the end of the stream."""
+    def take(self, size: int, what: str, may_end: bool = False) -> bytes:
+        """Take so many bytes; with ``may_end``, none at the end of the stream."""
         data = self._read(size)
-        if data and len(data) < size:
-            raise damaged(f"it ends in the middle of {what}", self.at)
-        return data
-
-    def take(self, size: int, what: str) -> bytes:
-        data = self._read(size)
-        if len(data) < size:
+        if len(data) < size and (data or not may_end):
             raise damaged(f"it ends in the middle of {what}", self.at)
         return data
 

@@ -135,6 +135,14 @@ T = TypeVar("T")
 Segments = list[list[LogPart]]
 
 
+def closed_segments(parts: Iterable[LogPart]) -> Segments:
+    """Return the files of each closed segment, out of all of a log in order: the last segment is active."""
+    segments: dict[int, list[LogPart]] = {}
+    for part in parts:
+        segments.setdefault(part.segment, []).append(part)
+    return list(segments.values())[:-1]
+
+
 class CompactionRun(Protocol):
     """Runs one transaction that commits only for the lease's owner, such as ``Transactions.run``."""
 
@@ -165,10 +173,6 @@ class Compacted(NamedTuple):
         )
 
 
-def _untold(connection: sa.Connection, done: Compacted) -> None:
-    """Record nothing."""
-
-
 class Compactor:
     """Compacts the log of one source, for the pipeline's owner; one at a time."""
 
@@ -184,7 +188,7 @@ class Compactor:
         self,
         consumers: Sequence[str],
         now_us: int | None = None,
-        tell: Callable[[sa.Connection, Compacted], None] = _untold,
+        tell: Callable[[sa.Connection, Compacted], None] = lambda connection, done: None,
     ) -> Compacted:
         """Compact the closed segments beyond the retention. ``consumers``: all of the log's, even without an ack.
 
@@ -209,7 +213,7 @@ class Compactor:
         reached("after-compact", self._folder.pipeline)
         return done
 
-    def _clean(self) -> tuple[list[list[LogPart]], ByConsumer]:
+    def _clean(self) -> tuple[Segments, ByConsumer]:
         """Remove files of closed segments that the manifest lacks, publish the others; return segments and offsets."""
         found = {parts[0].segment: self._folder.names(parts[0].segment) for parts in self._run(self._closed)[0]}
         # Read after listing the files, as the lease's owner: a file still being written belongs either to this owner,
@@ -224,12 +228,9 @@ class Compactor:
                     discard_file(storage.join(self._folder.segment(segment), name))
         return closed, offsets
 
-    def _closed(self, connection: sa.Connection) -> tuple[list[list[LogPart]], ByConsumer]:
-        segments: dict[int, list[LogPart]] = {}
-        for part in self._store.parts(connection, self._source):
-            segments.setdefault(part.segment, []).append(part)
+    def _closed(self, connection: sa.Connection) -> tuple[Segments, ByConsumer]:
         offsets = offsets_of(connection, self._folder.pipeline, self._source)
-        return list(segments.values())[:-1], offsets  # the last one is active
+        return closed_segments(self._store.parts(connection, self._source)), offsets
 
     def _free(self, segments: Segments, connection: sa.Connection) -> Segments:
         """Return the segments that no other pipeline's reader needs any more: no file is removed under a reading task.

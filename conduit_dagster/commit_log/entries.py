@@ -14,7 +14,6 @@ from conduit_dagster.commit_log.log_columns import (
     METADATA,
     REPEATED,
     Column,
-    Metadata,
     SharedMetadata,
     decode_metadata,
     decode_payload,
@@ -110,7 +109,7 @@ def encode_block(
         pa.repeat(pa.scalar(timestamp_us, _TIMESTAMP), count),
         encode_repeated(list(modes)) if modes is not None else _modes(shared, operations, records),
         encode_repeated(operations),
-        shared.strings(_namespace),
+        shared.strings(lambda metadata: metadata.get(COLLECTION, "")),
         *_content(records, shared, nacks),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
@@ -170,10 +169,6 @@ def _content(records: list[Record], shared: SharedMetadata, nacks: Nacks) -> lis
     ]
 
 
-def _namespace(metadata: Metadata) -> str:
-    return metadata.get(COLLECTION, "")
-
-
 def _modes(shared: SharedMetadata, operations: list[str], records: list[Record]) -> Column:
     if all(metadata.get(MODE) in MODES for metadata in shared.distinct):
         return shared.strings(lambda metadata: metadata[MODE])
@@ -194,13 +189,10 @@ def _positions(positions: list[int | str]) -> Column:
 def _nack_columns(nacks: Nacks, count: int) -> list[Column]:
     if not nacks:
         return [pa.nulls(count, REPEATED), pa.nulls(count, REPEATED), pa.nulls(count, pa.string())]
-    rows = [_nack_row(nacks.get(place)) for place in range(count)]
+    given = map(nacks.get, range(count))
+    rows = [(None, None, None) if one is None else (one[0], one[1].code, one[1].message) for one in given]
     node, code, message = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
     return [node.dictionary_encode(), code.dictionary_encode(), message]
-
-
-def _nack_row(nack: tuple[str, Nack] | None) -> tuple[str | None, str | None, str | None]:
-    return (None, None, None) if nack is None else (nack[0], nack[1].code, nack[1].message)
 
 
 def decode_rows(batch: Batch, first: int, places: Sequence[int]) -> list[Record]:

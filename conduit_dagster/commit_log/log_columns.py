@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain, pairwise, repeat
 from operator import is_
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -159,52 +160,29 @@ def _decode_rows(pairs: Any, ends: list[int], keys: list[str], items: list[str])
     return rows
 
 
-Kind = Literal["null", "raw", "document"]
-_KINDS: Final[dict[type, Kind]] = {type(None): "null", bytes: "raw", dict: "document"}
-
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def encode_payload(values: list[Data]) -> tuple[Column, Column]:
     """Encode payloads to bytes and kinds. Raises msgspec's error for a document that JSON can't hold."""
-    kind = _KINDS.get(type(values[0]))
-    data = _ENCODERS[kind](values) if kind is not None else None
-    return _encode_mixed(values) if data is None or kind is None else (data, encode_constant(kind, len(values)))
-
-
-def _encode_nulls(values: list[Data]) -> Column | None:
-    return pa.nulls(len(values), pa.binary()) if values.count(None) == len(values) else None
-
-
-def _encode_raw(values: list[Data]) -> Column | None:
-    try:
-        data = pa.array(values, pa.binary())
-    except pa.ArrowTypeError:
-        return None
-    return None if data.null_count else data
-
-
-def _encode_documents(values: list[Data]) -> Column | None:
+    kind, count = _kind(values[0]), len(values)
+    if kind == "null" and values.count(None) == count:
+        return pa.nulls(count, pa.binary()), encode_constant(kind, count)
+    if kind == "raw":
+        with suppress(pa.ArrowTypeError):  # of a document among them
+            data = pa.array(values, pa.binary())
+            if not data.null_count:
+                return data, encode_constant(kind, count)
     # msgspec would accept raw data as well, and write it as Base64
-    return pa.array(list(map(_encode, values)), pa.binary()) if set(map(type, values)) == {dict} else None
+    if kind == "document" and set(map(type, values)) == {dict}:
+        return pa.array(list(map(_encode, values)), pa.binary()), encode_constant(kind, count)
+    kinds = list(map(_kind, values))
+    mixed = [_encode(value) if kind == "document" else value for value, kind in zip(values, kinds, strict=True)]
+    return pa.array(mixed, pa.binary()), encode_repeated(kinds)
 
 
-# each returns None if the values are not all of its kind
-_ENCODERS: Final[dict[Kind, Callable[[list[Data]], Column | None]]] = {
-    "null": _encode_nulls,
-    "raw": _encode_raw,
-    "document": _encode_documents,
-}
-
-
-def _encode_mixed(values: list[Data]) -> tuple[Column, Column]:
-    kinds: list[str] = [_kind(value) for value in values]
-    data = [_encode(value) if kind == "document" else value for value, kind in zip(values, kinds, strict=True)]
-    return pa.array(data, pa.binary()), encode_repeated(kinds)
-
-
-def _kind(value: Data) -> Kind:
+def _kind(value: Data) -> str:
     if value is None:
         return "null"
     return "document" if isinstance(value, dict) else "raw"

@@ -19,6 +19,7 @@ from conduit_dagster.commit_log.compaction import (
     Compactor,
     anything_handled,
     beyond_retention,
+    closed_segments,
     highest_handled,
 )
 from conduit_dagster.commit_log.entries import Entry
@@ -279,17 +280,10 @@ def _counted(lock: PipelineLock, view: LogView) -> Compacted:
     highest, done = highest_handled(consumers, offsets), Compacted()
     held = lock.store.transactions.read(lambda connection: held_from(connection, lock.id, view.source))
     retention = lock.bound.config.delivery.log_retention
-    for parts in beyond_retention(view.folder, _closed(view), retention, time.time_ns() // 1000):
+    for parts in beyond_retention(view.folder, closed_segments(view.parts()), retention, time.time_ns() // 1000):
         if parts[0].first <= highest and (held is None or parts[-1].next <= held):
             done = done.plus(_would_go(view, parts, consumers, offsets))
     return done
-
-
-def _closed(view: LogView) -> list[list[LogPart]]:
-    segments: dict[int, list[LogPart]] = {}
-    for part in view.parts():
-        segments.setdefault(part.segment, []).append(part)
-    return list(segments.values())[:-1]  # the last one is active
 
 
 def _would_go(view: LogView, parts: list[LogPart], consumers: list[str], offsets: ByConsumer) -> Compacted:
