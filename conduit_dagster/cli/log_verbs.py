@@ -141,8 +141,18 @@ def import_(
     files: Files = None,
 ) -> Outcome:
     """Append the entries of a file, with their offsets, to a log. The next run delivers them."""
-    one = subject(pipeline, files, accept_new)
-    return _import(one, Path(file), source, position, _data(contents), dry_run)
+    from conduit_dagster.engine.operate.log_transfer import import_log, preview
+
+    one, data = subject(pipeline, files, accept_new), _data(contents)
+    at = None if position is None else parsed_position(position, "--position")
+    if dry_run and not one.is_known:
+        facts = {"pipeline": one.id, **preview(one.sound(), Path(file), source, data, at), "dry_run": dry_run}
+        return Outcome(_imported(facts), facts)
+
+    def work(lock: PipelineLock, _: object) -> Facts:
+        return {"pipeline": one.id, **import_log(lock, Path(file), source, at, data, dry_run)}
+
+    return operated(one, work, _imported, dry_run, fresh=True)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -173,12 +183,12 @@ def _ends(one: Subject, newest: bool) -> Outcome:
 def _ranges(ranges: list[dict[str, Any]]) -> str:
     if not ranges:
         return "no step is open"
-    spans = [f"{row['source']} from offset {row['first_offset']}{_many(row['records'])}" for row in ranges]
+    spans = [
+        f"{row['source']} from offset {row['first_offset']}"
+        + ("" if row["records"] is None else f", {row['records']:,} records")
+        for row in ranges
+    ]
     return f"step {ranges[0]['step']} is open: {', '.join(spans)}"
-
-
-def _many(records: int | None) -> str:
-    return "" if records is None else f", {records:,} records"
 
 
 def _print_ends(console: Console, rows: list[dict[str, Any]]) -> None:
@@ -204,19 +214,10 @@ def _print_ends(console: Console, rows: list[dict[str, Any]]) -> None:
 def _print_entries(console: Console, entries: list[dict[str, Any]]) -> None:
     from conduit_dagster.cli.terminal import print_table
 
-    cells = [
-        (
-            entry["offset"],
-            entry["time"],
-            entry["mode"],
-            entry["operation"],
-            entry["namespace"],
-            _record(console, entry),
-        )
-        for entry in entries
-    ]
-    if cells:
-        print_table(console, ("offset", "time", "mode", "operation", "namespace", "record"), cells)
+    names = ("offset", "time", "mode", "operation", "namespace")
+    if entries:
+        cells = [(*(entry[name] for name in names), _record(console, entry)) for entry in entries]
+        print_table(console, (*names, "record"), cells)
 
 
 def _record(console: Console, entry: dict[str, Any]) -> str:
@@ -237,22 +238,6 @@ def _data(contents: str) -> EntryData:
     if contents == "raw" or contents == "opencdc":
         return contents
     raise refused("usage.contents", f"--as {contents} is not known", "--as raw for any bytes, else --as opencdc")
-
-
-def _import(
-    one: Subject, file: Path, source: str | None, position: str | None, data: EntryData, dry_run: bool
-) -> Outcome:
-    from conduit_dagster.engine.operate.log_transfer import import_log, preview
-
-    at = None if position is None else parsed_position(position, "--position")
-    if dry_run and not one.is_known:
-        facts = {"pipeline": one.id, **preview(one.sound(), file, source, data, at), "dry_run": dry_run}
-        return Outcome(_imported(facts), facts)
-
-    def work(lock: PipelineLock, _: object) -> Facts:
-        return {"pipeline": one.id, **import_log(lock, file, source, at, data, dry_run)}
-
-    return operated(one, work, _imported, dry_run, fresh=True)
 
 
 def _imported(facts: Facts) -> str:

@@ -77,9 +77,17 @@ def mark(
     files: Files = None,
 ) -> Outcome:
     """Count the open step's records up to OFFSET, or those of --offset, as handled, unsent. They are lost there."""
-    if offsets:
-        return _mark_records(pipeline, consumer, _ranges(offset, offsets, force), source, dry_run, files)
-    return _mark(pipeline, consumer, _one(offset), source, force, dry_run, files)
+    from conduit_dagster.engine.operate.mark import mark as apply
+    from conduit_dagster.engine.operate.mark_records import mark_records
+
+    wanted = _ranges(offset, offsets, force) if offsets else _one(offset)
+
+    def work(lock: PipelineLock, _: object) -> Facts:
+        if isinstance(wanted, int):
+            return apply(lock, consumer, wanted, source, force, dry_run)
+        return mark_records(lock, consumer, wanted, source, dry_run)
+
+    return operated(subject(pipeline, files), work, _marked, dry_run)
 
 
 @app.command("step")
@@ -161,34 +169,6 @@ def _ranges(upto: int | None, offsets: list[str], force: bool) -> list[range]:
             raise refused("usage.offset", f"{text!r} names no record", "--offset takes 12, or 9-11 for 9, 10 and 11")
         found.append(wanted)
     return found
-
-
-def _mark_records(
-    pipeline: str, consumer: str, offsets: list[range], source: str | None, dry_run: bool, files: list[str] | None
-) -> Outcome:
-    from conduit_dagster.engine.operate.mark_records import mark_records
-
-    def work(lock: PipelineLock, _: object) -> Facts:
-        return mark_records(lock, consumer, offsets, source, dry_run)
-
-    return operated(subject(pipeline, files), work, _marked, dry_run)
-
-
-def _mark(
-    pipeline: str,
-    consumer: str,
-    offset: int,
-    source: str | None,
-    force: bool,
-    dry_run: bool,
-    files: list[str] | None,
-) -> Outcome:
-    from conduit_dagster.engine.operate.mark import mark as apply
-
-    def work(lock: PipelineLock, _: object) -> Facts:
-        return apply(lock, consumer, offset, source, force, dry_run)
-
-    return operated(subject(pipeline, files), work, _marked, dry_run)
 
 
 def _marked(facts: Facts) -> str:

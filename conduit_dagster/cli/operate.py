@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -49,11 +49,16 @@ def subject(pipeline: str, files: Sequence[str] | None, accept_new: bool = False
     return find(current_project().accepting_new_state(accept_new), pipeline, files or ())
 
 
-@contextmanager
-def _locked(one: Subject, fresh: bool = False) -> Generator[tuple[PipelineLock, sa.Engine]]:
-    """Hold the pipeline's lease for the duration of a verb; yield it and the store. Spark starts only if needed.
+def operated(
+    one: Subject,
+    work: Callable[[PipelineLock, sa.Engine], Facts],
+    told: Callable[[Facts], str],
+    dry_run: bool,
+    fresh: bool = False,
+) -> Outcome:
+    """Run a verb that changes a stopped pipeline under its lease; return facts and summary line.
 
-    ``fresh``: the pipeline may never have run.
+    Spark starts only if needed. ``fresh``: the pipeline may never have run.
     """
     with ExitStack() as opened:
 
@@ -62,20 +67,8 @@ def _locked(one: Subject, fresh: bool = False) -> Generator[tuple[PipelineLock, 
 
             return opened.enter_context(spark_session(one.project))
 
-        with one.locked(spark, who(), fresh) as held:
-            yield held
-
-
-def operated(
-    one: Subject,
-    work: Callable[[PipelineLock, sa.Engine], Facts],
-    told: Callable[[Facts], str],
-    dry_run: bool,
-    fresh: bool = False,
-) -> Outcome:
-    """Run a verb that changes a stopped pipeline under its lease (:func:`_locked`); return facts and summary line."""
-    with _locked(one, fresh) as (lock, database):
-        facts = {**work(lock, database), "dry_run": dry_run}
+        with one.locked(spark, who(), fresh) as (lock, database):
+            facts = {**work(lock, database), "dry_run": dry_run}
     return Outcome(told(facts), facts)
 
 

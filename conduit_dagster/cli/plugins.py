@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conduit_dagster.cli.reference import Page
-    from conduit_dagster.engine.plugin_loading import Plugins
 
 connectors = typer.Typer(no_args_is_help=True, help="Sources and destinations, also the project's own.")
 processors = typer.Typer(no_args_is_help=True, help="Processors, also the project's own.")
@@ -50,16 +49,11 @@ def describe_processor(name: Name) -> Outcome:
 def _pages(noun: str) -> tuple[list[Page], list[str]]:
     """Return the pages, and what is wrong with the plugins that have none because they can't be used."""
     from conduit_dagster.cli.reference import connector_pages, processor_pages
-
-    plugins = _plugins()
-    broken = [f"{error.file}:{error.line}: {error}" for error in plugins.errors]
-    return connector_pages(plugins) if noun == "connector" else processor_pages(plugins), broken
-
-
-def _plugins() -> Plugins:
     from conduit_dagster.engine.plugin_loading import project_plugins
 
-    return project_plugins(current_project().root)
+    plugins = project_plugins(current_project().root)
+    broken = [f"{error.file}:{error.line}: {error}" for error in plugins.errors]
+    return connector_pages(plugins) if noun == "connector" else processor_pages(plugins), broken
 
 
 def _list(noun: str) -> Outcome:

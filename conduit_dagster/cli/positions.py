@@ -19,7 +19,7 @@ from conduit_dagster.cli.operate import (
     subjects,
 )
 from conduit_dagster.cli.verb import AcceptNewState, Outcome, verb
-from conduit_dagster.engine.operate.summaries import on_one_line, rewind_summary
+from conduit_dagster.engine.operate.summaries import on_one_line, rewind_summary, send_again_summary
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
     from conduit_dagster.engine.operate.rewind import RewindTarget
-    from conduit_dagster.engine.operate.send_again import Resent
-    from conduit_dagster.engine.operate.subject import Subject
 
 app = typer.Typer(no_args_is_help=True, help="Where sources stand.")
 Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; without it, all.")]
@@ -99,13 +97,18 @@ def rewind(
     files: Files = None,
 ) -> Outcome:
     """Continue a source from an earlier position: its records are read and delivered again, under new hashes."""
-    from conduit_dagster.engine.operate.send_again import resent
+    from conduit_dagster.engine.operate.rewind import rewind as apply
+    from conduit_dagster.engine.operate.send_again import resent, send_again
 
     one, wish = subject(pipeline, files, accept_new), _wish(to_start, to, to_offset, to_time)
     wanted = resent(into, wish, _ends(until_offset, until_time), "--until-offset N and --until-time TIME")
-    if wanted is not None:
-        return _send_again(one, source, wanted, force, dry_run)
-    return _rewind(one, source, wish, force, dry_run)
+
+    def work(lock: PipelineLock, database: sa.Engine) -> Facts:
+        if wanted is not None:
+            return send_again(lock, database, source, wanted, force, dry_run)
+        return apply(lock, database, source, wish, force, dry_run)
+
+    return operated(one, work, rewind_summary if wanted is None else send_again_summary, dry_run)
 
 
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:
@@ -120,7 +123,7 @@ def _print(console: Console, rows: list[dict[str, Any]]) -> None:
             source["offset"] if isinstance(source["offset"], int) else on_one_line(source["offset"]),
             _lag(source),
             _log(source),
-            _counts(source),
+            ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in source["counts"].items()),
             on_one_line(source["position"]),
         )
         for row in rows
@@ -146,32 +149,9 @@ def _lag(source: dict[str, Any]) -> str:
     return "" if source["lag"] is None else known_lag(source)
 
 
-def _counts(source: dict[str, Any]) -> str:
-    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in source["counts"].items())
-
-
 def _log(source: dict[str, Any]) -> str:
     log = source["log"]
     return "" if log is None else f"up to {log['logged_upto']}, handled up to {log['handled_upto']}"
-
-
-def _rewind(one: Subject, source: str | None, wish: RewindTarget, force: bool, dry_run: bool) -> Outcome:
-    from conduit_dagster.engine.operate.rewind import rewind as apply
-
-    def work(lock: PipelineLock, database: sa.Engine) -> Facts:
-        return apply(lock, database, source, wish, force, dry_run)
-
-    return operated(one, work, rewind_summary, dry_run)
-
-
-def _send_again(one: Subject, source: str | None, wanted: Resent, force: bool, dry_run: bool) -> Outcome:
-    from conduit_dagster.engine.operate.send_again import send_again
-    from conduit_dagster.engine.operate.summaries import send_again_summary
-
-    def work(lock: PipelineLock, database: sa.Engine) -> Facts:
-        return send_again(lock, database, source, wanted, force, dry_run)
-
-    return operated(one, work, send_again_summary, dry_run)
 
 
 def _ends(offset: int | None, at: str | None) -> list[RewindTarget]:
