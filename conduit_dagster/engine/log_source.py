@@ -155,14 +155,13 @@ class JoinSource(Source):
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Return the position after the same number of good entries of each member, including adjacent nacked ones."""
-        queues = {name: self._queue(name, start[name], limit.records) for name in self.members}
-        count = min(limit.records, *(queue.good for queue in queues.values()))
-        return {name: queue.after(count) for name, queue in queues.items()}
-
-    def _queue(self, name: str, start: int, records: int) -> _Queue:
-        manifest = self.members[name].manifest
-        stop = min(manifest.state().next_offset, start + 2 * records)
-        return _Queue(start, stop, manifest.nacked(start, stop))
+        stops, nacked, count = dict[str, int](), dict[str, list[int]](), limit.records
+        for name, member in self.members.items():
+            manifest, begin = member.manifest, start[name]
+            stop = stops[name] = min(manifest.state().next_offset, begin + 2 * limit.records)
+            nacked[name] = manifest.nacked(begin, stop)
+            count = min(count, stop - begin - len(nacked[name]))
+        return {name: behind(start[name], stops[name], nacked[name], count) for name in self.members}
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Return a single split: the members' files are read in parallel."""
@@ -181,10 +180,10 @@ class JoinSource(Source):
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
         """Yield joined records, with the nacked entries between them."""
         members = {
-            name: _Entries(Split(row["start"], 0, None, 0, row["detail"]))
+            name: _entries(Split(row["start"], 0, None, 0, row["detail"]))
             for name, row in split.detail["members"].items()
         }
-        yield from _blocks(_Joining(members, dict(split.start)))
+        yield from _blocks(_joining(members, split.start))
 
     def place(self, position: Position) -> Any:
         """Return the place of a position, in the form that a single log uses."""
@@ -205,72 +204,39 @@ class JoinSource(Source):
         return {"plugin": self.name, "members": {name: member.unit for name, member in self.members.items()}}
 
 
-class _Queue:
-    """Entries of one member that have not been joined yet."""
-
-    def __init__(self, start: int, stop: int, nacked: list[int]) -> None:
-        self._start, self._stop, self._nacked = start, stop, nacked
-
-    @property
-    def good(self) -> int:
-        """Number of entries that can be joined."""
-        return self._stop - self._start - len(self._nacked)
-
-    def after(self, count: int) -> int:
-        """Return the offset after ``count`` good entries and the nacked ones that follow them directly."""
-        return behind(self._start, self._stop, self._nacked, count)
+_Entry = tuple[Any, Record, tuple[str, Nack] | None]
+"""The position after an entry, its record, and its nack, if it was nacked before it was logged."""
 
 
-class _Entries:
-    """The entries of one member, in order."""
-
-    def __init__(self, split: Split) -> None:
-        self._entries = self._all(split)
-        self._next = next(self._entries, None)
-
-    @staticmethod
-    def _all(split: Split) -> Iterator[tuple[int, Record, tuple[str, Nack] | None]]:
-        for block in read_whole(split):
-            for i, record in enumerate(block.records):
-                yield block.boundary(i), record, block.nacks.get(i)
-
-    def peek(self) -> tuple[int, Record, tuple[str, Nack] | None] | None:
-        return self._next
-
-    def take(self) -> tuple[int, Record, tuple[str, Nack] | None] | None:
-        taken, self._next = self._next, next(self._entries, None)
-        return taken
+def _entries(split: Split) -> Iterator[_Entry]:
+    for block in read_whole(split):
+        for i, record in enumerate(block.records):
+            yield block.boundary(i), record, block.nacks.get(i)
 
 
-class _Joining:
-    """Joined records and nacked entries, in order, with the position after each."""
-
-    def __init__(self, members: Mapping[str, _Entries], start: dict[str, int]) -> None:
-        self._members, self._position = members, start
-
-    def __iter__(self) -> Iterator[tuple[dict[str, int], Record, tuple[str, Nack] | None]]:
-        while True:
-            yield from self._nacked()
-            taken = {name: entries.take() for name, entries in self._members.items()}
-            together = {name: entry for name, entry in taken.items() if entry is not None}
-            if len(together) < len(self._members):
-                return
-            self._position = {name: entry[0] for name, entry in together.items()}
-            yield self._position, _joined({name: entry[1] for name, entry in together.items()}), None
-
-    def _nacked(self) -> Iterator[tuple[dict[str, int], Record, tuple[str, Nack] | None]]:
-        for name, entries in self._members.items():
-            while (entry := entries.peek()) is not None and entry[2] is not None:
-                entries.take()
-                self._position = {**self._position, name: entry[0]}
-                yield self._position, entry[1], entry[2]
+def _joining(members: Mapping[str, Iterator[_Entry]], start: dict[str, int]) -> Iterator[_Entry]:
+    """Yield joined records and the nacked entries between them, in order."""
+    position = start
+    while True:
+        together: dict[str, _Entry] = {}
+        for name, entries in members.items():
+            for entry in entries:
+                if entry[2] is None:
+                    together[name] = entry
+                    break
+                position = {**position, name: entry[0]}
+                yield position, entry[1], entry[2]
+        if len(together) < len(members):
+            return
+        position = {name: entry[0] for name, entry in together.items()}
+        yield position, _joined({name: entry[1] for name, entry in together.items()}), None
 
 
-def _blocks(joining: _Joining) -> Iterator[Block]:
+def _blocks(entries: Iterator[_Entry]) -> Iterator[Block]:
     records: list[Record] = []
     positions: list[dict[str, int]] = []
     nacks: dict[int, tuple[str, Nack]] = {}
-    for position, record, nack in joining:
+    for position, record, nack in entries:
         if nack is not None:
             nacks[len(records)] = nack
         records.append(record)
