@@ -69,10 +69,6 @@ class Acked(msgspec.Struct):
     """Namespace to its last record before its first unhandled one: place, source, ordinal."""
 
 
-def _plain(origin: AckOrigin) -> tuple[int, str, int]:
-    return origin.place, origin.source, origin.ordinal
-
-
 class Acks:
     """Acks and nacks of single records: late, repeated or out of order. Another thread may read the state."""
 
@@ -127,7 +123,9 @@ class Acks:
         """Return the handled part of the delivery, including nacked records."""
         with self._lock:
             last, following = self._all.last, self._all.next
-            named = {name: _plain(front.last) for name, front in self._by_namespace.items() if front.last}
+            named: dict[str, tuple[int, str, int]] = {
+                name: front.last for name, front in self._by_namespace.items() if front.last
+            }
             handled = following.place if following else (self._first if last is None else last.place + 1)
             return Acked(handled, (following.source, following.ordinal) if following else None, named)
 

@@ -85,10 +85,13 @@ def append(program: bytes, job: AppendJob, number: int) -> Appended:
         pipeline.idempotency.source = source
         return _Appending(pipeline, job, number).run()
     except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text
-        told = task_error(error, "an append failed")
-        if redaction and told.is_unforeseen:
-            told = told.without_text(redaction.unnamed(error.__cause__ if error.__cause__ else error))
-        return Appended(number, error=told)
+        return Appended(number, error=_told(error, "an append failed", redaction))
+
+
+def _told(error: BaseException, doing: str, redaction: Redaction) -> TaskError:
+    """Return the error, without its text if anything is redacted and the text may hold it."""
+    told = task_error(error, doing)
+    return told.without_text(redaction.unnamed(error.__cause__ or error)) if redaction and told.is_unforeseen else told
 
 
 def _require_first_attempt() -> None:
@@ -126,17 +129,13 @@ class _Appending:
                     ):
                         self._block(block)
             except SourceReadError as failed:
-                self._report.failed = self._told(failed)
+                assert failed.__cause__ is not None
+                self._report.failed = _told(failed.__cause__, "a source failed", self._pipeline.redaction)
             self._report.written = self._file.finish()
         except BaseException:
             self._file.abort()
             raise
         return self._report
-
-    def _told(self, failed: SourceReadError) -> TaskError:
-        assert failed.__cause__ is not None
-        told, redaction = task_error(failed.__cause__, "a source failed"), self._pipeline.redaction
-        return told.without_text(redaction.unnamed(failed.__cause__)) if redaction and told.is_unforeseen else told
 
     def _block(self, block: Block) -> None:
         self._report.boundary = block.boundary(len(block.records) - 1)

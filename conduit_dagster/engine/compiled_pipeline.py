@@ -202,7 +202,8 @@ class _Maker:
     def _has_condition_on_key(self) -> bool:
         connectors = [*self._program.sources, *self._program.destinations]
         specs = [*self._program.processors, *(spec for connector in connectors for spec in connector.processors)]
-        return any(_reads_key(spec.condition, self._clock) for spec in (*connectors, *specs) if spec.condition)
+        conditions = [spec.condition for spec in (*connectors, *specs) if spec.condition]
+        return any(reads_key(compile_condition(one, self._clock).names) for one in conditions)
 
     def _context(self, spec: ConnectorSpec) -> ConnectorContext:
         program = self._program
@@ -264,10 +265,6 @@ def _keys_read_by(destination: Destination) -> Keys:
     # a built-in's settings do not tell what a writer of the class that derives from it reads
     is_known = keeps(type(destination), "reads_keys", ("writer",)) or "reads_keys" not in vars(destination)
     return destination.reads_keys if is_known else Keys.ALL
-
-
-def _reads_key(condition: str, clock: Clock) -> bool:
-    return reads_key(compile_condition(condition, clock).names)
 
 
 def _missing(kinds: BuiltinPlugins[Any], plugin: str, own: Mapping[str, type[Any]]) -> FatalError:

@@ -199,11 +199,10 @@ def _require(node: str, what: str, given: Any, kind: type[Any], wanted: str) -> 
 
 
 def _are_columns(given: Any) -> bool:
-    return isinstance(given, Iterable) and all(map(_is_column, cast("Iterable[Any]", given)))
-
-
-def _is_column(given: Any) -> bool:
-    return isinstance(given, tuple | list) and [type(part) for part in cast("list[Any]", given)] == [str, str]
+    return isinstance(given, Iterable) and all(
+        isinstance(one, tuple | list) and [*map(type, cast("list[Any]", one))] == [str, str]
+        for one in cast("Iterable[Any]", given)
+    )
 
 
 def _as_stored(node: str, position: Any, what: str) -> Position:

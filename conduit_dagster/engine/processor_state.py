@@ -105,7 +105,7 @@ def _write(folder: str, step: int, entries: Entries, basis: str) -> ProcessorSta
     storage.make_folder(folder)
     # random per attempt: a retry never collides with the file of an earlier attempt
     name = f"{step:012d}-{secrets.token_hex(8)}.msgpack.zst"
-    columns = map(_bytes_of, (entries.owners, entries.numbers, entries.at_ns))
+    columns = (_little(column).tobytes() for column in (entries.owners, entries.numbers, entries.at_ns))
     with storage.NewFile(storage.join(folder, name)) as file:
         with pa.CompressedOutputStream(pa.PythonFile(Sink(file), "w"), "zstd") as stream:
             stream.write(_encode(_File(basis, entries.keys, *columns)))
@@ -126,19 +126,12 @@ def _read_into(entries: Entries, basis: str, node: str, folder: str, part: Proce
         raise _damaged(node, url, "is not what was written")
     stored = _decode(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read())
     if stored.basis == basis:
-        entries.extend(stored.keys, *map(_column_of, (stored.owners, stored.numbers, stored.at_ns)))
+        entries.extend(stored.keys, *map(_little, (stored.owners, stored.numbers, stored.at_ns)))
 
 
-def _bytes_of(column: array[int]) -> bytes:
-    """Return numbers in a machine-independent byte order."""
-    return _little(array("q", column)).tobytes()
-
-
-def _column_of(data: bytes) -> array[int]:
-    return _little(array("q", data))
-
-
-def _little(column: array[int]) -> array[int]:
+def _little(numbers: array[int] | bytes) -> array[int]:
+    """Return a copy of numbers in the byte order of the file, or of those of a file in this machine's."""
+    column = array("q", numbers)
     if sys.byteorder == "big":
         column.byteswap()
     return column

@@ -96,7 +96,8 @@ def _finish_open(loop: StepLoop, plans: bool) -> None:
     open_steps = context.state.open_steps
     states = [context.state.memory, *(step.plan.memory for step in open_steps)]
     context.processor_states.clean(states, context.state.decided)
-    loop.stager.clean([d for step in open_steps if step.decision for d in _staged(step, step.decision)])
+    staged = [one for step in open_steps if step.decision for one in step.decision.deliveries]
+    loop.stager.clean([*staged, *(letter.delivery for step in open_steps for letter in step.letters)])
     for step in open_steps:
         if step.decision is not None:
             # a prepared step is never replanned: a frozen owner may still publish it
@@ -106,10 +107,6 @@ def _finish_open(loop: StepLoop, plans: bool) -> None:
         else:
             context.store.void(step.plan.step)
             break
-
-
-def _staged(step: OpenStep, decision: Decision) -> list[StagedDelivery]:
-    return [*decision.deliveries, *(letter.delivery for letter in step.letters)]
 
 
 def _is_current(loop: StepLoop, plan: Plan) -> bool:

@@ -46,7 +46,8 @@ class Redaction:
                 if field.get(made) is not None:
                     field.set(made, MASK)
             except FieldError:
-                _mask_whole(made, field)
+                if field.root in ("after", "before", "key"):
+                    setattr(made, field.root, MASK.encode())
         return made
 
     def nack(self, nack: Nack, *records: Record) -> Nack:
@@ -55,7 +56,7 @@ class Redaction:
 
     def text(self, text: str, records: Iterable[Record]) -> str:
         """Return a text without the redacted values of these records, and without known secrets."""
-        values = {value for record in records for value in self._values(record)} if self._fields else set[str]()
+        values = {value for record in records for value in islice(self._values(record), _MOST)}
         for value in sorted(values, key=len, reverse=True):
             text = _masked(text, value)
         return hide(text)
@@ -65,9 +66,8 @@ class Redaction:
         return f"{type(error).__name__}; its text is left out, because it may contain redacted values"
 
     def _values(self, record: Record) -> Iterator[str]:
-        return islice(self._all_values(record), _MOST)
-
-    def _all_values(self, record: Record) -> Iterator[str]:
+        if not self._fields:
+            return
         opened = _opened(copy(record))
         for field in self._fields:
             try:
@@ -102,11 +102,6 @@ def _opened(record: Record) -> Record:
             if isinstance(found, dict):
                 setattr(record, part, found)
     return record
-
-
-def _mask_whole(record: Record, field: Reference) -> None:
-    if field.root in ("after", "before", "key"):
-        setattr(record, field.root, MASK.encode())
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -213,7 +213,8 @@ class Refusals:
         reached("after-nack", pipeline)
         shipment.progress = progress
         self._context.state.window = window
-        self._rows.setdefault(shipment.consumer, []).extend(one.row for one in _in_order(fresh, again))
+        in_order = sorted((*fresh, *again), key=lambda one: one.place)
+        self._rows.setdefault(shipment.consumer, []).extend(one.row for one in in_order)
         if letter is not None:
             self._publish(shipment, letter)
 
@@ -284,7 +285,3 @@ def _sorted_out(nacked: Sequence[_Refused], is_replay: bool) -> tuple[list[_Refu
         if not is_replay:
             seen.add(one.key)
     return fresh, again, missed
-
-
-def _in_order(*some: Sequence[_Refused]) -> list[_Refused]:
-    return sorted((one for group in some for one in group), key=lambda one: one.place)

@@ -108,12 +108,8 @@ def _register(
         registry.register_consumer(consumer, "dlq" if consumer == DEAD_LETTERS else "data")
     # in a fixed order, so that two pipelines that claim the same resources never deadlock
     for thing, consumer in sorted((thing, consumer) for consumer, thing in owned.items() if thing is not None):
-        _claim(registry, thing, pipeline.program.pipeline, consumer)
-
-
-def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None:
-    if other := registry.claim(thing, consumer):
-        raise _Owned(thing, other, (pipeline, consumer))
+        if other := registry.claim(thing, consumer):
+            raise _Owned(thing, other, (pipeline.program.pipeline, consumer))
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:

@@ -186,13 +186,13 @@ class RunResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return the result in the documented format of ``run --json`` (DESIGN.md, Command line)."""
-        progress = self.progress
+        progress, restart = self.progress, self.restart
         return {
             "id": self.pipeline,
             "status": self.status,
             "reason": self.reason,
             "error": None if self.error is None else error_json(self.error),
-            "restart": None if self.restart is None else _restart_json(self.restart),
+            "restart": restart and {"attempt": restart.attempt, "delay": restart.delay, "at_ns": restart.at_ns},
             "hung": self.hung or None,
             "records": {
                 "read": progress.read,
@@ -211,10 +211,6 @@ class RunResult:
             "steps": progress.steps,
             "seconds": round(progress.seconds, 3),
         }
-
-
-def _restart_json(restart: PendingRestart) -> dict[str, Any]:
-    return {"attempt": restart.attempt, "delay": restart.delay, "at_ns": restart.at_ns}
 
 
 def error_json(error: ConduitError) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class RunStatusWriter:
     def stopped(self, has_more: bool = False) -> RunResult:
         """Record a stop without an error. ``has_more``: if the system stopped it, it is to be started again."""
         if self._stop.forced:
-            return self._forced()
+            return self._end(PipelineStatus.DEGRADED, "user", _forced_stop())
         if self._stop.requested:
             resumes = has_more and self._stop.reason == "system"
             return self._end(PipelineStatus.STOPPED, self._stop.reason, None, "start" if resumes else "")
@@ -167,9 +167,6 @@ class RunStatusWriter:
     @property
     def _cut(self) -> int | None:
         return None if self.failed_step is None else self.failed_step + 1
-
-    def _forced(self) -> RunResult:
-        return self._end(PipelineStatus.DEGRADED, "user", _forced_stop())
 
     def hung(self, where: str) -> tuple[RunResult, Callable[[sa.Connection], None]]:
         """Return the result of a run whose stop exceeds its timeout, and the part of a transaction that records it."""

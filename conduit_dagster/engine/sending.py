@@ -173,7 +173,9 @@ class _Sending:
         piece = replace(as_delivery(job.delivery, job.step), skip=job.first, take=job.count)
         for place, staged in enumerate(islice(staged_records(piece), job.count), job.first):
             if place <= job.skipped.get(staged.record.collection, -1):
-                self._skip(place, staged)
+                # an earlier run acked it, although an earlier record was not (CASES C13)
+                self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
+                self._acks.ack(place)
                 if batch:
                     yield first, batch
                     batch = []
@@ -188,11 +190,6 @@ class _Sending:
                 batch = []
         if batch:
             yield first, batch
-
-    def _skip(self, place: int, staged: StagedRecord) -> None:
-        """Mark a record that an earlier run acked, although an earlier record was not (CASES C13)."""
-        self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
-        self._acks.ack(place)
 
     def _hand_over(self, first: int, batch: list[StagedRecord]) -> bool:
         """Send a batch; return False on failure. Records known to be acked stay acked."""

@@ -157,26 +157,20 @@ class SplitRun:
         for place, nacked in self._nacks:
             reason = f"{nacked.node} {nacked.nack.code}"
             self._ledger.nacked[reason] = self._ledger.nacked.get(reason, 0) + 1
-            if self._counts(place) and self._rows.wants(self._ordinal + place):
+            # the window has already counted records nacked earlier
+            counts = not (self._cuts and self._letters.is_known(self._block, place))
+            if counts and self._rows.wants(self._ordinal + place):
                 self._ledger.nacks.append(self._row(place, nacked))
 
-    def _counts(self, place: int) -> bool:
-        # the window has already counted records nacked earlier
-        return not (self._cuts and self._letters.is_known(self._block, place))
-
     def _row(self, place: int, nacked: Nacked) -> NackRow:
-        before = self._boundary_before(place) if self._cuts else None
-        by_destination = nacked.rank > 0 and nacked.node == self._destination_node(nacked.rank)
+        before = None
+        if self._cuts:
+            before = self._block.boundary(place - 1) if place else self._before()
+        by_destination = nacked.rank > 0 and nacked.node == self._pipeline.outputs[nacked.rank - 1].node
         position, code, message = clean(str(nacked.record.position)), nacked.nack.code, said(nacked.nack)
         return NackRow(
             self._source_node.id, self._ordinal + place, position, nacked.node, code, message, by_destination, before
         )
-
-    def _destination_node(self, rank: int) -> str:
-        return self._pipeline.outputs[rank - 1].node
-
-    def _boundary_before(self, origin: int) -> Any:
-        return self._block.boundary(origin - 1) if origin else self._before()
 
 
 def _ordered(branches: Iterable[Branch]) -> list[Branch]:

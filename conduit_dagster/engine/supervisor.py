@@ -220,7 +220,9 @@ class _Run:
                     self._status.failed_step = in_flight.failed_step
 
     def _take_steps(self, loop: StepLoop, in_flight: InFlightSteps, appender: Appender | None, watch: Watch) -> None:
-        horizons = self._horizons() if self._options.drain else None
+        horizons: dict[str, Any] | None = None
+        if self._options.drain:
+            horizons = {node.id: blamed(node.node, node.source.horizon) for node in self._pipeline.sources}
         idle = IdleWait()
         while not self._stop.requested:
             if appender is not None and appender.rolled:
@@ -245,9 +247,6 @@ class _Run:
                 watch.require_store()
             in_flight.raise_failure()
             self._status.end_recovery()
-
-    def _horizons(self) -> dict[str, Any]:
-        return {node.id: blamed(node.node, node.source.horizon) for node in self._pipeline.sources}
 
     def _report(self, step: StepReport) -> None:
         self._status.progress.add(step)

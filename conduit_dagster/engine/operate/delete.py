@@ -253,14 +253,9 @@ def _delete(held: _Held, found: _Cleanup, by: str, facts: Facts) -> None:
     held.store.transactions.run(partial(record_deletion, pipeline=held.id, by=by, **told))
 
 
-def _require_lease(held: _Held) -> None:
-    """Raise ``LeaseLost`` if another process has taken over the pipeline."""
-    held.store.transactions.run(lambda connection: None)
-
-
 def _remove_files(held: _Held, files: Mapping[str, FolderListing]) -> None:
     """Remove the log, the archive and the staging folder. Raises ``TransientError`` if something stays."""
-    _require_lease(held)
+    held.store.transactions.run(lambda connection: None)  # ``LeaseLost`` if another process has taken over
     failed: list[tuple[str, OSError]] = []
     for folder, listed in files.items():
         try:

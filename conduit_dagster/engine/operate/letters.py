@@ -176,7 +176,8 @@ def replay(
     facts: dict[str, Any] = {"pipeline": lock.id, "from": start, "letters": _total(counts), "reasons": counts}
     facts |= {"closed": closed, "dry_run": dry_run}
     nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "errors": [], "delivered": {}}
-    order = Replay(_next_id(lock), start, edits or [])
+    # its deliveries are named by its id: a destination must not take them for those of an earlier replay
+    order = Replay(next_generation(lock.store.replays.last()), start, edits or [])
     edited = lock.of(_edited(lock, order))
     if dry_run:
         left = _unusable(edited, wanted)
@@ -233,11 +234,6 @@ class _Earlier:
 
 def _delivered(step: StepReport) -> dict[str, int]:
     return {name: records for name, records in step.delivered.items() if records and name != DEAD_LETTERS}
-
-
-def _next_id(lock: PipelineLock) -> int:
-    # its deliveries are named by it: a destination must not take them for those of an earlier replay
-    return next_generation(lock.store.replays.last())
 
 
 def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:

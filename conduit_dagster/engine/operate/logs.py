@@ -197,15 +197,15 @@ def _staged(
         for delivery in decision.deliveries
         if delivery.parts and delivery.consumer in known and known[delivery.consumer].placement != "staged"
     ]
-    at_hand = [delivery for delivery in whole if _is_there(delivery)]
+    at_hand = [
+        one
+        for one in whole
+        if all(storage.size(storage.join(one.staging, part.name)) == part.bytes for part in one.parts)
+    ]
     if not at_hand:
         raise no_log(pipeline, f", and the records of its open step {step.plan.step} are not at hand")
     name = chosen("source", source, [span.source for span in step.plan.ranges], pipeline)
     return name, at_hand[0].consumer, _entries(step, at_hand[0], name)
-
-
-def _is_there(delivery: StagedDelivery) -> bool:
-    return all(storage.size(storage.join(delivery.staging, part.name)) == part.bytes for part in delivery.parts)
 
 
 def _entries(step: OpenStep, delivery: StagedDelivery, source: str) -> Iterator[Entry]:

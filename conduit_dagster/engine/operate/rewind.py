@@ -21,7 +21,7 @@ from conduit_dagster.engine.operate.pipeline_lock import (
 )
 from conduit_dagster.engine.operate.source_positions import LogView, beyond, joined_of, lag_of, logs_of
 from conduit_dagster.engine.registering import unit_of
-from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.classify import blame
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Limit, Source
 from conduit_dagster.state.catch_ups import CatchUps
@@ -53,13 +53,9 @@ def check_position(source: Source, name: str, known: Any, wanted: Any) -> None:
         source.latest(wanted, _LOOK, source.horizon())
         source.verify(source.initial(), wanted)
     except TransientError as error:
-        blamed(name, _raise, error)  # the source can't be reached, which proves nothing about the position
+        raise blame(error, name) from error  # it can't be reached, which proves nothing about the position
     except Exception as error:
         raise _invalid(name, str(error)) from error
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 def _shape(value: Any) -> str:

@@ -230,19 +230,15 @@ class Subject:
         """
         timeout = _SHUTDOWN if self.bound is None else self.bound.config.delivery.shutdown_timeout
         lease = self.project.settings.state.lease
-        longest = timeout + lease + _MARGIN
-        return stop(self.known(), self.id, by, force, lease, longest, self._starts_itself)
+        # by the lifecycle sensor, or at its times
+        starts_itself = self.bound is not None and self.bound.config.status == "running"
+        return stop(self.known(), self.id, by, force, lease, timeout + lease + _MARGIN, starts_itself)
 
     @property
     def status(self) -> str:
         """Status in the state store; ``stopped`` if it never ran."""
         row = pipeline_rows(self.known()).get(self.id)
         return PipelineStatus.STOPPED if row is None else row["status"]
-
-    @property
-    def _starts_itself(self) -> bool:
-        """Whether it is started without a request: by the lifecycle sensor, or at its times."""
-        return self.bound is not None and self.bound.config.status == "running"
 
 
 def subjects(project: Project, files: Sequence[Path | str] = ()) -> list[Subject]:
