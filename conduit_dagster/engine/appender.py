@@ -17,8 +17,8 @@ from conduit_dagster.commit_log.segment_layout import LogFolder, Written, hidden
 from conduit_dagster.engine.append import Appended, AppendJob, AppendTask, append_task
 from conduit_dagster.engine.plugin_results import add_miscounted, latest_of, splits_of
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.engine.spark_tasks import require_seen
 from conduit_dagster.engine.step_context import StepContext
-from conduit_dagster.engine.task_files import require_seen
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split

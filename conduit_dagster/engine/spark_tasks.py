@@ -1,15 +1,21 @@
-"""What surrounds each task of a Spark job: the package's version, one row per task, the garbage collector."""
+"""What surrounds each task of a Spark job: the package's version, one row per task, the garbage collector, and files.
+
+Nothing may refer to files that tasks write or miss where the driver and a worker have different ones.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import pickle
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from conduit_dagster import storage
+from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.spark.explain import lacks_our_code, version_differs
 
 Task = Callable[[int], bytes]
@@ -78,3 +84,35 @@ def _keep_imports() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+_MISSING = ("file.missing", "log.missing")
+SHARE = (
+    "let this machine and every worker have that folder in common: mount it there (the mount may be missing on one "
+    "worker only), or set state.staging, state.log and the paths of connectors to a folder that all share"
+)
+"""What to do where a worker has other files than the driver."""
+
+
+def require_seen(host: str, urls: Iterable[str]) -> None:
+    """Require that files which a task on ``host`` has written are there for the driver.
+
+    Else they would be files of that machine's own disk. Objects of a store are the same everywhere. Raises
+    ``TransientError`` (``spark.not_shared``).
+    """
+    for url in urls:
+        path = storage.local_path(url)
+        if path is not None and not os.path.lexists(path):
+            raise _not_shared(f"a task on {host} has written a file that is not there on this machine", str(path))
+
+
+def seen_here(error: ConduitError, host: str) -> ConduitError:
+    """Return the error of a task on ``host``: ``spark.not_shared`` if it misses a file that the driver has."""
+    path = storage.local_path(error.place) if error.place and error.code in _MISSING else None
+    if path is None or not path.is_absolute() or not path.exists():
+        return error
+    return _not_shared(f"a task on {host} can't find a file that is there on this machine", str(path), error.node)
+
+
+def _not_shared(message: str, place: str, node: str | None = None) -> TransientError:
+    return TransientError(message, code="spark.not_shared", place=place, fix=SHARE, node=node)

@@ -12,7 +12,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.segment_layout import Written, hidden
-from conduit_dagster.engine.task_files import seen_here
+from conduit_dagster.engine.spark_tasks import seen_here
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError

@@ -12,10 +12,10 @@ import msgspec
 from conduit_dagster import storage
 from conduit_dagster.engine.plugin_results import add_miscounted, splits_of
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.engine.spark_tasks import require_seen
 from conduit_dagster.engine.stage import stage_task
 from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
 from conduit_dagster.engine.step_context import StepContext
-from conduit_dagster.engine.task_files import require_seen
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Part

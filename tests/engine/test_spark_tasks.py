@@ -9,8 +9,8 @@ import pytest
 from lab.support import DECODE, Lab, destination, queue, source
 from pyspark.sql import SparkSession
 
+from conduit_dagster.engine.spark_tasks import require_seen
 from conduit_dagster.engine.stage_job import TaskError, task_error
-from conduit_dagster.engine.task_files import require_seen
 from conduit_dagster.recovery.errors import FatalError, TransientError
 
 ONCE = """
@@ -76,7 +76,7 @@ def test_a_step_is_not_decided_with_files_that_the_driver_does_not_see(
         **{"dead-letter-queue": queue()},
     )
     with monkeypatch.context() as hidden:
-        hidden.setattr("conduit_dagster.engine.task_files.os.path.lexists", lambda path: False)
+        hidden.setattr("conduit_dagster.engine.spark_tasks.os.path.lexists", lambda path: False)
         error = lab.run().error
     assert error is not None and error.code == "spark.not_shared"
     assert ("log" in Path(error.place or "").parts) == is_logged_first
