@@ -21,7 +21,6 @@ from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, StoreLock
 from conduit_dagster.engine.operate.source_positions import moment
-from conduit_dagster.engine.operate.unindexed_letters import lost_part
 from conduit_dagster.engine.program import Replay
 from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
@@ -31,6 +30,7 @@ from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.connector_registrations import next_generation
 from conduit_dagster.state.dead_letter_replays import letters_in
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
+from conduit_dagster.state.letter_index import UnindexedPart
 
 NO_LETTERS = "dead_letters.none"
 _REASON = ("node", "code", "letters")
@@ -118,7 +118,7 @@ def discard(lock: StoreLock, selection: DeadLetterSelection, note: str, dry_run:
         raise refused("usage.note", "the note is empty", "say why they will not be sent again")
     if not dry_run:
         give_back(lock.store)  # letters of a killed replay
-    part = None if selection.where else lost_part(lock, selection.wanted)
+    part = None if selection.where else _lost_part(lock, selection.wanted)
     if part is None:
         return _discard(lock, selection, note.strip(), dry_run)
     left = part.letters - part.indexed
@@ -147,6 +147,28 @@ def _held(lock: StoreLock, letters: int) -> FatalError:
     subject = "this dead letter is" if letters == 1 else f"these {letters:,} dead letters are"
     message = f"{subject} in the prepared step of a replay that did not end, and nothing was changed"
     return refused(NO_LETTERS, message, "conduit-dagster run --once ends it; what fails again may be discarded then")
+
+
+def _lost_part(lock: StoreLock, wanted: DeadLetterQuery) -> UnindexedPart | None:
+    """Return the file that ``wanted`` names, and nothing else, if letters of it have no rows and it can't be read.
+
+    None for one of a replay: which of its letters failed again is only there.
+    """
+    if wanted.part is None or wanted._replace(part=None) != DeadLetterQuery(wanted.states):
+        return None
+    found = next((one for one in lock.store.letter_index.unindexed() if one.name == wanted.part), None)
+    if found is None or found.plan.replay or _is_readable(lock, found.name):
+        return None
+    return found
+
+
+def _is_readable(lock: StoreLock, part: str) -> bool:
+    try:
+        for _ in Archive(archive_folder(lock.options.log_url, lock.id)).index(part):
+            pass
+    except FatalError:
+        return False
+    return True
 
 
 _ERRORS = 5
