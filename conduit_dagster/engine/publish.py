@@ -9,10 +9,9 @@ from conduit_dagster.daemon_threads import side_by_side
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import dropped_with, published, shown_cause, to_error
 from conduit_dagster.engine.delivery_progress import Shipment
-from conduit_dagster.engine.direct_redelivery import DirectRedelivery
 from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.plugin_results import refused_by
-from conduit_dagster.engine.redelivery import Redelivery
+from conduit_dagster.engine.redelivery import DirectRedelivery, Redelivery
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import DeliveryRecords, Restaged
 from conduit_dagster.engine.sending import send_directly

@@ -12,13 +12,13 @@ import msgspec
 import structlog
 
 from conduit_dagster import storage
+from conduit_dagster.engine.delivery_errors import LOG_LOST, differs, log_lost, range_lost, unreadable, ways_out
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.origins import RecordOrigin, keeps_origins, read_origins
 from conduit_dagster.engine.registering import changed_source
 from conduit_dagster.engine.stage_job import SourceFailure
 from conduit_dagster.engine.stager import Staged, Stager, from_rows
 from conduit_dagster.engine.step_context import StepContext
-from conduit_dagster.engine.unrebuilt import LOG_LOST, differs, log_lost, range_lost, unreadable, ways_out
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import COLLECTION, SOURCE_CONNECTOR_ID, Record

@@ -15,7 +15,15 @@ from conduit_dagster.engine.dead_letters.archive import keep, kept
 from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_letter
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.split_letters import Originals, processed
-from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown_cause, to_error
+from conduit_dagster.engine.delivery_errors import (
+    archive_lost,
+    differs,
+    queue_refuses,
+    refused_letter,
+    shown_cause,
+    to_error,
+    ways_out,
+)
 from conduit_dagster.engine.delivery_progress import LETTERS, Shipment, as_delivery
 from conduit_dagster.engine.offset_updates import generations, offset_of, origin_of, span_of
 from conduit_dagster.engine.reading import read_blocks
@@ -25,7 +33,6 @@ from conduit_dagster.engine.restage import Restaged, content, is_staged
 from conduit_dagster.engine.sending import send_directly
 from conduit_dagster.engine.stager import from_rows
 from conduit_dagster.engine.step_context import StepContext
-from conduit_dagster.engine.unrebuilt import archive_lost, differs, ways_out
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, FatalError
