@@ -155,22 +155,14 @@ class LetterReplays:
 
         Without such a step the replay ends, which the history then tells, whoever finished it.
         """
-        mine = self._transactions.read(lambda connection: self._without_step(connection, kept))
+        mine = [dead_letters.c.pipeline == self._id, dead_letters.c.state == "replaying"]
+        if kept is not None:
+            taken = self._transactions.read(lambda connection: list(_taken(connection, self._id, kept)))
+            mine += [sa.not_(one) for one in taken]
         back = sum(self._updated(mine, {"state": "open", "replay": 0}))
         if kept is None:
             self._run(self._end)
         return back
-
-    def _without_step(self, connection: sa.Connection, kept: Plan | None) -> list[sa.ColumnElement[bool]]:
-        mine = [dead_letters.c.pipeline == self._id, dead_letters.c.state == "replaying"]
-        return mine if kept is None else [*mine, *(sa.not_(one) for one in self._taken(connection, kept))]
-
-    def _taken(self, connection: sa.Connection, plan: Plan) -> Iterator[sa.ColumnElement[bool]]:
-        """Yield a condition for each source of a replay's step: the letters of its range."""
-        for span in plan.ranges:
-            origin = _origin(connection, self._id, span.source)
-            start = [] if span.start is None else [behind(tuple(span.start))]
-            yield sa.and_(dead_letters.c.source == origin, *start, up_to(tuple(span.end)))
 
     def _end(self, connection: sa.Connection) -> None:
         mine = (sources.c.pipeline == self._id,)
@@ -188,7 +180,7 @@ class LetterReplays:
 
         def work(connection: sa.Connection) -> int:
             counted = sa.select(sa.func.count()).select_from(dead_letters)
-            counted = counted.where(sa.or_(sa.false(), *self._taken(connection, step)))
+            counted = counted.where(sa.or_(sa.false(), *_taken(connection, self._id, step)))
             some = [one._replace(states=("replaying",)) for one in wanted.pieces()]
             return sum(connection.execute(counted.where(*conditions(self._id, one))).scalar_one() for one in some)
 
@@ -263,20 +255,21 @@ def _selections(pipeline: str, wanted: DeadLetterQuery) -> Iterable[list[sa.Colu
     return (conditions(pipeline, some._replace(states=("open",))) for some in wanted.pieces())
 
 
-def _origin(connection: sa.Connection, pipeline: str, name: str) -> str:
-    mine = (sources.c.pipeline == pipeline, sources.c.source == name)
-    return str(json.loads(connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one())["origin"])
+def _taken(connection: sa.Connection, pipeline: str, plan: Plan) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield a condition for each source of a replay's step: the letters of its range."""
+    for span in plan.ranges:
+        unit = sa.select(sources.c.unit).filter_by(pipeline=pipeline, source=span.source)
+        origin = str(json.loads(connection.execute(unit).scalar_one())["origin"])
+        start = [] if span.start is None else [behind(tuple(span.start))]
+        yield sa.and_(dead_letters.c.source == origin, *start, up_to(tuple(span.end)))
 
 
 def close_letters(connection: sa.Connection, pipeline: str, plan: Plan) -> None:
     """Close the letters that did not fail again, in the transaction that finishes a replay's step."""
-    for span in plan.ranges:
-        column = dead_letters.c
-        mine = [column.pipeline == pipeline, column.replay == plan.replay, column.state == "replaying"]
-        start = [] if span.start is None else [behind(tuple(span.start))]
-        within = (column.source == _origin(connection, pipeline, span.source), *start, up_to(tuple(span.end)))
-        values = {"state": "replayed", "closed_ns": time.time_ns()}
-        connection.execute(sa.update(dead_letters).where(*mine, *within).values(**values))
+    column, values = dead_letters.c, {"state": "replayed", "closed_ns": time.time_ns()}
+    mine = [column.pipeline == pipeline, column.replay == plan.replay, column.state == "replaying"]
+    for within in _taken(connection, pipeline, plan):
+        connection.execute(sa.update(dead_letters).where(*mine, within).values(**values))
 
 
 def drop_sources(connection: sa.Connection, pipeline: str) -> None:

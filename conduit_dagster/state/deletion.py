@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -12,7 +11,7 @@ import sqlalchemy as sa
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.policy import FRESH, PipelineStatus
 from conduit_dagster.state.dead_letters import up_to
-from conduit_dagster.state.history import DELETED, DELETING, PROVISIONED, record_event
+from conduit_dagster.state.history import DELETED, DELETING, PROVISIONED, newest_event, record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.readers import forget_left
 from conduit_dagster.state.recovery_state import write_recovery
@@ -102,7 +101,5 @@ def cut_off(connection: sa.Connection, pipeline: str) -> dict[str, Any] | None:
     for table in (sources, consumers):
         if connection.execute(sa.select(table.c.pipeline).where(table.c.pipeline == pipeline).limit(1)).first():
             return None
-    mine = (history.c.pipeline == pipeline, history.c.event.in_((DELETING, DELETED, PROVISIONED)))
-    newest = sa.select(history.c.event, history.c.detail).where(*mine).order_by(history.c.id.desc()).limit(1)
-    row = connection.execute(newest).first()
-    return json.loads(row.detail) if row is not None and row.event == DELETING else None
+    newest = newest_event(connection, pipeline, DELETING, DELETED, PROVISIONED)
+    return newest.detail if newest is not None and newest.event == DELETING else None

@@ -87,15 +87,9 @@ def move_collections(
 
     ``seen``: by source, the offset from which the ordinals count, and the last record of each collection.
     """
+    own = {"pipeline": pipeline, "at_ns": time.time_ns()}
     rows = [
-        {
-            "pipeline": pipeline,
-            "source": source,
-            "namespace": namespace,
-            "mode": last.mode,
-            "offset": base + last.ordinal,
-            "at_ns": time.time_ns(),
-        }
+        {**own, "source": source, "namespace": namespace, "mode": last.mode, "offset": base + last.ordinal}
         for source, (base, lasts) in seen.items()
         for namespace, last in lasts.items()
     ]

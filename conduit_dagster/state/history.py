@@ -232,7 +232,7 @@ def deprovision(engine: sa.Engine, pipeline: str) -> bool:
         # locked: of two concurrent calls only one records it
         mine = sa.select(pipelines.c.file).where(pipelines.c.pipeline == pipeline).with_for_update()
         row = connection.execute(mine).first()
-        if row is None or _newest(connection, pipeline, *_PRESENCE) in _AWAY:
+        if row is None or _is_away(connection, pipeline):
             return False
         record_event(connection, pipeline, DEPROVISIONED, file=row.file)
     return True
@@ -240,14 +240,13 @@ def deprovision(engine: sa.Engine, pipeline: str) -> bool:
 
 def provision(connection: sa.Connection, pipeline: str, file: str, first: bool) -> None:
     """Record that the pipeline exists if this is its ``first`` run or it was away; within its start."""
-    if first or _newest(connection, pipeline, *_PRESENCE) in _AWAY:
+    if first or _is_away(connection, pipeline):
         record_event(connection, pipeline, PROVISIONED, file=file)
 
 
-def _newest(connection: sa.Connection, pipeline: str, *kinds: str) -> str | None:
-    mine = (history.c.pipeline == pipeline, history.c.event.in_(kinds))
-    newest = sa.select(history.c.event).where(*mine).order_by(history.c.id.desc()).limit(1)
-    return connection.execute(newest).scalar_one_or_none()
+def _is_away(connection: sa.Connection, pipeline: str) -> bool:
+    newest = newest_event(connection, pipeline, *_PRESENCE)
+    return newest is not None and newest.event in _AWAY
 
 
 def gone(engine: sa.Engine) -> set[str]:
@@ -269,8 +268,6 @@ def _whose_newest_is(engine: sa.Engine, kinds: Sequence[str]) -> set[str]:
 
 def restarts_of(connection: sa.Connection, pipeline: str) -> int | None:
     """Return the total number of restarts, from the newest restart event; None if the history has none."""
-    mine = (history.c.pipeline == pipeline, history.c.event == "restarted")
-    newest = sa.select(history.c.detail).where(*mine).order_by(history.c.id.desc()).limit(1)
-    text = connection.execute(newest).scalar_one_or_none()
+    newest = newest_event(connection, pipeline, "restarted")
     # an event of an older version has no total
-    return None if text is None else int(json.loads(text).get("total", 1))
+    return None if newest is None else int(newest.detail.get("total", 1))

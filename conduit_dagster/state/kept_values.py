@@ -69,7 +69,7 @@ def forget_unused(transactions: Transactions, pipeline: str, now_ns: int) -> Non
             work = sa.update(kept_values).where(*mine).values(used_ns=now_ns)
         else:
             work = sa.delete(kept_values).where(*mine, column.used_ns < now_ns - _KEPT_DAYS * _DAY)
-        transactions.run(partial(_execute, work))
+        transactions.run(lambda connection, work=work: connection.execute(work))
 
 
 def _is_referred_to(pipeline: str, digest: str, connection: sa.Connection) -> bool:
@@ -80,7 +80,3 @@ def _is_referred_to(pipeline: str, digest: str, connection: sa.Connection) -> bo
         is not None
         for column in _REFERRING
     )
-
-
-def _execute(work: sa.Update | sa.Delete, connection: sa.Connection) -> None:
-    connection.execute(work)

@@ -44,10 +44,12 @@ class LogRegistry:
         values: dict[str, Any] = {"unit": unit.text(logged=True)}
         stored = json.loads(row["unit"])
         is_logged, generation = LOGGED in stored, row["generation"]
-        position = self._read_position(source) if is_logged else json.loads(row["position"])
+        log, position = LogStore(self._id).state(self._connection, source), json.loads(row["position"])
+        is_read_up = not is_logged or position >= log.next_offset
+        position = log.position if is_logged else position
         if not unit.is_same_as(stored):
             generation, position = change_unit(self._connection, self._id, row, position, unit, initial)
-            if is_logged and self._has_unread(source, row):
+            if not is_read_up:
                 # rewound since that generation was left: it may have delivered the same offsets
                 generation = self._generations.new(source, unit.text())
             self._forget_positions(source)
@@ -60,16 +62,9 @@ class LogRegistry:
             values["position"] = json.dumps(row["records"])
         update(self._connection, sources, self._source(source), values)
 
-    def _read_position(self, source: str) -> Any:
-        """Return the source's own position up to which it is logged."""
-        return LogStore(self._id).state(self._connection, source).position
-
     def _forget_positions(self, source: str) -> None:
         """Forget the source's positions in its log: it must not be acked at those of other data."""
         update(self._connection, log_parts, self._source(source), {"position": "null"})
-
-    def _has_unread(self, source: str, row: Mapping[Any, Any]) -> bool:
-        return json.loads(row["position"]) < LogStore(self._id).state(self._connection, source).next_offset
 
     def _begin(self, source: str, offset: int, position: Any) -> None:
         values = {**self._source(source), "next_offset": offset, "position": json.dumps(position)}

@@ -98,7 +98,9 @@ def _real(found: Rows, logged: dict[str, LogState]) -> Rows:
     for join in joins:
         if logged and set(join["position"]) <= set(logged):
             del rows[join["id"]]
-            rows.update({name: _with_counts(rows[name], join) for name in join["position"]})
+            for name in join["position"]:
+                counts = ("records", "acked", "filtered", "nacked")
+                rows[name] = {**rows[name], **{one: rows[name][one] + join[one] for one in counts}}
             handled.update(join["position"])
     ends = {
         name: {"position": end.position, "undelivered": max(0, end.next_offset - handled[name])}
@@ -106,10 +108,6 @@ def _real(found: Rows, logged: dict[str, LogState]) -> Rows:
         if name in handled
     }
     return [{**row, "undelivered": 0, **ends.get(name, {})} for name, row in rows.items()]
-
-
-def _with_counts(own: dict[str, Any], join: dict[str, Any]) -> dict[str, Any]:
-    return {**own, **{name: own[name] + join[name] for name in ("records", "acked", "filtered", "nacked")}}
 
 
 def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:

@@ -209,12 +209,8 @@ class PipelineStore:
         for span in plan.ranges:
             count = decision.sources.get(span.source, SourceCount())
             current = {"pipeline": self._id, "source": span.source, "generation": span.generation}
-            counts = {
-                "records": count.read,
-                "acked": count.read - count.nacked,
-                "filtered": count.filtered,
-                "nacked": count.nacked,
-            }
+            counts = {"records": count.read, "filtered": count.filtered, "nacked": count.nacked}
+            counts["acked"] = count.read - count.nacked
             update(connection, sources, current, {"position": json.dumps(span.end)}, counts)
         if not plan.only and not plan.replay:
             seen = {span.source: (span.offset, decision.namespaces.get(span.source, {})) for span in plan.ranges}
