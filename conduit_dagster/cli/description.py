@@ -195,17 +195,16 @@ def _past(pipeline: str, store: sa.Engine | None) -> Facts:
     letters = newest(store, pipeline, DeadLetterQuery(STATES), _NEWEST)
     happened = reversed(events(store, pipeline, _NEWEST))
     return {
-        "dead_letters": [{"id": letter_id(row), **_timed(row)} for row in letters],
+        "dead_letters": [
+            {"id": letter_id(row), "at": when(row["at_ns"])}
+            | {key: value for key, value in row.items() if key not in ("at_ns", "pipeline")}
+            for row in letters
+        ],
         "events": [
             {"at": when(one.at_ns), "event": one.event, "says": said(one.event, one.detail), "detail": one.detail}
             for one in happened
         ],
     }
-
-
-def _timed(row: Facts) -> Facts:
-    own = {key: value for key, value in row.items() if key not in ("at_ns", "pipeline")}
-    return {"at": when(row["at_ns"]), **own}
 
 
 def short(value: Any, limit: int = 100) -> str:

@@ -31,14 +31,18 @@ def show_description(console: Console, facts: Facts) -> None:
         _section(console, name, (line for one in facts[name] for line in _part(one)))
     _section(console, "dead-letter queue", _queue(facts["dead_letter_queue"]))
     _section(console, "newest dead letters", (_letter(row) for row in facts["dead_letters"]))
-    _section(console, "newest events", (_event(row) for row in facts["events"]))
-    _section(console, "findings", (_finding(row) for row in facts["findings"]))
+    _section(console, "newest events", (f"{row['at']}  {short(row['says'], 200)}" for row in facts["events"]))
+    found = ("{line}:{column} {severity} {code}: {message}".format_map(row) for row in facts["findings"])
+    _section(console, "findings", found)
 
 
 def _head(console: Console, facts: Facts) -> None:
     status = facts["status"]
     now = status["now"] or "never ran"
-    where = f"{facts['file']}:{facts['line']}" if facts["file"] else _without_file(facts["id"])
+    where = f"{facts['file']}:{facts['line']}"
+    if not facts["file"]:
+        delete = f"conduit-dagster pipelines delete {shlex.quote(facts['id'])}"
+        where = f"no file any more; what is kept of it goes with: {delete}"
     console.print(Text.assemble((facts["id"], "bold"), f"  {where}"))
     if facts["description"]:
         console.print(f"  {facts['description']}")
@@ -47,10 +51,6 @@ def _head(console: Console, facts: Facts) -> None:
         _configured(console, facts)
     if facts["error"]:
         print_error(console, dict(facts["error"]), "  ")
-
-
-def _without_file(pipeline: str) -> str:
-    return f"no file any more; what is kept of it goes with: conduit-dagster pipelines delete {shlex.quote(pipeline)}"
 
 
 def _configured(console: Console, facts: Facts) -> None:
@@ -142,14 +142,6 @@ def _tolerance(size: int, threshold: int) -> str:
 def _letter(row: Facts) -> str:
     record = f"{row['source']} offset {row['offset']}"
     return f"{row['id']}  {row['state']}  {row['at']}  {record}  {row['node']}  {row['code']}: {short(row['message'])}"
-
-
-def _event(row: Facts) -> str:
-    return f"{row['at']}  {short(row['says'], 200)}"
-
-
-def _finding(row: Facts) -> str:
-    return f"{row['line']}:{row['column']} {row['severity']} {row['code']}: {row['message']}"
 
 
 @dataclass(frozen=True)

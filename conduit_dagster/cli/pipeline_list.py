@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conduit_dagster.config.findings import Finding
-    from conduit_dagster.config.parse import ParsedPipeline
     from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue
 
 Facts = dict[str, Any]
@@ -63,13 +62,6 @@ def _summary(pipelines: int, findings: int, lags_open: int, validate: str) -> st
     return count(pipelines, "pipeline") + found + unasked
 
 
-def _lag_cells(row: dict[str, Any], lags: _LagsFound | None) -> list[str]:
-    """Return the cell of a pipeline's lag; empty if the sources were not to be queried."""
-    if lags is None:
-        return []
-    return ["?" if row["id"] in lags.open else _lag_text(row["lag"])]
-
-
 def _show_list(console: Console, rows: list[dict[str, Any]], lags: _LagsFound | None, nameless: str) -> None:
     now_ns = time.time_ns()
     lag = () if lags is None else ("lag",)
@@ -80,7 +72,7 @@ def _show_list(console: Console, rows: list[dict[str, Any]], lags: _LagsFound | 
             styled(row["status"] or "", status_text(row, now_ns)),
             row["starts"] or "",
             f"{row['records']:,}",
-            *_lag_cells(row, lags),
+            *([] if lags is None else ["?" if row["id"] in lags.open else _lag_text(row["lag"])]),
             f"{row['dead_letters']:,}",
             ago(row["active_ns"], now_ns),
             row["findings"],
@@ -132,8 +124,16 @@ def listed(catalogue: Catalogue, store: sa.Engine | None, sources: _SourceRows |
         name: _Counts(sum(source["records"] for source in sources.get(name, ())), letters.get(name, 0))
         for name in names
     }
-    rows = [_from_file(parsed, known.pop(parsed.config.id, None), counts) for parsed in catalogue.loaded.pipelines]
-    return rows + [_from_store(name, known[name], counts, catalogue) for name in stored if name in known]
+    rows = list[Facts]()
+    for parsed in catalogue.loaded.pipelines:
+        config = parsed.config
+        own = {"starts": config.status, "findings": len(parsed.findings), "file": parsed.file}
+        rows.append({**_row(config.id, known.pop(config.id, None), counts), **own})
+    for name in (name for name in stored if name in known):
+        broken = broken_file(known[name], catalogue)
+        file = broken[0].file if broken else None
+        rows.append({**_row(name, known[name], counts), "findings": len(broken), "file": file})
+    return rows
 
 
 class _Counts(NamedTuple):
@@ -142,21 +142,6 @@ class _Counts(NamedTuple):
     read: int
     letters: int
     """Open dead letters."""
-
-
-def _from_file(parsed: ParsedPipeline, row: Facts | None, counts: Mapping[str, _Counts]) -> Facts:
-    config = parsed.config
-    return {
-        **_row(config.id, row, counts),
-        "starts": config.status,
-        "findings": len(parsed.findings),
-        "file": parsed.file,
-    }
-
-
-def _from_store(name: str, row: Facts, counts: Mapping[str, _Counts], catalogue: Catalogue) -> Facts:
-    broken = broken_file(row, catalogue)
-    return {**_row(name, row, counts), "findings": len(broken), "file": broken[0].file if broken else None}
 
 
 def broken_file(row: Facts, catalogue: Catalogue) -> list[Finding]:

@@ -126,23 +126,18 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LARGEST, 
 def history(pipeline: Pipeline, since: Since = None, limit: Limit = 100, files: Files = None) -> Outcome:
     """Show the events of a pipeline, the newest last. Works while it runs, and after its file is removed."""
     from conduit_dagster.engine.operate.source_positions import moment
+    from conduit_dagster.state.history import events
 
     since_ns = 0 if since is None else moment(since, time.time_ns(), "--since")
+    store = subject(pipeline, files).store
     # one more than is shown, to know whether further ones exist
-    found = _read(pipeline, files, limit + 1, since_ns)
+    found = [] if store is None else events(store, pipeline, limit + 1, since_ns)
     shown = found[-limit:]
     facts = {"pipeline": pipeline, "events": [_facts(one) for one in shown], "more": len(found) > limit}
     older = f"; older ones with --limit {2 * limit}" if facts["more"] else ""
     none = f"{pipeline} never ran" if since is None else f"nothing happened to {pipeline} since {since}"
     summary = count(len(shown), "event") + older if shown else none
     return Outcome(summary, facts, show=lambda console: _show(console, shown))
-
-
-def _read(pipeline: str, files: list[str] | None, limit: int, since_ns: int) -> list[Event]:
-    from conduit_dagster.state.history import events
-
-    store = subject(pipeline, files).store
-    return [] if store is None else events(store, pipeline, limit, since_ns)
 
 
 def _facts(one: Event) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 if TYPE_CHECKING:
     from conduit_dagster.config.findings import Finding
     from conduit_dagster.engine.bound_pipeline import BoundPipeline, Catalogue
-    from conduit_dagster.metrics.collectors import LiveMetrics
 
 Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then stop.")]
 NoServer = Annotated[
@@ -75,21 +74,11 @@ def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool)
         return Outcome(obstacle.message, result, INVALID, obstacle)
     # a --once run may run beside a long one, which holds the project's address
     address = metrics or (None if asked.once else project.settings.metrics.listen)
-    return _moved(catalogue, chosen, findings, asked, run_metrics(address))
-
-
-def _moved(
-    catalogue: Catalogue,
-    chosen: list[BoundPipeline],
-    findings: list[Finding],
-    asked: _Asked,
-    metrics: LiveMetrics | None,
-) -> Outcome:
+    served, once, verbose, server, as_json = run_metrics(address), *asked
     from conduit_dagster.cli.progress import finished, print_traces
     from conduit_dagster.cli.running import run_together
 
-    once, verbose, server, as_json = asked
-    ended = run_together(catalogue.project, chosen, once, verbose, as_json, metrics, server)
+    ended = run_together(project, chosen, once, verbose, as_json, served, server)
     if verbose:
         print_traces(ended.results)
     return finished(ended.results, findings, ended.forced_exit)

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -164,7 +164,7 @@ def _run(
     for member in crew:
         member.obey(stop)
         member.start(session, database)
-    with _display(crew, shown):
+    with live([member.row for member in crew], console(), sys.stderr.isatty()) if shown else nullcontext():
         while any(member.is_running() for member in crew):
             signals.deliver()
             degraded = any(member.result.status == PipelineStatus.DEGRADED for member in crew)
@@ -172,12 +172,6 @@ def _run(
                 stop.request("system")
             for member in crew:
                 member.obey(stop)
-
-
-def _display(crew: list[_Member], shown: bool) -> AbstractContextManager[None]:
-    if not shown:
-        return nullcontext()
-    return live([member.row for member in crew], console(), sys.stderr.isatty())
 
 
 class _Member:
@@ -191,7 +185,8 @@ class _Member:
         self._bound, self._once = bound, once
         drain = once or bound.config.trigger.kind != "continuous"
         # --once waits for the end, and a failure is final; a restart that was pending is left to who would make it
-        run, policy = f"{ONCE if once else 'run-'}{secrets.token_hex(6)}", _policy(project, bound)
+        run = f"{ONCE if once else 'run-'}{secrets.token_hex(6)}"
+        policy = Policy.of(bound.config.recovery, project.settings.recovery)
         origin = RunOrigin(None if once else policy, run, pending=policy)
         self._options = RunOptions.of(project, drain, origin, listener_of(project))
 
@@ -248,7 +243,3 @@ class _Member:
         # the others may run for days before the summary says it
         if error is not None and not self._once:
             log.error("ended", pipeline=self._bound.id, status=self.result.status, code=error.code, cause=error.message)
-
-
-def _policy(project: Project, bound: BoundPipeline) -> Policy:
-    return Policy.of(bound.config.recovery, project.settings.recovery)
