@@ -12,7 +12,7 @@ from conduit_dagster.engine.delivery_progress import Shipment, past_marked
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
-from conduit_dagster.engine.operate.source_positions import joined_of, logs_of, stored
+from conduit_dagster.engine.operate.source_positions import handled_of, joined_of, logs_of, stored
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import staged_records
@@ -88,8 +88,7 @@ def _ends(database: sa.Engine, pipeline: str, state: PipelineState, base: str) -
     for name, one in state.sources.items():
         if one.late or one.unit.get("plugin") == "join":
             continue
-        start = one.position if name in logged else one.records
-        handled = (state.sources[joined[name]].position[name] if name in joined else start) - 1
+        handled = (handled_of(state, name) if name in logged or name in joined else one.records) - 1
         ends[name] = (handled, max(handled, logged.get(name, -1), _last_of(found, name)))
     return ends
 
@@ -148,10 +147,10 @@ def namespace_facts(database: sa.Engine, pipeline: str, consumer: str) -> list[F
     return own or _reader_offsets(database, pipeline, consumer)
 
 
-def readers(database: sa.Engine, pipeline: str, source: str | None = None) -> list[ReadingSource]:
-    """Return the readers of all its logs, or of the log of ``source``."""
+def readers(database: sa.Engine, pipeline: str) -> list[ReadingSource]:
+    """Return the readers of all its logs."""
     with reading(database) as connection:
-        return readers_of(connection, pipeline, source)
+        return readers_of(connection, pipeline)
 
 
 def _reader_facts(database: sa.Engine, pipeline: str, ends: Mapping[str, tuple[int, int]]) -> list[Facts]:

@@ -14,8 +14,8 @@ from conduit_dagster.builtin_plugins import SOURCES
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, close_sources
 from conduit_dagster.engine.log_source import JoinSource
 from conduit_dagster.engine.operate.open_delivery import prepared_step
-from conduit_dagster.engine.operate.operator_errors import never_ran, refused
-from conduit_dagster.engine.operate.pipeline_lock import owner_first, take_lease
+from conduit_dagster.engine.operate.operator_errors import refused
+from conduit_dagster.engine.operate.pipeline_lock import leased, owner_first
 from conduit_dagster.engine.operate.source_positions import logs_of
 from conduit_dagster.engine.operate.subject import Subject
 from conduit_dagster.engine.pipeline_folders import FolderListing, claim_folders, kept_folders
@@ -32,7 +32,6 @@ from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letters import open_counts
 from conduit_dagster.state.deletion import delete_state, record_deletion
 from conduit_dagster.state.log_store import LogState
-from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.readers import every_reader_of
 from conduit_dagster.state.store import PipelineStore
@@ -128,23 +127,19 @@ def _locked(subject: Subject) -> Generator[_Held]:
     if subject.has_file:
         subject.sound()
     database, options = subject.known(), subject.options
-    if subject.id not in pipeline_rows(database):
-        raise never_ran(subject.id)
     compiled = None if subject.bound is None else subject.bound.compiled
-    lease = take_lease(subject.id, database, options)
-    try:
-        claim_folders(database, subject.id, options)
-        store = PipelineStore(database, lease, options.patience)
-        if compiled is not None:
-            attach_kept(compiled, store)
-            attach_logs(compiled, store, options.log_url)
-        logs = {log.source: log.state() for log in logs_of(database, subject.id, options.log_url)}
-        with owner_first(store):
-            yield _Held(subject, compiled, database, store, store.load(), logs)
-    finally:
-        if compiled is not None:
-            close_sources(compiled)
-        lease.release()
+    with leased(subject.id, database, options) as store:
+        try:
+            claim_folders(database, subject.id, options)
+            if compiled is not None:
+                attach_kept(compiled, store)
+                attach_logs(compiled, store, options.log_url)
+            logs = {log.source: log.state() for log in logs_of(database, subject.id, options.log_url)}
+            with owner_first(store):
+                yield _Held(subject, compiled, database, store, store.load(), logs)
+        finally:
+            if compiled is not None:
+                close_sources(compiled)
 
 
 def _require_no_readers(connection: sa.Connection, pipeline: str) -> None:

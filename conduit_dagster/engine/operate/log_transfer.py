@@ -22,7 +22,7 @@ from conduit_dagster.engine.operate.logs import require_range
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, begin_log_at, move_source, renew_source
 from conduit_dagster.engine.operate.rewind import check_position, require_no_step
-from conduit_dagster.engine.operate.source_positions import beyond, joined_of, log_of
+from conduit_dagster.engine.operate.source_positions import beyond, handled_of, joined_of, log_of
 from conduit_dagster.engine.registering import register_sources
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.recovery.kill_points import reached
@@ -169,9 +169,7 @@ class _Import:
 
     def _handled(self) -> int:
         """Return the offset after the last delivered entry."""
-        join = joined_of(self._state).get(self._source)
-        known = self._state.sources.get(self._source)
-        return self._state.sources[join].position[self._source] if join else known.position if known else 0
+        return handled_of(self._state, self._source) if self._source in self._state.sources else 0
 
     def run(self, position: Any) -> None:
         self._remove_leftovers()

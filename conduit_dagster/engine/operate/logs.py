@@ -31,7 +31,7 @@ from conduit_dagster.engine.operate.consumer_lag import readers
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
-from conduit_dagster.engine.operate.source_positions import LogView, beyond, joined_of, log_of, logs_of, no_log, stored
+from conduit_dagster.engine.operate.source_positions import LogView, beyond, handled_of, log_of, logs_of, no_log, stored
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.record import encode, mode_of
 from conduit_dagster.sdk import staged_records
@@ -143,7 +143,7 @@ def shown(
     require_range(first, last)
     if logs_of(database, pipeline, base):
         view = log_of(database, pipeline, base, source)
-        start = _unhandled(state, view.source) if first is None else first
+        start = handled_of(state, view.source) if first is None else first
         if last is not None and start > last:
             message = f"what is not handled of {view.source} begins at offset {start}, behind --to {last}"
             raise refused("usage.range", message, "name the first offset: --from N")
@@ -171,11 +171,6 @@ def _redacted(entries: Iterator[Entry], fields: Sequence[str]) -> Iterator[Entry
 def _shown(source: str, where: str, entries: Iterator[Entry], limit: int) -> Facts:
     rows = [_entry_json(entry) for entry in islice(entries, limit + 1)]
     return {"source": source, "from": where, "entries": rows[:limit], "more": len(rows) > limit}
-
-
-def _unhandled(state: PipelineState, source: str) -> int:
-    join = joined_of(state).get(source)
-    return state.sources[join].position[source] if join else state.sources[source].position
 
 
 def _logged(view: LogView, first: int, by_default: bool, last: int | None) -> Iterator[Entry]:

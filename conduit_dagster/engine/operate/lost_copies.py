@@ -37,7 +37,8 @@ def give_up_copies(lock: PipelineLock, offset: int, source: str | None = None, d
     _require_last(opened, name, offset)
     if not dry_run:
         blamed(opened.node, opened.destination.fence, lock.store.epoch)
-        lost = [one for one in lost if not _holds(opened, one)]
+        holds, plan = opened.destination.holds, step.plan
+        lost = [one for one in lost if not blamed(opened.node, holds, as_delivery(one, plan.step))]
         if not lost:
             # the next run finds out, and has nothing to rebuild
             return {"pipeline": lock.id, "consumer": DEAD_LETTERS, "did": "held", "records": 0, "offsets": []}
@@ -57,10 +58,6 @@ def _lost(lock: PipelineLock, step: OpenStep, decision: Decision) -> list[Staged
     if not lost:
         raise not_skipped(lock)
     return lost
-
-
-def _holds(opened: OpenDelivery, staged: StagedDelivery) -> bool:
-    return blamed(opened.node, opened.destination.holds, as_delivery(staged, opened.step.plan.step))
 
 
 def _require_last(opened: OpenDelivery, source: str, offset: int) -> None:

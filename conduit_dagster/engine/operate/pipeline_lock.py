@@ -101,13 +101,9 @@ def owned(
 
     Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError`` (``lease.held`` if it runs).
     """
-    if not fresh and bound.id not in pipeline_rows(database):
-        raise never_ran(bound.id)
-    lease = take_lease(bound.id, database, options)
-    reached("after-lease", bound.id)
-    try:
+    with leased(bound.id, database, options, fresh) as store:
+        reached("after-lease", bound.id)
         claim_folders(database, bound.id, options)
-        store = PipelineStore(database, lease, options.patience)
         end_deletion(store, options)
         open_with(spark)
         state = store.load()
@@ -118,20 +114,26 @@ def owned(
             jobs = Jobs(lambda: _alone(spark(), store), bound.id, store.epoch)
             with owner_first(store):
                 yield PipelineLock(store, options, by, bound, jobs, closing)
-    finally:
-        lease.release()
 
 
 @contextmanager
 def owned_store(pipeline: str, database: sa.Engine, options: RunOptions, by: str) -> Generator[StoreLock]:
     """Hold the pipeline's lease, whatever its file says. Raises as :func:`owned`."""
-    if pipeline not in pipeline_rows(database):
+    with leased(pipeline, database, options) as store, owner_first(store):
+        yield StoreLock(store, options, by)
+
+
+@contextmanager
+def leased(pipeline: str, database: sa.Engine, options: RunOptions, fresh: bool = False) -> Generator[PipelineStore]:
+    """Hold a stopped pipeline's lease; yield its store. ``fresh``: it may never have run.
+
+    Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError`` (``lease.held``, ``state.unreachable``).
+    """
+    if not fresh and pipeline not in pipeline_rows(database):
         raise never_ran(pipeline)
     lease = take_lease(pipeline, database, options)
     try:
-        store = PipelineStore(database, lease, options.patience)
-        with owner_first(store):
-            yield StoreLock(store, options, by)
+        yield PipelineStore(database, lease, options.patience)
     finally:
         lease.release()
 

@@ -153,6 +153,12 @@ def joined_of(state: PipelineState) -> dict[str, str]:
     return {member: name for name, join in joins.items() for member in join.position}
 
 
+def handled_of(state: PipelineState, source: str) -> Any:
+    """Return the position up to which a source is handled; that of the join for a member, whose own does not move."""
+    join = joined_of(state).get(source)
+    return state.sources[source].position if join is None else state.sources[join].position[source]
+
+
 def position_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | None, base: str) -> list[Facts]:
     """Return a row per source, with lag if the source knows it and the pipeline's file is available (``bound``)."""
     state = stored(database, pipeline)
