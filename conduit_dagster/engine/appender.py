@@ -90,7 +90,7 @@ class Appender:
         ]
         logged = [one for one in found if one is not None]
         for append, _ in logged:
-            self.verify(append)
+            append.node.verify(append.start, append.end)
         reached("after-log-stage", self._name)
         self.commit(logged)
         reached("after-log", self._name)
@@ -147,10 +147,6 @@ class Appender:
     def split(self, append: Append, n: int) -> list[Split]:
         """Return the append's range cut into about ``n`` splits."""
         return splits_of(append.node.node, append.node.source, append.start, append.end, n)
-
-    def verify(self, append: Append) -> None:
-        """Raise if the source's data has changed since it was read: see :meth:`SourceNode.verify`."""
-        append.node.verify(append.start, append.end)
 
     def _tasks(self, append: Append) -> list[AppendTask]:
         """Return the tasks of an append; more than one only if each knows its first offset before it reads, or assumes

@@ -27,7 +27,7 @@ from conduit_dagster.connectors.pipeline.read_mode import KEY
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import PluginError, Plugins, failure_of, is_of_project, project_plugins
 from conduit_dagster.engine.plugin_results import check_described
-from conduit_dagster.engine.program import ConnectorSpec, LogKind, ProcessorSpec, Program, choose_log
+from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program, choose_log
 from conduit_dagster.engine.validation.cross_pipeline_rules import Upstreams, check_owners, link
 from conduit_dagster.engine.validation.pipeline_rules import NOT_YET_FIX, GuaranteeRules, PluginRules, not_yet
 from conduit_dagster.node_ids import node_id
@@ -156,6 +156,7 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins, upstreams: Upst
     """Return the pipeline as data. Raises ``FatalError`` if a file that a processor names can't be read."""
     queue, specs = config.dead_letter_queue, _Specs(config.id, str(root.absolute()), plugins, upstreams or {})
     own = list(_used(config, plugins))
+    kinds = (SOURCES.find(connector.plugin, plugins.sources) for connector in config.sources)
     return Program(
         config.id,
         str(root.absolute()),
@@ -166,17 +167,12 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins, upstreams: Upst
         queue.window_size,
         queue.window_nack_threshold,
         config.delivery.strategy,
-        _log_of(config, plugins),
+        choose_log(config, kinds)[0],
         config.fan_in,
         plugins.texts if any(is_of_project(kind) for kind in own) else {},
         redact=list(config.redact),
         installed=not all(is_of_project(kind) for kind in own),
     )
-
-
-def _log_of(config: Pipeline, plugins: Plugins) -> LogKind:
-    kinds = [SOURCES.find(connector.plugin, plugins.sources) for connector in config.sources]
-    return choose_log(config, [kind for kind in kinds if kind is not None])[0]
 
 
 def _used(config: Pipeline, plugins: Plugins) -> Iterator[type[Any]]:

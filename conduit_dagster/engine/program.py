@@ -79,10 +79,10 @@ class Program(msgspec.Struct, frozen=True):
     """Values that must not appear in any text from a task."""
 
 
-def choose_log(config: Pipeline, sources: Iterable[Source | type[Source]]) -> tuple[LogKind, str]:
+def choose_log(config: Pipeline, sources: Iterable[Source | type[Source] | None]) -> tuple[LogKind, str]:
     """Return the kind of log that makes steps repeatable, and the reason for the choice.
 
-    Source: DESIGN.md, How records move.
+    ``sources``: None for an unknown one. Source: DESIGN.md, How records move.
     """
     if config.delivery.log != "auto":
         return config.delivery.log, "the file says so"
@@ -94,7 +94,7 @@ def choose_log(config: Pipeline, sources: Iterable[Source | type[Source]]) -> tu
         return "records", f"the destination {late[0]} starts from the log"
     if config.delivery.log_retention is not None:
         return "records", "log-retention keeps records in the log"
-    if once := [source.name for source in sources if not source.replayable]:
+    if once := [source.name for source in sources if source is not None and not source.replayable]:
         return "records", f"the source {once[0]} can't be read twice"
     return "positions", "every source can be read again, and the fan-in is merge"
 

@@ -157,7 +157,7 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
     for delivery in todo:
         if not _was_refused(context, plan, delivery):
             _require_same(context, plan, delivery.consumer)
-    held = [d for d in todo if blamed(context.node(d.consumer), consumers[d.consumer].holds, as_delivery(d, plan.step))]
+    held = [d for d in todo if _holds(context, plan, d)]
     for staged in held:
         loop.publisher.settle(Shipment(plan, decision, staged))
     missing = [d for d in todo if d not in held]
@@ -208,6 +208,11 @@ def _was_refused(context: StepContext, plan: Plan, staged: StagedDelivery) -> bo
 def _named(target: dict[str, str | None]) -> str:
     name = " ".join(filter(None, (target["plugin"], target["target"])))
     return " with ".join(filter(None, (name, target.get("hashes"))))
+
+
+def _holds(context: StepContext, plan: Plan, staged: StagedDelivery) -> bool:
+    destination = context.consumers[staged.consumer]
+    return blamed(context.node(staged.consumer), destination.holds, as_delivery(staged, plan.step))
 
 
 def _retargeted(

@@ -50,9 +50,7 @@ class StepLog:
 
         A join pairs records that are already logged; ``alternate`` takes one source at a time.
         """
-        return pipeline.program.fan_in == "merge" and all(
-            source_node.source.replayable for source_node in pipeline.sources
-        )
+        return pipeline.program.fan_in == "merge" and all(one.source.replayable for one in pipeline.sources)
 
     # -- line 1 -------------------------------------------------------------------------------------------------
 
@@ -125,7 +123,7 @@ class StepLog:
         if staged.failures:
             return staged  # none of it counts: the step is cut, and its shorter successor is logged
         for append in appends:
-            self._appender.verify(append)
+            append.node.verify(append.start, append.end)
         reached("after-log-stage", self._context.name)
         logged = [(append, _parts(append, staged.ledgers)) for append in appends]
         for append, parts in logged:

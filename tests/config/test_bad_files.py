@@ -65,7 +65,7 @@ STAGES = {
     "pipeline": ("conduit_dagster.config.rules", "between_fields"),
     "plugins": ("conduit_dagster.engine.bound_pipeline", "make_program"),
     "chains": ("conduit_dagster.engine.validation.cross_pipeline_rules", "is_builtin"),
-    "owners": ("conduit_dagster.engine.validation.cross_pipeline_rules", "_check"),
+    "owners": ("conduit_dagster.engine.validation.cross_pipeline_rules", "_check_own_output"),
 }
 
 

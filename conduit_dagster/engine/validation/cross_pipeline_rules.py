@@ -6,10 +6,10 @@ Source: DELIVERY.md, Destinations.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conduit_dagster.builtin_plugins import SOURCES, is_builtin
 from conduit_dagster.config import pointer as pointers
@@ -142,8 +142,8 @@ class _Reading:
         return _Flaw("connector", "chain.unknown_connector", message, fix, ", ".join(names))
 
     def _is_logged(self) -> bool:
-        kinds = [SOURCES.find(source.plugin, self._plugins.sources) for source in self._config.sources]
-        return choose_log(self._config, [kind for kind in kinds if kind is not None])[0] == "records"
+        kinds = (SOURCES.find(source.plugin, self._plugins.sources) for source in self._config.sources)
+        return choose_log(self._config, kinds)[0] == "records"
 
     def _only_source(self) -> Upstream | _Flaw:
         if not self._is_logged():
@@ -184,11 +184,7 @@ class _Reading:
             message = f"with at-most-once it is unknown how much of {name} is published"
             fix = f"set delivery.strategy: at-least-once in pipeline {self._config.id}, or read the log of a source"
             return _Flaw("connector", "chain.not_readable", message, fix)
-        return Upstream(name, _text(settings))
-
-
-def _text(settings: Mapping[str, str]) -> dict[str, str]:
-    return {key: str(value) for key, value in settings.items()}
+        return Upstream(name, {key: str(value) for key, value in settings.items()})
 
 
 def check_owners(pairs: Iterable[tuple[ParsedPipeline, BoundPipeline]]) -> None:
@@ -196,27 +192,30 @@ def check_owners(pairs: Iterable[tuple[ParsedPipeline, BoundPipeline]]) -> None:
     owners: dict[str, str] = {}
     for parsed, bound in pairs:
         with isolated(parsed, "comparing what this pipeline writes and reads with others"):
-            _check(parsed, bound, owners)
-            _check_sources(parsed, bound, owners)
+            for name, one in bound.compiled.consumers.items():
+                if thing := _taken(bound, name, one.owned, owners):
+                    message, fix = f"{thing} is written by {owners[thing]} already", owned_fix(thing)
+                    _add(parsed, bound, name, "destination.owned", message, fix=fix)
+            for node in bound.compiled.sources:
+                if thing := _taken(bound, node.id, node.source.owned, owners):
+                    message, fix = (
+                        f"the {thing} is read by {owners[thing]} already",
+                        "give each source its own, in its settings",
+                    )
+                    _add(parsed, bound, node.id, "source.owned", message, fix=fix)
             _check_own_output(parsed, bound)
 
 
-def _check(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[str, str]) -> None:
-    for name, destination in bound.compiled.consumers.items():
-        thing, who = destination.owned, f"{name} of pipeline {bound.id}"
-        if thing is not None and owners.setdefault(thing, who) != who:
-            message = f"{thing} is written by {owners[thing]} already"
-            fix = owned_fix(thing)
-            parsed.findings.append(parsed.finding(_place_of(bound.config, name), "destination.owned", message, fix=fix))
+def _taken(bound: BoundPipeline, connector: str, thing: str | None, owners: dict[str, str]) -> str | None:
+    """Return the resource of a connector if another one owns it; else it is the connector's from now on."""
+    who = f"{connector} of pipeline {bound.id}"
+    return thing if thing is not None and owners.setdefault(thing, who) != who else None
 
 
-def _check_sources(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[str, str]) -> None:
-    for node in bound.compiled.sources:
-        thing, who = node.source.owned, f"{node.id} of pipeline {bound.id}"
-        if thing is not None and owners.setdefault(thing, who) != who:
-            message = f"the {thing} is read by {owners[thing]} already"
-            fix = "give each source its own, in its settings"
-            parsed.findings.append(parsed.finding(_place_of(bound.config, node.id), "source.owned", message, fix=fix))
+def _add(parsed: ParsedPipeline, bound: BoundPipeline, connector: str, code: str, message: str, **more: Any) -> None:
+    section = next((one for one in bound.config.connectors if one.id == connector), None)
+    place = f"{section.where}/settings" if section else "/dead-letter-queue"
+    parsed.findings.append(parsed.finding(place, code, message, **more))
 
 
 def _check_own_output(parsed: ParsedPipeline, bound: BoundPipeline) -> None:
@@ -226,13 +225,8 @@ def _check_own_output(parsed: ParsedPipeline, bound: BoundPipeline) -> None:
             thing = destination.owned
             flaw = None if thing is None else _own_output(node, name, destination, thing)
             flaw = flaw or _own_topic(node, name, destination) or _own_table(node, name, destination)
-            if flaw is None:
-                continue
-            message, fix = flaw
-            finding = parsed.finding(
-                _place_of(bound.config, node.id), "source.own_output", message, severity="warning", fix=fix
-            )
-            parsed.findings.append(finding)
+            if flaw is not None:
+                _add(parsed, bound, node.id, "source.own_output", flaw[0], severity="warning", fix=flaw[1])
 
 
 def _own_output(node: SourceNode, name: str, destination: Destination, thing: str) -> tuple[str, str] | None:
@@ -293,8 +287,3 @@ def is_read_with(thing: str, path: str) -> bool:
 def _leaves_out(source: Source, thing: str) -> bool:
     excluded: Iterable[str] = getattr(source.settings, "excluded", ())
     return Path(thing).name.startswith((".", "_")) or any(fnmatch(Path(thing).name, one) for one in excluded)
-
-
-def _place_of(config: Pipeline, consumer: str) -> str:
-    found = next((c for c in config.connectors if c.id == consumer), None)
-    return f"{found.where}/settings" if found else "/dead-letter-queue"
