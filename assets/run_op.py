@@ -259,25 +259,20 @@ class _Run:
         if result.error is not None:
             _forbid_retries(self._context, result.error)
             raise failure(result.error, result) from None
-        if self._is_cut_short(result) and not watcher.is_over:
-            _forbid_retries(self._context, cut_short := _cut_short(result.pipeline))
+        # stopped before it was drained, where what is behind it waits for all of it
+        is_cut_short = self._request.options.drain and not result.drained and not self._is_own
+        if is_cut_short and not watcher.is_over:
+            cut_short = FatalError(
+                f"pipeline {result.pipeline} was stopped before its sources were drained",
+                code="pipeline.cut_short",
+                fix="what is behind it in this run was left out: run it again",
+            )
+            _forbid_retries(self._context, cut_short)
             raise failure(cut_short)
 
     @property
     def _is_own(self) -> bool:
         return is_own(self._context.run, self._bound)
-
-    def _is_cut_short(self, result: RunResult) -> bool:
-        """Return whether the pipeline was stopped before it was drained, and what is behind it waits for all of it."""
-        return self._request.options.drain and not result.drained and not self._is_own
-
-
-def _cut_short(pipeline: str) -> FatalError:
-    return FatalError(
-        f"pipeline {pipeline} was stopped before its sources were drained",
-        code="pipeline.cut_short",
-        fix="what is behind it in this run was left out: run it again",
-    )
 
 
 def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPipeline) -> bool:

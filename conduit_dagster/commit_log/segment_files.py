@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -108,10 +108,8 @@ class PartFile:
         if self._file is None or self._sink is None:
             return
         self._sink.discard = True
-        try:
+        with suppress(pa.ArrowException, OSError):
             self._writer.close()  # writes a footer at the current position
-        except (pa.ArrowException, OSError):
-            pass
         self._file.abort()
         remove(self.url)
 

@@ -111,25 +111,9 @@ def _error(error: Detail) -> str:
     return f"{error['code']}{node}: {error['message']}"
 
 
-def _waiting(detail: Detail) -> str:
-    return f"restart {detail['attempt']} in {duration(detail['delay'])}"
-
-
-def _restarted(detail: Detail) -> str:
-    return f"restart {detail['attempt']}, after failure {detail['failure']}, as {detail['run']}"
-
-
 def _degraded(detail: Detail) -> str:
     why = detail.get("given_up") or (f"by {detail['reason']}" if detail.get("reason") else "")
     return ", ".join(part for part in (why, _error(detail["error"]) if detail.get("error") else "") if part)
-
-
-def _stopped(detail: Detail) -> str:
-    return f"by the {detail['reason']}" if detail.get("reason") else ""
-
-
-def _asked(detail: Detail) -> str:
-    return f"to {_ASKED.get(detail['to'], detail['to'])} {_by(detail)}".rstrip()
 
 
 def _by(detail: Detail) -> str:
@@ -139,19 +123,19 @@ def _by(detail: Detail) -> str:
 _ASKED: Final = {"force": "stop by force", "renew": "begin again with its changed file"}
 _SAID: Final[dict[str, Callable[[Detail], str]]] = {
     "failed": _error,
-    "waiting": _waiting,
-    "restarted": _restarted,
+    "waiting": lambda detail: f"restart {detail['attempt']} in {duration(detail['delay'])}",
+    "restarted": lambda detail: f"restart {detail['attempt']}, after failure {detail['failure']}, as {detail['run']}",
     "recovered": lambda detail: f"after restart {detail['attempt']}",
     "degraded": _degraded,
-    "stopped": _stopped,
-    "asked": _asked,
+    "stopped": lambda detail: f"by the {detail['reason']}" if detail.get("reason") else "",
+    "asked": lambda detail: f"to {_ASKED.get(detail['to'], detail['to'])} {_by(detail)}".rstrip(),
     "started": lambda detail: f"as {detail['run']}" if detail.get("run") else "",
     "sent_again": lambda detail: (
         f"{detail['consumer']}, offsets {detail['first']} to {detail['upto'] - 1} of {detail['source']}"
     ),
     "provisioned": lambda detail: str(detail.get("file") or ""),
     "deleting": lambda detail: _by(detail) + (f"; lost: {'; '.join(detail['lost'])}" if detail.get("lost") else ""),
-    "deleted": lambda detail: _by(detail),
+    "deleted": _by,
     "deprovisioned": lambda detail: f"{detail['file']} is gone" if detail.get("file") else "",
 }
 

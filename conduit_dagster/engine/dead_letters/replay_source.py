@@ -135,10 +135,6 @@ class ReplaySource(Source):
         replayed = Replayed(run.node, decode_missed(run.missed), keys, failed, originals, self._failed)
         return Block(records, lambda i: list(keys[i]), nacks=nacks, replayed=replayed)
 
-    def lag(self, position: Position) -> int | None:
-        """Return None: replays have no lag."""
-        return None
-
 
 def _blocks(letters: Iterable[ArchivedLetter]) -> Iterator[list[ArchivedLetter]]:
     """Yield blocks of a few thousand letters, or of fewer large ones."""

@@ -51,7 +51,7 @@ class DeadLetterSearch:
 
     def all(self, wanted: DeadLetterQuery, where: str = "") -> Iterator[FoundLetter]:
         """Yield whole letters one by one, in order. Raises ``FatalError`` (``usage.*``, ``dead_letters.damaged``)."""
-        return self._search(wanted, where, pages(self._store, self._id, wanted), original=True)
+        return self._search(where, pages(self._store, self._id, wanted), original=True)
 
     def search(self, wanted: DeadLetterQuery, where: str, newest_first: bool = False) -> Iterator[FoundLetter]:
         """Yield letters whose failed record matches, with only the index columns for their identity and reason.
@@ -59,11 +59,9 @@ class DeadLetterSearch:
         A record for which ``where`` raises does not match. Raises as :meth:`all`.
         """
         found = pages(self._store, self._id, wanted, newest_first=newest_first, columns=_SLIM)
-        return self._search(wanted, where, found, original=False)
+        return self._search(where, found, original=False)
 
-    def _search(
-        self, wanted: DeadLetterQuery, where: str, found: Iterator[Sequence[sa.RowMapping]], original: bool
-    ) -> Iterator[FoundLetter]:
+    def _search(self, where: str, found: Iterator[Sequence[sa.RowMapping]], original: bool) -> Iterator[FoundLetter]:
         fits = condition(where) if where else None
         for page in found:
             for one in self._with_records(page, original):

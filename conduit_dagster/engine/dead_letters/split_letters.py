@@ -161,7 +161,7 @@ class Originals:
 
     def __init__(self, again: Callable[[], Iterator[Block]], first: int) -> None:
         """``again`` reads the range from its beginning, whose first record has the ordinal ``first``."""
-        self._again, self._first = again, first
+        self._again = again
         self._records: Iterator[Record] | None = None
         self._next = first
 

@@ -137,13 +137,13 @@ def _discard(lock: StoreLock, selection: DeadLetterSelection, note: str, dry_run
     held = 0 if prepared is None else lock.store.replays.held(prepared, wanted)
     facts = {"pipeline": lock.id, "letters": _total(counts), "reasons": counts, "note": note, "held": held}
     if held == facts["letters"]:
-        raise _held(lock, held)
+        raise _held(held)
     if dry_run:
         return {**facts, "discarded": 0}
     return {**facts, "discarded": lock.store.replays.discard(wanted, note, lock.by)}
 
 
-def _held(lock: StoreLock, letters: int) -> FatalError:
+def _held(letters: int) -> FatalError:
     subject = "this dead letter is" if letters == 1 else f"these {letters:,} dead letters are"
     message = f"{subject} in the prepared step of a replay that did not end, and nothing was changed"
     return refused(NO_LETTERS, message, "conduit-dagster run --once ends it; what fails again may be discarded then")

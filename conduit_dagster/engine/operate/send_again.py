@@ -119,7 +119,7 @@ def _found(
     destination = _destination(lock, database, wanted.destination)
     name = catch_up_id(log.source, destination)
     if not force and _is_pending(state, name):
-        raise _pending(lock, state.sources[name], destination)
+        raise _pending(state.sources[name], destination)
     stands: int = state.sources[log.source].position
     first = offset_in(log, wanted.start, lock)
     upto = stands if wanted.end is None else min(stands, offset_in(log, wanted.end, lock))
@@ -166,7 +166,7 @@ def _is_pending(state: PipelineState, name: str) -> bool:
     return last is not None and bool(last.late) and last.position < last.unit["upto"]
 
 
-def _pending(lock: PipelineLock, last: SourceState, destination: str) -> Exception:
+def _pending(last: SourceState, destination: str) -> Exception:
     return refused(
         "positions.catching_up",
         f"{destination} is still sent offsets {last.position} to {last.unit['upto'] - 1} again",
