@@ -12,10 +12,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from conduit_dagster.cli.log_output import configure_logs
 from conduit_dagster.cli.progress import finished, show_result
 from conduit_dagster.cli.running import run_together
-from conduit_dagster.cli.terminal import console, print_error
+from conduit_dagster.cli.terminal import configure_logs, console, print_error
 from conduit_dagster.cli.verb import INVALID, Outcome, failure
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import open_catalogue

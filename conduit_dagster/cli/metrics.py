@@ -34,7 +34,7 @@ _ENDS: Final = (signal.SIGINT, signal.SIGTERM)
 @verb("metrics")
 def metrics(address: Address = None, paths: Paths = None) -> Outcome:
     """Print or serve the metrics of all pipelines of the project. PATH: files elsewhere, for the lag."""
-    from conduit_dagster.cli.log_output import configure_logs
+    from conduit_dagster.cli.terminal import configure_logs
     from conduit_dagster.state.claim import existing_store, project_store
 
     paths = paths or []

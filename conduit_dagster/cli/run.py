@@ -57,7 +57,7 @@ class _Asked(NamedTuple):
 
 
 def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool) -> Outcome:
-    from conduit_dagster.cli.log_output import configure_logs
+    from conduit_dagster.cli.terminal import configure_logs
     from conduit_dagster.engine.bound_pipeline import open_catalogue
 
     project = current_project().accepting_new_state(accept_new)

@@ -1,20 +1,25 @@
-"""Output of the command line: consoles with colour and live display only on a terminal, tables and times."""
+"""Output of the command line: consoles with colour and live display only on a terminal, tables and times; log lines.
+
+Log lines always go to stderr, so that stdout contains only a verb's result.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, Final, TextIO, cast
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conduit_dagster.secret_values import HidingStream
+from conduit_dagster.secret_values import HidingStream, hide, hide_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from conduit_dagster.config.project_settings import LogSettings
 
 # a table in a pipe is read by the next program: nothing is truncated or wrapped
 _UNBOUNDED = 10_000
@@ -113,3 +118,39 @@ def due(at_ns: int, now_ns: int) -> str:
 def is_late(at_ns: int, now_ns: int) -> bool:
     """Return whether it should have happened a minute ago."""
     return now_ns - at_ns >= _LATE * 1e9
+
+
+_LEVELS: Final = {"trace": 0, "debug": 10, "info": 20, "warn": 30, "error": 40}
+
+
+class _Stderr:
+    """The current ``sys.stderr``, which a live display replaces with its own; secrets are masked."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(hide(text))
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def configure_logs(settings: LogSettings) -> None:
+    """Apply the project's settings. Call it first: loggers that are already bound keep the old ones."""
+    import structlog  # imported late: read-only commands log nothing
+
+    own = structlog.processors
+    if settings.format == "json":
+        # hidden before encoding as JSON: a value may look like a part of an escape
+        rendering: list[Any] = [own.format_exc_info, lambda _logger, _name, event: hide_in(event), own.JSONRenderer()]
+    else:
+        colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        rendering = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            own.add_log_level,
+            own.TimeStamper(fmt="iso", utc=True),
+            *rendering,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
+        logger_factory=structlog.WriteLoggerFactory(file=_Stderr()),  # pyright: ignore[reportArgumentType]
+    )

@@ -14,7 +14,7 @@ from processors.conftest import documents, make
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from conduit_dagster.cli.log_output import configure_logs
+from conduit_dagster.cli.terminal import configure_logs
 from conduit_dagster.config.project_settings import LogSettings
 from conduit_dagster.processors.custom_javascript import CustomJavascript
 from conduit_dagster.record import OPERATIONS, Record, copy
