@@ -165,13 +165,12 @@ class JoinSource(Source):
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Return a single split: the members' files are read in parallel."""
-        splits = {name: self._member(name, start[name], end[name]) for name in self.members}
+        splits = dict[str, Split]()
+        for name, member in self.members.items():
+            log, first, to = member.manifest, start[name], end[name]
+            splits[name] = log_split(log.folder, log.parts(first, to), first, to, 0)
         rows = {name: {"start": s.start, "to": end[name], "detail": s.detail} for name, s in splits.items()}
         return [Split(start, 0, None, sum(s.bytes for s in splits.values()), {"members": rows})]
-
-    def _member(self, name: str, start: int, end: int) -> Split:
-        manifest = self.members[name].manifest
-        return log_split(manifest.folder, manifest.parts(start, end), start, end, 0)
 
     def relocate(self, split: Split) -> Split:
         """Return the split with the current files that hold it."""

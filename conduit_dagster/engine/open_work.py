@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, DestinationNode, compile_program
 from conduit_dagster.engine.dead_letters.letter_layout import PIECES
@@ -20,6 +21,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Replayed
+from conduit_dagster.sdk.staging import discard_file
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
@@ -116,23 +118,16 @@ def with_replay(bound: BoundPipeline, replay: Replay) -> BoundPipeline:
     return replace(bound, program=program, compiled=compile_program(program))
 
 
-def _with_open_replay(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
-    """Return the pipeline with the replay of a step that is prepared but not done, for the next owner to finish."""
-    if prepared_replay(state) is None:
-        return bound
-    unit = next(source.unit for source in state.sources.values() if source.is_replay)
-    return with_replay(bound, msgspec.convert(unit, Replay))
-
-
 def settle_letters(context: StepContext) -> None:
     """Reopen letters of an unfinished replay and remove files that no index names. Call it when no step is open."""
     if any(source.is_replay for source in context.state.sources.values()):
         context.store.replays.give_back()
-    archive = context.archive
+    folder = context.archive.folder
     # List the files before reading the index, and read the index under our epoch. A frozen owner then never removes
     # files of a newer owner: either it has not listed them, or reading the index fails.
-    there = archive.names()
-    archive.remove(set(there) - context.store.replays.kept_parts() if there else ())
+    there = storage.files(folder)
+    for name in set(there) - context.store.replays.kept_parts() if there else ():
+        discard_file(storage.join(folder, name))
 
 
 def give_back(store: PipelineStore) -> None:
@@ -166,7 +161,10 @@ def require_no_memory(bound: BoundPipeline, state: PipelineState) -> None:
 
 def with_open_work(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
     """Return the pipeline with the sources of its unfinished work: a prepared replay, and ranges to be sent again."""
-    return with_open_catch_ups(_with_open_replay(bound, state), state)
+    if prepared_replay(state) is not None:
+        unit = next(source.unit for source in state.sources.values() if source.is_replay)
+        bound = with_replay(bound, msgspec.convert(unit, Replay))
+    return with_open_catch_ups(bound, state)
 
 
 def with_open_catch_ups(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:

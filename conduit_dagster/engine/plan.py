@@ -169,13 +169,13 @@ class StepPlanner:
         if not only:
             return {}
         nacked = self._store.deliveries.nacked_offsets
-        same = {span.source: self._same_origin(span.source) for span in ranges}
-        found = {span.source: nacked(same[span.source], span.start, span.end) for span in ranges}
-        return {name: offsets for name, offsets in found.items() if offsets}
-
-    def _same_origin(self, source: str) -> list[str]:
-        origin = self._pipeline.source_node(source).origin
-        return [source_node.id for source_node in self._pipeline.inputs if source_node.origin == origin]
+        found: dict[str, list[int]] = {}
+        for span in ranges:
+            origin = self._pipeline.source_node(span.source).origin
+            names = [one.id for one in self._pipeline.inputs if one.origin == origin]
+            if offsets := nacked(names, span.start, span.end):
+                found[span.source] = offsets
+        return found
 
     def _ranges(self, inputs: list[str], horizons: Mapping[str, Any] | None) -> list[Range]:
         if self._pipeline.program.fan_in != "alternate":

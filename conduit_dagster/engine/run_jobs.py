@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from conduit_dagster.engine.spark_tasks import PACKAGE_VERSION, ROW_SCHEMA, Task, run_tasks
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.connect import end_jobs_of, owner_tag, whereabouts
+from conduit_dagster.spark.connect import owner_tag, whereabouts
 from conduit_dagster.spark.executors import on_cluster
 from conduit_dagster.spark.jobs import JobCancelled, cancel_jobs_of, run_job, tag_of
 from conduit_dagster.spark.session import parallelism
@@ -99,10 +99,6 @@ class Jobs:
         And when they were cancelled, if they were: their tasks end a moment later.
         """
         return whereabouts(self.spark, self._owner, self._cancelled_ns)
-
-    def end_those_of(self, owner: Mapping[str, str]) -> None:
-        """End jobs that an earlier owner left running at a shared server, and await those that it cancelled."""
-        end_jobs_of(self.spark, owner)
 
     def cancel(self) -> None:
         """Cancel all of the pipeline's jobs in this process, including its connectors'; its own start no more.

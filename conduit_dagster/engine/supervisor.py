@@ -31,6 +31,7 @@ from conduit_dagster.recovery.classify import blamed, survivable
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.policy import PipelineStatus
+from conduit_dagster.spark.connect import end_jobs_of
 from conduit_dagster.spark.sql.query import open_with
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire
@@ -150,7 +151,7 @@ class _Run:
             claim_folders(self._store.engine, self._bound.id, self._options)
             jobs = self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
             # before anything is sent to a direct destination: a sender of the previous owner may still be running
-            jobs.end_those_of(self._store.last_jobs())
+            end_jobs_of(jobs.spark, self._store.last_jobs())
             self._store.keep_jobs(jobs.whereabouts())
             # processors of the dead-letter queue also run on the driver
             open_with(self._opener)

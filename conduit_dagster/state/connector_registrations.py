@@ -205,8 +205,8 @@ class Registry:
             insert(self._connection, consumers, [{"pipeline": self._id, "consumer": consumer, **fresh}])
             record_event(self._connection, self._id, "consumer_added", consumer=consumer)
 
-    def retire(self, present: set[str]) -> list[str]:
-        """Retire consumers that are no longer in the file; return their names.
+    def retire(self, present: set[str]) -> None:
+        """Retire consumers that are no longer in the file.
 
         Their open deliveries become void, and so does a planned step that names one: if the consumer were restored,
         that step would send it records that it also gets as a new consumer. For the same reason, letters that only it
@@ -228,7 +228,6 @@ class Registry:
             forget_missed(self._connection, self._id, gone)
         for name in gone:
             record_event(self._connection, self._id, "consumer_retired", consumer=name, **given_up[name])
-        return gone
 
     def _given_up(self, consumer: str) -> dict[str, int]:
         """Return the prepared step whose delivery becomes void, and how many of its records are not known to be

@@ -53,15 +53,12 @@ class LetterIndex:
         # by name is by task. Letters of refused records have files too, but none before all of these are indexed
         for row in connection.execute(sa.select(dead_letter_parts).where(*mine).order_by(column.step, column.part)):
             if plan is None or plan.step != row.step:
-                plan, first = self._plan(connection, row.step), 0
+                text = sa.select(steps.c.plan).where(steps.c.pipeline == self._id, steps.c.step == row.step)
+                plan, first = decode(connection.execute(text).scalar_one(), Plan), 0
             if row.indexed < row.letters:
                 found.append(UnindexedPart(plan, row.part, row.letters, row.indexed, first))
             first += row.letters
         return found
-
-    def _plan(self, connection: sa.Connection, step: int) -> Plan:
-        mine = (steps.c.pipeline == self._id, steps.c.step == step)
-        return decode(connection.execute(sa.select(steps.c.plan).where(*mine)).scalar_one(), Plan)
 
     def add(self, part: UnindexedPart, line: int, rows: Sequence[DeadLetter]) -> None:
         """Add the rows of a file's next letters, which begin at row ``line``; those of a replay fail again."""

@@ -122,28 +122,20 @@ def load(connection: sa.Connection, pipeline: str) -> PipelineState:
     state = PipelineState(row["next_step"], row["window"])
     for source in connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings():
         state.sources[source["source"]] = SourceState(
-            source["generation"], _unit(source["unit"]), json.loads(source["position"]), source["records"]
+            source["generation"], json.loads(source["unit"]), json.loads(source["position"]), source["records"]
         )
+        # of a dropped reader, not part of the identity of the data
+        state.sources[source["source"]].unit.pop(DROPPED, None)
     for consumer in connection.execute(sa.select(consumers).where(consumers.c.pipeline == pipeline)).mappings():
         if consumer["target"]:
             state.targets[consumer["consumer"]] = json.loads(consumer["target"])
-    state.open_steps = _open_steps(connection, pipeline)
-    state.last_plan = _last_plan(connection, pipeline)
-    state.decided, state.memory = _memory(connection, pipeline)
-    return state
-
-
-def _unit(text: str) -> dict[str, Any]:
-    """Return the identity of the data, without the mark of a dropped reader, which is not part of it."""
-    unit = json.loads(text)
-    unit.pop(DROPPED, None)
-    return unit
-
-
-def _open_steps(connection: sa.Connection, pipeline: str) -> list[OpenStep]:
     mine = (steps.c.pipeline == pipeline, steps.c.state.in_(OPEN))
     rows = connection.execute(sa.select(steps).where(*mine).order_by(steps.c.step)).mappings().all()
-    return [_open_step(connection, pipeline, row) for row in rows]
+    state.open_steps = [_open_step(connection, pipeline, row) for row in rows]
+    state.last_plan = _last_plan(connection, pipeline)
+    state.decided, decision = _decided(connection, pipeline)
+    state.memory = {} if decision is None else decision.memory
+    return state
 
 
 def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
@@ -173,11 +165,6 @@ def _sent(row: Any) -> int:
 
 def _progress(row: Any) -> DeliveryProgress:
     return decode(row["pending"], DeliveryProgress) if row["pending"] else DeliveryProgress(row["handled"])
-
-
-def _memory(connection: sa.Connection, pipeline: str) -> tuple[int, dict[str, ProcessorState]]:
-    step, decision = _decided(connection, pipeline)
-    return step, {} if decision is None else decision.memory
 
 
 def _decided(connection: sa.Connection, pipeline: str) -> tuple[int, Decision | None]:

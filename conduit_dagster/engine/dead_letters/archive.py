@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -22,7 +22,6 @@ from conduit_dagster.json_values import writable
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
-from conduit_dagster.sdk.staging import discard_file
 from conduit_dagster.sink import Sink
 from conduit_dagster.state.steps import LetterPart
 
@@ -246,15 +245,6 @@ class Archive:
     def sync(self) -> None:
         """Make the names of files durable, before the index refers to them."""
         storage.sync_levels(self.folder, _DEPTH)
-
-    def names(self) -> list[str]:
-        """Return the names of all files in the folder."""
-        return storage.files(self.folder)
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files that no index names."""
-        for name in names:
-            discard_file(storage.join(self.folder, name))
 
     @contextmanager
     def _opened(self, part: str) -> Generator[Any]:

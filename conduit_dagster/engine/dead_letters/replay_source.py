@@ -168,19 +168,15 @@ class _Run(NamedTuple):
 def _runs(chosen: Sequence[ChosenLetter]) -> Iterator[_Run]:
     run: _Run | None = None
     for one in chosen:
-        if run is not None and one == run_end(run):
-            run = run._replace(letters=run.letters + 1)
-            continue
         if run is not None:
+            number, line = run.number + run.letters, run.line + run.letters
+            if one == ChosenLetter(run.step, number, run.part, line, run.node, run.missed):
+                run = run._replace(letters=run.letters + 1)
+                continue
             yield run
         run = _Run(one.part, one.node, one.missed, one.step, one.number, one.line, 1)
     if run is not None:
         yield run
-
-
-def run_end(run: _Run) -> ChosenLetter:
-    """Return the letter that would continue the run."""
-    return ChosenLetter(run.step, run.number + run.letters, run.part, run.line + run.letters, run.node, run.missed)
 
 
 class Place(NamedTuple):

@@ -58,12 +58,11 @@ def open_deliveries(database: sa.Engine, pipeline: str) -> dict[str, Facts]:
         return {}
     step, decision = found
     waiting = (one.consumer for one in decision.deliveries if one.consumer not in step.delivered)
-    return {name: _so_far(step, step.progress.get(name, DeliveryProgress())) for name in waiting}
-
-
-def _so_far(step: OpenStep, progress: DeliveryProgress) -> Facts:
-    handled = progress.handled
-    return {"step": step.plan.step, "handled": handled, "delivered": handled - progress.refused}
+    known = {name: step.progress.get(name, DeliveryProgress()) for name in waiting}
+    return {
+        name: {"step": step.plan.step, "handled": one.handled, "delivered": one.handled - one.refused}
+        for name, one in known.items()
+    }
 
 
 def _in_source(source: str, offset: int | None, end: tuple[int, int]) -> Facts:

@@ -123,10 +123,6 @@ class _Move:
     """Next offset of each log whose consumers move as well."""
     skipped: Skipped
 
-    @property
-    def is_forward(self) -> bool:
-        return self.skipped.forward is not False
-
 
 def rewind(
     lock: PipelineLock,
@@ -150,7 +146,7 @@ def rewind(
     name = chosen("source", members.get(source, source) if source else None, names, lock.id)
     move = _move(lock, database, state, name, wish)
     same = move.position == move.state.position
-    if not same and move.is_forward and not force:
+    if not same and move.skipped.forward is not False and not force:
         raise _forward(lock, move)
     generation = move.state.generation
     letters = 0 if same else _open_letters(lock, database, move)
