@@ -6,8 +6,9 @@ stop.
 """
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import dagster as dg
@@ -137,23 +138,34 @@ class _Reports:
             context.log_event(dg.AssetObservation(self.of(one.id).of(asset), description=text, metadata=about))
 
 
+def _interruptible(work: Callable[..., None]) -> Callable[..., None]:
+    """Make a function an op's body, which a signal ends between its steps only (:class:`Interruptible`)."""
+
+    @wraps(work)
+    def run(context: dg.OpExecutionContext, config: OperatorConfig, conduit_state: StateResource) -> None:
+        with Interruptible(_PATIENCE) as running:
+            running.run(config.pipeline, lambda: work(context, config, conduit_state))
+
+    return run
+
+
 def _start_op(reports: _Reports) -> dg.OpDefinition:
-    def work(context: dg.OpExecutionContext, config: StartConfig, conduit_state: StateResource) -> None:
+    @dg.op(name=f"{GROUP}__start_pipeline")
+    @_interruptible
+    def start_pipeline(context: dg.OpExecutionContext, config: StartConfig, conduit_state: StateResource) -> None:
+        """Request a start: the lifecycle sensor launches the run."""
         with _operating(context, config, conduit_state, config.accept_new_state) as one:
             asked = one.start(operator_of(context))
             reports.report(context, one, ACKS, start_summary(one.id, asked), {"asked": asked})
-
-    @dg.op(name=f"{GROUP}__start_pipeline")
-    def start_pipeline(context: dg.OpExecutionContext, config: StartConfig, conduit_state: StateResource) -> None:
-        """Request a start: the lifecycle sensor launches the run."""
-        with Interruptible(_PATIENCE) as running:
-            running.run(config.pipeline, lambda: work(context, config, conduit_state))
 
     return start_pipeline
 
 
 def _stop_op(reports: _Reports) -> dg.OpDefinition:
-    def work(context: dg.OpExecutionContext, config: StopConfig, conduit_state: StateResource) -> None:
+    @dg.op(name=f"{GROUP}__stop_pipeline")
+    @_interruptible
+    def stop_pipeline(context: dg.OpExecutionContext, config: StopConfig, conduit_state: StateResource) -> None:
+        """Stop a pipeline wherever it runs, and wait for its end."""
         with _operating(context, config, conduit_state) as one:
             stopped = one.stop(operator_of(context), config.force)
             reports.report(context, one, ACKS, stop_summary(one.id, stopped, one.status), {"stopped": stopped})
@@ -161,17 +173,14 @@ def _stop_op(reports: _Reports) -> dg.OpDefinition:
                 # a pending restart is cancelled as well
                 log_check(context, reports.of(one.id), stopped_verdict())
 
-    @dg.op(name=f"{GROUP}__stop_pipeline")
-    def stop_pipeline(context: dg.OpExecutionContext, config: StopConfig, conduit_state: StateResource) -> None:
-        """Stop a pipeline wherever it runs, and wait for its end."""
-        with Interruptible(_PATIENCE) as running:
-            running.run(config.pipeline, lambda: work(context, config, conduit_state))
-
     return stop_pipeline
 
 
 def _rewind_op(reports: _Reports) -> dg.OpDefinition:
-    def work(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
+    @dg.op(name=f"{GROUP}__rewind_source")
+    @_interruptible
+    def rewind_source(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
+        """Continue a source from another position."""
         with _operating(context, config, conduit_state, config.accept_new_state) as one:
             target, wanted = config.target(), config.resent()
             with _held(context, conduit_state, one) as held:
@@ -183,28 +192,19 @@ def _rewind_op(reports: _Reports) -> dg.OpDefinition:
             asset, summary = ("source", rewind_summary) if wanted is None else ("destination", send_again_summary)
             reports.report(context, one, facts[asset], summary(facts), facts)
 
-    @dg.op(name=f"{GROUP}__rewind_source")
-    def rewind_source(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
-        """Continue a source from another position."""
-        with Interruptible(_PATIENCE) as running:
-            running.run(config.pipeline, lambda: work(context, config, conduit_state))
-
     return rewind_source
 
 
 def _compact_op(reports: _Reports) -> dg.OpDefinition:
-    def work(context: dg.OpExecutionContext, config: CompactConfig, conduit_state: StateResource) -> None:
+    @dg.op(name=f"{GROUP}__compact_log")
+    @_interruptible
+    def compact_log(context: dg.OpExecutionContext, config: CompactConfig, conduit_state: StateResource) -> None:
+        """Remove entries from the commit log that every consumer has handled."""
         with _operating(context, config, conduit_state) as one:
             with _held(context, conduit_state, one) as held:
                 logs = compact(*held, config.source, config.dry_run)
             facts: Facts = {"pipeline": one.id, "logs": logs, "dry_run": config.dry_run}
             reports.report(context, one, ACKS, compact_summary(facts), facts)
-
-    @dg.op(name=f"{GROUP}__compact_log")
-    def compact_log(context: dg.OpExecutionContext, config: CompactConfig, conduit_state: StateResource) -> None:
-        """Remove entries from the commit log that every consumer has handled."""
-        with Interruptible(_PATIENCE) as running:
-            running.run(config.pipeline, lambda: work(context, config, conduit_state))
 
     return compact_log
 
