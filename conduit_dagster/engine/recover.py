@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import msgspec
 import structlog
@@ -12,6 +11,7 @@ import structlog
 from conduit_dagster.commit_log.entries import Batch, decode_entries
 from conduit_dagster.commit_log.segment_files import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
+from conduit_dagster.commit_log.splits import LogManifest
 from conduit_dagster.engine.acks import newest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery, progress_of
@@ -28,7 +28,6 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, ResumeState, Source, Target
-from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.overview import collection_rows
 from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, DeliveryProgress, Plan, StagedDelivery
@@ -247,16 +246,15 @@ def resume_sources(context: StepContext) -> None:
 class _Resuming:
     def __init__(self, context: StepContext, node: SourceNode) -> None:
         self._context, self._id, self._source = context, node.id, node.source
-        self._is_logged = context.pipeline.program.log == "records"
-        self._log = LogStore(context.name)
-        self._folder = LogFolder(context.settings.log, context.name, node.id)
+        folder = LogFolder(context.settings.log, context.name, node.id)
+        self._log = LogManifest(context.store.transactions.read, folder)
 
     def state(self) -> ResumeState:
         modes = self._handled_modes()
-        if not self._is_logged:
+        if self._context.pipeline.program.log != "records":
             position = self._context.state.sources[self._id].position
             return ResumeState(position, None, modes | self._own_modes(position))
-        logged = self._context.store.transactions.read(lambda connection: self._log.state(connection, self._id))
+        logged = self._log.state()
         try:
             modes |= self._logged_modes()
             last = self._last(logged.next_offset)
@@ -294,8 +292,4 @@ class _Resuming:
         return next((entry.record for entry in entries), None)
 
     def _batches(self, start: int, columns: list[str] | None = None) -> Iterator[Batch]:
-        return read_current(self._folder, self._parts, start, None, columns)
-
-    def _parts(self, start: int, stop: int | None) -> list[LogPart]:
-        read = partial(self._log.parts, source=self._id, start=start, stop=stop)
-        return self._context.store.transactions.read(read)
+        return read_current(self._log.folder, self._log.parts, start, None, columns)
