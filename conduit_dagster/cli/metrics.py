@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from prometheus_client.registry import Collector
 
-    from conduit_dagster.metrics.collectors import Lags, LiveMetrics, MetricsServer, SourceId
+    from conduit_dagster.metrics.collectors import Lags, LiveMetrics, MetricsServer, SourceId, StoredMetrics
     from conduit_dagster.metrics.source_lag import SourceLag
 
 Address = Annotated[
@@ -35,23 +35,28 @@ _ENDS: Final = (signal.SIGINT, signal.SIGTERM)
 def metrics(address: Address = None, paths: Paths = None) -> Outcome:
     """Print or serve the metrics of all pipelines of the project. PATH: files elsewhere, for the lag."""
     from conduit_dagster.cli.terminal import configure_logs
-    from conduit_dagster.metrics.collectors import StoredMetrics
     from conduit_dagster.state.claim import existing_store, project_store
 
+    paths = paths or []
     project = current_project()
     configure_logs(project.settings.log)
-    store = existing_store(project) if address is None else project_store(project)
+    if address is not None:
+        return _serve(address, _stored(project_store(project), paths, _SCRAPE))
+    store = existing_store(project)
     if store is None:
         return Outcome("", {"metrics": []})
-    stored = StoredMetrics(store, _lags(store, paths or [], BY_HAND if address is None else _SCRAPE))
-    return _page(stored) if address is None else _serve(address, stored)
+    return _page(_stored(store, paths, BY_HAND))
+
+
+def _stored(store: sa.Engine, paths: list[str], seconds: float) -> StoredMetrics:
+    """``seconds``: how long all sources together have to tell their lag."""
+    from conduit_dagster.metrics.collectors import StoredMetrics
+
+    return StoredMetrics(store, _lags(store, paths, seconds))
 
 
 def _lags(store: sa.Engine, paths: list[str], seconds: float) -> Lags:
-    """Return a function that asks sources for their lag, as the pipelines' files define them now.
-
-    ``seconds``: how long all sources together have to tell it.
-    """
+    """Return a function that asks sources for their lag, as the pipelines' files define them now."""
     from conduit_dagster.engine.registering import attach_kept_to_look
     from conduit_dagster.metrics.source_lag import source_lags
 
