@@ -220,7 +220,7 @@ class _Run:
     def run(self, spark: "SparkSession") -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
         stop = self._request.stop
         longest = self._bound.config.delivery.shutdown_timeout + _AFTER_STOP
-        with Signals() as signals, ExitWatchdog(signals, longest):
+        with Signals() as signals, ExitWatchdog(stop, longest):
             watcher = StopWatcher((self._context.instance, self._context.run.run_id), stop, signals, self._end_after)
             self._reporter.begin()
             result = self._move(spark, watcher)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -19,7 +21,9 @@ from conduit_dagster.secret_values import hide
 
 log = structlog.get_logger("conduit.dagster")
 _ASK_EVERY = 10.0
-_LOOK = 0.1
+_ANSWER = 5.0
+"""Seconds within which the main thread answers a signal, unless it hangs."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
 _HUNG = 1
 """Exit code of a process that was ended because its stop hung."""
 _Handler = Callable[[int, FrameType | None], Any] | int | None
@@ -38,7 +42,7 @@ class Signals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _STOPPING:
                 self._before[number] = signal.signal(number, self._caught)
         return self
 
@@ -53,34 +57,71 @@ class Signals:
 
 
 class ExitWatchdog:
-    """Watchdog that ends the process if a stop hangs beyond the engine's control, as in an unresponsive state store.
+    """Watchdog over a stop that the main thread can't carry out, as while it hangs in a call of Dagster's storage.
 
-    The engine abandons a hanging run after the shutdown timeout; this covers Dagster's side. Nothing is lost: the next
-    run recovers as after a kill, and Dagster detects a run whose process has ended.
+    Python handles a signal in the main thread, once such a call returns, but writes its number into a pipe at once.
+    The watchdog requests the stop if the main thread doesn't, and ends the process if that hangs too: nothing is lost,
+    the next run recovers as after a kill, and Dagster detects a run whose process has ended. Enter it in the main
+    thread; in any other it watches nothing.
     """
 
-    def __init__(self, signals: Signals, seconds: float) -> None:
-        """``seconds`` count from the first signal."""
-        self._signals, self._seconds = signals, seconds
+    def __init__(self, stop: StopFlag, seconds: float) -> None:
+        """``seconds`` count from the first signal, or from the stop's request where that is later."""
+        self._stop, self._seconds = stop, seconds
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="last-resort", daemon=True)
+        self._restore: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if threading.current_thread() is threading.main_thread():
+            heard, told = os.pipe()
+            os.set_blocking(told, False)
+            before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+            thread = threading.Thread(target=self._watch, args=(heard,), name="last-resort", daemon=True)
+            thread.start()
+            self._restore = partial(self._leave, thread, (heard, told), before)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
+        self._restore()
 
-    def _watch(self) -> None:
-        while not self._signals.count:
-            if self._ended.wait(_LOOK):
-                return
-        if not self._ended.wait(self._seconds):
-            os.write(2, b"conduit-dagster: a stop hangs; the process ends, and the next run recovers\n")
-            os._exit(_HUNG)
+    def _leave(self, thread: threading.Thread, pipe: tuple[int, int], before: int) -> None:
+        signal.set_wakeup_fd(before)
+        self._ended.set()
+        os.write(pipe[1], b"\0")  # wakes the thread
+        thread.join()
+        for end in pipe:
+            os.close(end)
+
+    def _watch(self, heard: int) -> None:
+        count, first = 0, 0.0
+        while not self._ended.is_set():
+            left = self._left(count, first)
+            if left is not None and left <= 0:
+                os.write(2, b"conduit-dagster: a stop hangs; the process ends, and the next run recovers\n")
+                os._exit(_HUNG)
+            if select.select([heard], [], [], left)[0]:
+                first = first or time.monotonic()
+                count += sum(number in _STOPPING for number in os.read(heard, 100))
+            elif not self._is_answered(count):
+                self._answer(count)
+
+    def _left(self, count: int, first: float) -> float | None:
+        """Return the seconds to wait, after so many signals: for the main thread's answer, or until the end."""
+        if count == 0:
+            return None
+        if not self._is_answered(count):
+            return _ANSWER
+        return max(first, self._stop.since or 0.0) + self._seconds - time.monotonic()
+
+    def _is_answered(self, count: int) -> bool:
+        return self._stop.requested and (count < 2 or self._stop.forced)
+
+    def _answer(self, count: int) -> None:
+        self._stop.request("system")
+        if count > 1:
+            self._stop.force()
 
 
 class StopWatcher:

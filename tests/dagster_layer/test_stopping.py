@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sqlite3
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
-from conduit_dagster.assets.stopping import Signals, StopWatcher, was_terminated
+from conduit_dagster.assets.stopping import ExitWatchdog, Signals, StopWatcher, was_terminated
 from conduit_dagster.engine.stop import StopFlag
 
 
@@ -41,6 +46,56 @@ def test_a_signal_is_counted_and_raises_nothing() -> None:
         os.kill(os.getpid(), signal.SIGINT)
     assert signals.count == 2
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)])
+def test_a_signal_stops_also_while_dagsters_storage_hangs(
+    signals: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's handler does not run while the main thread is in a call that does not return."""
+    monkeypatch.setattr("conduit_dagster.assets.stopping._ANSWER", 0.05)
+    stop, storage = StopFlag(), tmp_path / "storage.db"
+    holder = sqlite3.connect(storage, isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN EXCLUSIVE")
+
+    def interrupt() -> None:
+        for number in signals:
+            os.kill(os.getpid(), number)
+        stop.wait(20)
+        if len(signals) > 1:
+            stop.wait_forced(20)
+        holder.execute("COMMIT")
+
+    with Signals(), ExitWatchdog(stop, 60), ThreadPoolExecutor(1) as pool:
+        pool.submit(interrupt)
+        sqlite3.connect(storage, timeout=30).execute("CREATE TABLE runs (id)")
+    assert (stop.requested, stop.reason, stop.forced) == (True, "system", len(signals) > 1)
+    holder.close()
+
+
+HANGING = """
+import sqlite3, sys
+from conduit_dagster.assets import stopping
+from conduit_dagster.engine.stop import StopFlag
+stopping._ANSWER, stop = 0.05, StopFlag()
+holder = sqlite3.connect(sys.argv[1], isolation_level=None)
+holder.execute("BEGIN EXCLUSIVE")
+with stopping.Signals(), stopping.ExitWatchdog(stop, 0.1):
+    print("ready", flush=True)
+    sqlite3.connect(sys.argv[1], timeout=60).execute("CREATE TABLE runs (id)")
+"""
+
+
+def test_a_process_ends_whose_main_thread_hangs(tmp_path: Path) -> None:
+    """As in a call of Dagster's storage."""
+    words = [sys.executable, "-c", HANGING, str(tmp_path / "storage.db")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "a stop hangs" in said
 
 
 def test_a_signal_alone_stops_as_the_system(run: Run) -> None:
