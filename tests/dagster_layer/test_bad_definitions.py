@@ -84,6 +84,27 @@ def test_a_pipeline_named_as_a_job_or_an_op_is_refused_alone(folder: Folder, nam
     assert f"{name}/out" not in keys
 
 
+def test_a_users_asset_named_as_a_pipeline_needs_an_op_of_another_name(folder: Folder) -> None:
+    """As docs/existing-project.md says."""
+    folder.write("orders.yaml", _pipeline("orders"))
+
+    @dg.asset
+    def orders() -> None: ...
+
+    @dg.multi_asset(name="orders_table", specs=[dg.AssetSpec("orders", deps=[dg.AssetKey(["orders", "out"])])])
+    def orders_table() -> None: ...
+
+    def loaded(theirs: dg.AssetsDefinition) -> dg.Definitions:
+        merged = dg.Definitions.merge(definitions.load_pipelines(folder.root), dg.Definitions(assets=[theirs]))
+        dg.Definitions.validate_loadable(merged)
+        return merged
+
+    with pytest.raises(dg.DagsterInvalidDefinitionError, match=r"'orders'.*'__ASSET_JOB' and in job 'orders'"):
+        loaded(orders)
+    keys = loaded(orders_table).resolve_asset_graph().get_all_asset_keys()
+    assert {dg.AssetKey("orders"), dg.AssetKey(["orders", "out"])} <= set(keys)
+
+
 def test_a_file_whose_name_is_not_text(folder: Folder) -> None:
     folder.write("good.yaml", _pipeline("good"))
     Path(os.fsdecode(os.fsencode(folder.root / "pipelines") + b"/b\xe9.yaml")).write_text("a: [\n")
