@@ -37,7 +37,6 @@ from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.redaction import MASK
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.field_reference import Reference
-from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.secret_values import hide
 
 log = structlog.get_logger("conduit.dagster")
@@ -46,6 +45,9 @@ _CONTENTS_SECONDS = 2.0
 _LONGEST_PAUSE = 31
 """Most looks at the contents of destinations that are left out after one that took too long."""
 _LONGEST_CELL = 200
+_STORAGE_SECONDS = 30.0
+"""Seconds at the end of a run until Dagster's storage must answer."""
+_STORAGE_PAUSE = 0.5
 Metadata = dict[str, Any]
 
 
@@ -236,7 +238,7 @@ class RunReporter:
         """Log every check at once; otherwise the UI shows it as in progress for as long as the run lasts."""
         try:
             self._check(self._verdicts(self._observer.snapshot(), None))
-        except ConduitError as error:  # the run itself reports what is wrong with the state store
+        except Exception as error:  # noqa: BLE001  # a tick tries again; the run reports what is wrong with the state store
             log.warning("events could not be written", pipeline=self._bound.id, cause=str(error))
 
     def tick(self) -> None:
@@ -273,8 +275,10 @@ class RunReporter:
         after it. A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
         A run of the pipeline alone with nothing new to tell materialises its acks only: an asset that is launched for
         each materialisation of a destination would be launched for nothing.
+        Dagster's storage is waited for a while, which would otherwise fail a run that has drained, or hide what failed.
         Raises ``ConduitError`` if the state store does not answer.
         """
+        self._await_storage()
         snapshot = self._observer.snapshot()
         self._check_sources(snapshot, result)
         if result.error is None:
@@ -287,6 +291,19 @@ class RunReporter:
         for verdict in found:
             yield as_result(self._keys, verdict)
         self._hidden.show(found, is_last=True)
+
+    def _await_storage(self) -> None:
+        until = time.monotonic() + _STORAGE_SECONDS
+        while True:
+            try:
+                self._context.instance.get_run_record_by_id(self._context.run.run_id)
+            except Exception as error:  # noqa: BLE001  # what it raises depends on the storage
+                if time.monotonic() >= until:
+                    return  # Dagster itself fails the run
+                log.warning("Dagster's storage does not answer", pipeline=self._bound.id, cause=hide(str(error)))
+                time.sleep(_STORAGE_PAUSE)
+            else:
+                return
 
     def _outputs(self, snapshot: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
         read = {self._keys.of(source.id) for source in self._bound.config.sources}
