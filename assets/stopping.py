@@ -96,12 +96,14 @@ class ExitWatchdog:
 
     def _watch(self, heard: int) -> None:
         count, first = 0, 0.0
+        told = select.poll()  # takes a descriptor of any number
+        told.register(heard, select.POLLIN)
         while not self._ended.is_set():
             left = self._left(count, first)
             if left is not None and left <= 0:
                 os.write(2, b"conduit-dagster: a stop hangs; the process ends, and the next run recovers\n")
                 os._exit(_HUNG)
-            if select.select([heard], [], [], left)[0]:
+            if told.poll(None if left is None else left * 1000):
                 first = first or time.monotonic()
                 count += sum(number in _STOPPING for number in os.read(heard, 100))
             elif not self._is_answered(count):
