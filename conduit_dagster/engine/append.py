@@ -15,6 +15,7 @@ from conduit_dagster.commit_log.segment_files import PartFile
 from conduit_dagster.commit_log.segment_layout import Written
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.log_writer import encode_loggable
+from conduit_dagster.engine.plugin_results import require_new
 from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.spark_tasks import quiet_collector
@@ -37,6 +38,8 @@ class AppendTask(msgspec.Struct, frozen=True):
     """Offset of the first entry."""
     folder: str
     """URL of the segment."""
+    after: Any = None
+    """Position of the last logged record of a plugin's source that can't be read twice; None if nothing is to check."""
 
 
 class AppendJob(msgspec.Struct, frozen=True):
@@ -138,6 +141,8 @@ class _Appending:
         return self._report
 
     def _block(self, block: Block) -> None:
+        if self._task.after is not None:
+            require_new(self._source_node.node, block, self._task.after)
         self._report.boundary = block.boundary(len(block.records) - 1)
         records, nacks = self._processed(block)
         if records:

@@ -22,6 +22,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split
+from conduit_dagster.sdk.promises import is_built_in
 from conduit_dagster.state.log_store import ActiveSegment, LogPart, LogState, LogStore
 
 log = structlog.get_logger("conduit.engine")
@@ -156,8 +157,11 @@ class Appender:
         slots = 1 if alone or node.id in self._miscounted else self._settings.slots()
         splits = self.split(append, slots)
         groups = [splits] if alone else _grouped(splits, slots)
+        once = append.offset > 0 and not (node.source.replayable or is_built_in(type(node.source)))
+        after = append.start if once else None
         return [
-            AppendTask(node.id, group, append.offset + (0 if alone else group[0].ordinal), folder) for group in groups
+            AppendTask(node.id, group, append.offset + (0 if alone else group[0].ordinal), folder, after)
+            for group in groups
         ]
 
     @property

@@ -13,6 +13,7 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     MISCOUNTED,
+    Block,
     Dataset,
     Destination,
     Limit,
@@ -273,14 +274,28 @@ def own_positions(node: str, records: list[Record], before: Position) -> Positio
     return positions[-1]
 
 
-def _position_error(node: str, message: str) -> FatalError:
+def require_new(node: str, block: Block, after: Position) -> None:
+    """Raise ``FatalError`` (``source.position_invalid``) if a block has the record whose position is ``after``.
+
+    It was read before, and so were all in front of it: nothing of this read may count.
+    """
+    for place in range(len(block.records)):
+        boundary = block.boundary(place)
+        if boundary == after or (isinstance(boundary, tuple) and list(cast("Any", boundary)) == after):
+            raise _position_error(
+                node,
+                f"read() gave the record at {json.dumps(after)[:100]} again, after which it was to go on",
+                "split.start is what initial() gave, or the position of the last record that was read, whatever"
+                " latest() gave: make read() begin right after it",
+            )
+
+
+_A_POSITION: Final = "a position is a JSON value for the place right after one record: text, a number, a list or a dict"
+
+
+def _position_error(node: str, message: str, fix: str = _A_POSITION) -> FatalError:
     """Return the error for a mistake in a source's positions."""
-    return FatalError(
-        message,
-        code="source.position_invalid",
-        node=node,
-        fix="a position is a JSON value for the place right after one record: text, a number, a list or a dict",
-    )
+    return FatalError(message, code="source.position_invalid", node=node, fix=fix)
 
 
 def owned_fix(thing: str) -> str:

@@ -73,3 +73,43 @@ def test_one_that_json_changes_is_taken_as_it_comes_back(lab: Lab, latest: str) 
     for _ in range(2):
         assert run(lab, initial="[0, 0]", latest=latest).error is None
     assert [row["i"] for row in lab.documents("out.jsonl")] == [0, 1, 2]
+
+
+QUEUE = """
+from conduit_dagster.sdk import Block, Record, Source, Split
+
+
+class Counted(Source):
+    name = "counted"
+    replayable = False
+    asked = 0
+
+    def initial(self):
+        return {"n": 0}
+
+    def latest(self, start, limit, horizon=None):
+        self.asked += 1
+        return {"n": 5} if self.asked < 4 else start
+
+    def split(self, start, end, n):
+        return [Split(start, 0)]
+
+    def read(self, split, options):
+        for i in range(split.start.get("n", 0), 5):
+            yield BLOCK
+"""
+
+
+@pytest.mark.parametrize("block", ["[record(i)]", "Block.of([record(i)])"])
+def test_a_source_that_does_not_know_its_records_positions_as_a_start_does_not_begin_anew(lab: Lab, block: str) -> None:
+    """``latest`` counts, records have ids: each read began at the first record, without end."""
+    (lab.root / "plugins").mkdir()
+    made = block.replace("record(i)", 'Record({"id": f"m{i}"}, {}, {"i": i})')
+    (lab.root / "plugins" / "counted.py").write_text(QUEUE.replace("BLOCK", made))
+    source = {"id": "in", "type": "source", "plugin": "counted", "settings": {}}
+    lab.pipeline(connectors=[source, destination()])
+    error = lab.run().error
+    assert error is not None
+    assert (error.code, error.fatal, error.node) == ("source.position_invalid", True, "p:in")
+    assert 'the record at {"id": "m4"} again' in error.message
+    assert [row["i"] for row in lab.documents("out.jsonl")] == [0, 1, 2, 3, 4]
