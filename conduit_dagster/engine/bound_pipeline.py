@@ -172,6 +172,7 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins, upstreams: Upst
         plugins.texts if any(is_of_project(kind) for kind in own) else {},
         redact=list(config.redact),
         installed=not all(is_of_project(kind) for kind in own),
+        packages=dict(plugins.packages[kind] for kind in own if kind in plugins.packages),
     )
 
 

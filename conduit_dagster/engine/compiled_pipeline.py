@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from conduit_dagster.sdk.context import IdempotencyKeys
 from conduit_dagster.sdk.processor import StatefulProcessor
 from conduit_dagster.sdk.promises import keeps
 from conduit_dagster.secret_values import hide, remember, remember_credentials
+from conduit_dagster.spark.explain import version_differs
 from conduit_dagster.spark.sql.query import SqlQuery
 
 DEAD_LETTERS = "dead_letters"
@@ -147,8 +149,17 @@ def compile_program(
     found.
     """
     _remember_secrets(program)
-    maker = _Maker(program, plugins or load_plugins(program.plugins, program.installed), instead or {})
-    return maker.pipeline()
+    if plugins is None:
+        plugins = load_plugins(program.plugins, program.installed)
+        _require_same_packages(program, plugins)
+    return _Maker(program, plugins, instead or {}).pipeline()
+
+
+def _require_same_packages(program: Program, plugins: Plugins) -> None:
+    """Raise ``FatalError`` (``spark.version_differs``) if a task has another version of a package than the driver."""
+    for name, version in dict(plugins.packages.values()).items():
+        if (planned := program.packages.get(name, version)) != version:
+            raise version_differs(f"{name} {version}", planned)
 
 
 def _remember_secrets(program: Program) -> None:
@@ -212,7 +223,7 @@ class _Maker:
     def _source_node(self, spec: ConnectorSpec) -> SourceNode:
         kind = SOURCES.find(spec.plugin, self._plugins.sources)
         if kind is None:
-            raise _missing(SOURCES, spec.plugin, self._plugins.sources)
+            raise self._missing(SOURCES, spec.plugin, self._plugins.sources)
         node = node_id(self._program.pipeline, spec.id)
         with _naming(node):
             source = set_up(kind, spec.settings, self._context(spec))
@@ -225,7 +236,7 @@ class _Maker:
     def _destination_node(self, spec: ConnectorSpec, consumer: str = "") -> DestinationNode:
         kind = DESTINATIONS.find(spec.plugin, self._plugins.destinations)
         if kind is None:
-            raise _missing(DESTINATIONS, spec.plugin, self._plugins.destinations)
+            raise self._missing(DESTINATIONS, spec.plugin, self._plugins.destinations)
         node = node_id(self._program.pipeline, spec.id)
         with _naming(node):
             destination = set_up(kind, spec.settings, self._context(spec))
@@ -243,12 +254,22 @@ class _Maker:
     def _processor(self, spec: ProcessorSpec, consumer: str) -> Processor:
         kind = PROCESSORS.find(spec.plugin, self._plugins.processors)
         if kind is None:
-            raise _missing(PROCESSORS, spec.plugin, self._plugins.processors)
+            raise self._missing(PROCESSORS, spec.plugin, self._plugins.processors)
         context = ProcessorContext(
             self._program.pipeline, spec.node, self._clock, consumer, self._idempotency, self._redaction.record
         )
         with _naming(spec.node):
             return set_up(kind, spec.settings, context)
+
+    def _missing(self, kinds: BuiltinPlugins[Any], plugin: str, own: Mapping[str, type[Any]]) -> FatalError:
+        """Return the error for a plugin that the driver has, since it checked the file, and this process has not."""
+        told = "".join(f"; {error.file}: {error}" for error in self._plugins.errors)
+        return kinds.not_installed(plugin, own) or FatalError(
+            f"there is no {kinds.noun} {plugin} on {socket.gethostname()}, where a task runs{told}",
+            code="plugin.unknown",
+            fix="install the package that gives it wherever tasks run, in the driver's version;"
+            " a Spark server that was started before it was installed ends with conduit-dagster spark stop",
+        )
 
 
 @contextmanager
@@ -265,14 +286,6 @@ def _keys_read_by(destination: Destination) -> Keys:
     # a built-in's settings do not tell what a writer of the class that derives from it reads
     is_known = keeps(type(destination), "reads_keys", ("writer",)) or "reads_keys" not in vars(destination)
     return destination.reads_keys if is_known else Keys.ALL
-
-
-def _missing(kinds: BuiltinPlugins[Any], plugin: str, own: Mapping[str, type[Any]]) -> FatalError:
-    return kinds.not_installed(plugin, own) or FatalError(
-        f"there is no {kinds.noun} {plugin}",
-        code="plugin.unknown",
-        fix="run conduit-dagster validate for the nearest names",
-    )
 
 
 def close(kind: str, name: str, closing: Callable[[], object]) -> None:

@@ -35,6 +35,7 @@ _FIX = "fix the file; conduit-dagster validate --debug shows the traceback"
 _IMPORT = (
     "install the package wherever tasks run; a file in plugins/ can't import its neighbours: put all into one file"
 )
+_ONE_NAME = "uninstall one of the two packages; or write a class of that name in plugins/, which is taken before both"
 
 
 class PluginError(Exception):
@@ -45,7 +46,7 @@ class PluginError(Exception):
         self.file = file
         self.line = _line_in(file, error)
         self.trace = "".join(traceback.format_exception(error))
-        self.fix = _IMPORT if isinstance(error, ImportError) else _FIX
+        self.fix = _IMPORT if isinstance(error, ImportError) else getattr(error, "fix", _FIX)
 
 
 def _line_in(file: str, error: BaseException) -> int:
@@ -68,6 +69,8 @@ class Plugins:
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Module name to source text: loaded by tasks in place of files."""
     errors: list[PluginError] = field(default_factory=list[PluginError])
+    packages: dict[type[Any], tuple[str, str]] = field(default_factory=dict[type[Any], tuple[str, str]])
+    """The installed package of a class: its name and its version."""
 
 
 def read_plugins(root: Path, unreadable: list[PluginError] | None = None) -> dict[str, str]:
@@ -106,10 +109,7 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
 
     ``installed``: also load plugins of installed packages.
     """
-    found = Plugins(texts=dict(texts))
-    if installed:
-        _add_installed(found)
-    own = Plugins()
+    found, own = Plugins(texts=dict(texts)), Plugins()
     for name, text in texts.items():
         file = f"plugins/{name}.py"
         try:
@@ -119,6 +119,11 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
             continue
         for kind in kinds:
             _add_own(found, own, kind, file)
+    if installed:
+        _add_installed(found, own)
+    for kinds in (own.sources, own.destinations, own.processors):
+        for kind in kinds.values():
+            _add(found, kind)
     return found
 
 
@@ -134,7 +139,6 @@ def _add_own(found: Plugins, own: Plugins, kind: type[Any], file: str) -> None:
         found.errors.append(PluginError(file, error))
         return
     _add(own, kind)
-    _add(found, kind)
 
 
 def is_of_project(kind: type[Any]) -> bool:
@@ -156,30 +160,43 @@ def failure_of(error: Exception, plugins: Plugins) -> str | None:
     return f"{frame.f_code.co_filename}:{line}"
 
 
-def _add_installed(found: Plugins) -> None:
-    for name, kinds in _installed():
+def _add_installed(found: Plugins, own: Plugins) -> None:
+    """Add the classes of packages that no class of the project replaces; of two with one name, neither."""
+    givers = dict[type[Any], str]()
+    clashes = list[type[Any]]()
+    for name, package, kinds in _installed():
         if isinstance(kinds, BaseException):
             found.errors.append(PluginError(name, kinds))
             continue
         for kind in kinds:
+            other = _same_kind(found, kind).get(kind.name)
+            if other not in (None, kind) and kind.name not in _same_kind(own, kind):
+                # which one is first depends on the folder that Python looks in first: workers may take the other
+                message = f"the name {kind.name} is also that of {other.__name__} in {givers[other]}"
+                found.errors.append(PluginError(name, _PluginMistakeError(message, fix=_ONE_NAME)))
+                clashes.append(kind)
             _add(found, kind)
+            givers[kind], found.packages[kind] = name, package
+    for kind in clashes:
+        _same_kind(found, kind).pop(kind.name, None)
 
 
 @cache
-def _installed() -> list[tuple[str, list[type[Any]] | BaseException]]:
-    """Return the classes, or the error, of each entry point; imported once per process."""
-    found: list[tuple[str, list[type[Any]] | BaseException]] = []
+def _installed() -> list[tuple[str, tuple[str, str], list[type[Any]] | BaseException]]:
+    """Return the classes, or the error, of each entry point, with its package; imported once per process."""
+    found: list[tuple[str, tuple[str, str], list[type[Any]] | BaseException]] = []
     for point in entry_points(group=GROUP):
-        name = f"{point.dist.name if point.dist else 'a package'}: {point.name}"
+        package = (point.dist.name, point.dist.version) if point.dist else ("a package", "")
+        name = f"{package[0]}: {point.name}"
         try:
             thing = point.load()
             kinds = [thing] if inspect.isclass(thing) else list(_kinds(thing))
             for kind in kinds:
                 _require_usable(kind)
                 _require_free(kind)
-            found.append((name, kinds))
+            found.append((name, package, kinds))
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a package may raise anything while it is imported
-            found.append((name, error))
+            found.append((name, package, error))
     return found
 
 
@@ -224,9 +241,9 @@ _NO_GENERATOR = frozenset({"initial", "latest", "ack", "process", "process_block
 class _PluginMistakeError(TypeError):
     """Raised for a class that cannot work; ``line`` is the place in its file, 1 if unknown."""
 
-    def __init__(self, message: str, line: int = 1) -> None:
+    def __init__(self, message: str, line: int = 1, fix: str = _FIX) -> None:
         super().__init__(message)
-        self.line = line
+        self.line, self.fix = line, fix
 
 
 def _require_usable(kind: type[Any]) -> None:

@@ -72,6 +72,8 @@ class Program(msgspec.Struct, frozen=True):
     """Module name to source text."""
     installed: bool = False
     """Whether it uses plugins of installed packages."""
+    packages: dict[str, str] = {}
+    """Version of each installed package whose plugins it uses."""
     replay: Replay | None = None
     redact: list[str] = []
     """Fields that must not appear in any log, list, asset or error text."""
