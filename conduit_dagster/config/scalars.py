@@ -194,6 +194,8 @@ def _setting(value: Any) -> str:
     """Return a setting as text; numbers and booleans keep their spelling, an empty value becomes an empty text."""
     if isinstance(value, dict | list):
         fix = "a setting below another is written with a dot: sdk.record.format: template"
+        if isinstance(value, list):
+            fix = "write a list with commas, where the plugin takes one: a, b"
         raise refuse("a setting is a text, not a structure", expected="a text", fix=fix)
     if isinstance(value, bool):
         return str(value).lower()

@@ -31,6 +31,7 @@ from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.validation.cross_pipeline_rules import Upstreams, check_owners, link
 from conduit_dagster.engine.validation.pipeline_rules import NOT_YET_FIX, GuaranteeRules, PluginRules, not_yet
 from conduit_dagster.node_ids import node_id
+from conduit_dagster.recovery.classify import survivable
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.secret_values import masked
 
@@ -100,8 +101,9 @@ def bind(
         except ConduitError as error:
             pointer = _place_of(parsed.config, error.node or "")
             parsed.findings.append(parsed.finding(pointer, error.code, error.message, got=error.place, fix=error.fix))
-        except Exception as error:
-            if (place := failure_of(error, plugins)) is None:
+        except BaseException as error:
+            # a plugin that calls sys.exit must not end the check of all files, without a word
+            if survivable(error) is None or (place := failure_of(error, plugins)) is None:
                 raise
             message = masked(f"a plugin failed while it was checked, in {place}: {type(error).__name__}: {error}")
             trace = "".join(traceback.format_exception(error))

@@ -146,7 +146,7 @@ def is_of_project(kind: type[Any]) -> bool:
     return kind.__module__.startswith(f"{_PACKAGE}.")
 
 
-def failure_of(error: Exception, plugins: Plugins) -> str | None:
+def failure_of(error: BaseException, plugins: Plugins) -> str | None:
     """Return the line of a project's or installed plugin that raised this error, as ``FILE:LINE``; None if in none."""
     own = {
         kind.__module__

@@ -46,6 +46,21 @@ def test_all_of_them_are_tried_here(lab: Lab) -> None:
     assert names == {"cap", "receipt", "mailbox", "shelf", "hook", "ledger"}
 
 
+def test_the_page_says_how_structures_are_written(lab: Lab) -> None:
+    [text] = blocks("python", "class Settings", "headers.*")
+    base = "class Tagged(GeneratorSource):\n    name = 'tagged'\n    Settings = Settings"
+    made = f"{text}\nfrom conduit_dagster.connectors.generator.source import GeneratorSource\n\n{base}\n"
+    (lab.root / "plugins" / "tagged.py").write_text(made)
+    settings = {"topics": "a, b", "tls.ca": "ca.pem", "token": "t0ken", "headers.X-Tenant": "blue"}
+    build(lab, {"id": "in", "type": "source", "plugin": "tagged", "settings": settings}, destination())
+    catalogue = lab.catalogue()
+    assert catalogue.findings == []
+    [bound] = catalogue.bound
+    given: Any = bound.compiled.sources[0].source.settings
+    assert (given.topics, given.ca, given.headers) == (["a", "b"], "ca.pem", {"X-Tenant": "blue"})
+    assert "t0ken" not in repr(given)
+
+
 def ledger(lab: Lab) -> dict[int, dict[str, Any]]:
     with closing(sqlite3.connect(lab.root / "ledger.db")) as db:
         return {number: json.loads(text) for number, text in db.execute("select id, document from orders")}

@@ -114,3 +114,49 @@ def test_the_home_folder_as_a_shell_writes_it_is_told(tmp_path: Path, path: str)
     (tmp_path / "pipelines" / "p.yaml").write_text(text)
     [finding] = open_catalogue(Project.find(tmp_path)).findings
     assert (finding.code, finding.severity, finding.got, finding.line) == ("setting.home", "warning", path, 5)
+
+
+OWN = """
+from pydantic import BaseModel, field_validator
+from conduit_dagster.sdk import Processor, ProcessorSettings
+
+
+class Tls(BaseModel):
+    ca: str = ""
+
+
+class Settings(ProcessorSettings):
+    tls: Tls = Tls()
+    tags: list[str] = []
+    mode: str = ""
+
+    @field_validator("mode")
+    @classmethod
+    def _known(cls, mode: str) -> str:
+        raise SystemExit(3)
+
+
+class Own(Processor):
+    name = "own"
+    Settings = Settings
+
+    def process(self, record):
+        return record
+"""
+
+
+@pytest.mark.parametrize("settings", ["tls.ca: a", "tls: a", "tags: a"])
+def test_a_setting_that_no_text_can_be_tells_where_it_is_said_how(finds: Finds, tmp_path: Path, settings: str) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "own.py").write_text(OWN)
+    [finding] = finds(f"own, settings: {{{settings}}}")
+    assert finding.path.endswith(f"/settings/{settings.partition(':')[0]}")
+    assert "docs/plugins.md" in str(finding.fix)
+
+
+def test_a_validator_that_exits_is_a_finding(finds: Finds, tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "own.py").write_text(OWN)
+    [finding] = finds("own, settings: {mode: a}")
+    assert (finding.code, finding.severity) == ("plugin.failed", "error")
+    assert "plugins/own.py:18: SystemExit: 3" in finding.message

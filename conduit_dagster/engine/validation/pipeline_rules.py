@@ -29,6 +29,9 @@ _SDK_IGNORED = {
 _Kinds = tuple[BuiltinPlugins[Any], Mapping[str, type[Any]]]
 """The built-in plugins of one kind, and the others by name."""
 
+_STRUCTURES = frozenset(f"{kind}_type" for kind in ("list", "tuple", "set", "frozen_set", "dict", "model", "dataclass"))
+_TEXTS = "a setting is a text: see Settings in docs/plugins.md for how the plugin's own model makes {} of one"
+
 
 class _Rules:
     def __init__(self, parsed: ParsedPipeline, plugins: Plugins) -> None:
@@ -140,7 +143,8 @@ class PluginRules(_Rules):
             self._add(pointer, "setting.idle", f"it does nothing here: {why}", severity="warning", fix="remove it")
 
     def _unknown_setting(self, pointer: str, key: str, known: set[str], patterns: Sequence[str]) -> None:
-        fix = did_you_mean(key, known) or "remove it"
+        part = key.partition(".")[0]
+        fix = _TEXTS.format(part) if part in known and part != key else did_you_mean(key, known) or "remove it"
         message, expected = "no such setting; it is ignored", ", ".join(sorted({*known, *patterns})) or "no settings"
         self._add(
             pointer, "setting.unknown", message, severity=self._lax, got=key, expected=expected, fix=fix, on_key=True
@@ -161,7 +165,7 @@ class PluginRules(_Rules):
             str(flaw["msg"]).removeprefix("Value error, "),
             got=masked(self._parsed.written(pointer) or "") if key in settings else None,
             expected=context.get("expected"),
-            fix=context.get("fix"),
+            fix=context.get("fix") or (_TEXTS.format(key) if flaw["type"] in _STRUCTURES else None),
             column_offset=context.get("column") or 0,
         )
 
