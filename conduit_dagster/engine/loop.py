@@ -64,6 +64,8 @@ class StepLoop:
         self._log = StepLog(context, appender, self.stager) if appender is not None else None
         self.planner = StepPlanner(context, self._log)
         self._began: dict[int, float] = {}
+        self.kept: int | None = None
+        """The step with which the next run begins, if one was cut and could not be read again."""
 
     # -- line 3 -------------------------------------------------------------------------------------------------
 
@@ -128,6 +130,11 @@ class StepLoop:
                 failed = {failure.source: failure.ordinal for failure in staged.failures}
                 if any(ordinal >= cut_to.get(source, ordinal + 1) for source, ordinal in failed.items()):
                     raise refused  # behind its last record: no cut would be shorter
+                if not refused.fatal and any(not failed[source] for source in cut_to.keys() & failed.keys()):
+                    # it gives less each time that it is read, as a server does that limits requests: the cut step
+                    # stays planned, and is the first of the next run
+                    self.kept = plan.step
+                    raise refused
                 cut_to |= failed
                 shorter = cut_failed(plan, staged.failures, self._within, self._read_within)
             else:
@@ -250,7 +257,8 @@ class InFlightSteps:
         try:
             self._loop.finish(plan, staged)
         except BaseException:
-            self._fail(plan.step)
+            # its number is above all those that were staged ahead, which ended with the cut
+            self._fail(plan.step if self._loop.kept is None else self._loop.kept)
             raise
 
     def _fail(self, step: int) -> None:

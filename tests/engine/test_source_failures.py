@@ -70,6 +70,26 @@ class Uncounted(Numbers):
     knows_count = False
 
 
+class Limited(Numbers):
+    """Its server gives ten numbers, and then none to the next request."""
+
+    name = "limited"
+
+    def read(self, split, options):
+        path = Path(self.context.root, "reads")
+        reads = len(path.read_text()) if path.exists() else 0
+        path.write_text("." * (reads + 1))
+        left = 10 if reads % 2 == 0 else 0
+        for given in super().read(split, options):
+            records = getattr(given, "records", given)
+            if len(records) > left:
+                if left:
+                    yield records[:left]
+                raise ConnectionError("too many requests")
+            left -= len(records)
+            yield records
+
+
 class Once(Numbers):
     name = "once"
     replayable = False
@@ -127,6 +147,15 @@ def test_what_it_gave_before_is_delivered_and_acked(lab: Lab, plugin: str, log: 
     assert lab.run(parallelism=tasks).error is None
     assert values(lab) == list(range(20))
     assert acks(lab)[-1] == 20
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_one_that_gives_less_when_it_is_read_again_gets_on(lab: Lab, log: str) -> None:
+    """The cut step is read again at once, and a server that limits requests refuses that: each run began anew."""
+    build(lab, failing(plugin="limited", fail_at=99, count=18), log=log)
+    for got in (0, 10, 18):
+        assert (lab.run(parallelism=1).error is None) == (got == 18)
+        assert values(lab) == list(range(got))
 
 
 def test_nothing_before_it_leaves_just_the_error(lab: Lab) -> None:
